@@ -18,7 +18,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds soak wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -81,6 +81,9 @@ bench-client: $(SETUP) ## three servers under `vllm bench serve` [ARGS="--client
 
 bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)
+
+bench-pressure: $(SETUP) ## native vLLM, a fixed budget and eviction under pressure; 20 minutes
+	$(BIN)/vtoken bench pressure $(FORWARD) $(ARGS)
 
 bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all policies; an hour or more
 	$(BIN)/vtoken bench grounds $(FORWARD) $(ARGS)

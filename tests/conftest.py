@@ -6,6 +6,8 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,19 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("vtoken")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """One line before pytest's last one: which tests did not run, and how to run them."""
+    yield
+    skipped = Counter(
+        (report.nodeid.partition("::")[0], report.longrepr[2].removeprefix("Skipped: "))
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    said = [f"{num} of {path} ({why})" for (path, why), num in sorted(skipped.items())]
+    if said:
+        terminalreporter.write_line(f"did not run: {'; '.join(said)}")
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,11 @@ class Ragged:
         """A view of request `i`'s numbers."""
         return self.values[self.starts[i] : self.starts[i + 1]]
 
+    def followed_by(self, other: Ragged) -> Ragged:
+        """The numbers of these requests, then those of `other`'s."""
+        starts = np.append(self.starts, self.starts[-1] + other.starts[1:])
+        return Ragged(np.append(self.values, other.values), starts)
+
     def take(self, which: Ints) -> Ragged:
         """The numbers of the requests `which` [k], in that order."""
         first = self.starts[which]

@@ -101,6 +101,12 @@ class Operation(Call, tag="operation"):
     id: str
 
 
+class Change(Call, tag="change"):
+    """What became of the change that its caller named `id`."""
+
+    id: str
+
+
 class PatchConfig(Call, tag="patch_config"):
     """Apply a JSON merge patch atomically; `confirm_within_s` or a guard puts it on trial."""
 
@@ -132,6 +138,13 @@ class Compact(Call, tag="compact"):
     dry_run: bool = False
 
 
+class Forget(Call, tag="forget"):
+    """Let the tokens of `spans`, [start, end) of token ids, die before the request's others."""
+
+    request_id: str
+    spans: list[tuple[int, int]]
+
+
 AnyCall = (
     Describe
     | Status
@@ -146,19 +159,22 @@ AnyCall = (
     | Text
     | Events
     | Operation
+    | Change
     | PatchConfig
     | Undo
     | Confirm
     | Compact
+    | Forget
 )
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """One call, its actor, and its deadline."""
+    """One call, its actor, its deadline, and the id of a change."""
 
     call: AnyCall
     actor: str = "local"
     expires_ts: float | None = None  # the caller's timeout: do not execute the call after it
+    change_id: str | None = None  # names a call that changes something, see `Change`
 
     @property
     def op(self) -> str:

@@ -8,7 +8,8 @@ VTokenError
 ├── MirrorMismatchError     worker and scheduler disagree about a request
 ├── SelfTestError           the data path computes wrong results on this machine
 ├── UnsupportedError        a model, flag or vLLM version that vToken does not support
-└── ProfileError            a calibration profile that cannot be used
+├── ProfileError            a calibration profile that cannot be used
+└── MalformedError          bytes that are not the expected document, see `vtoken.documents`
 """
 
 from __future__ import annotations
@@ -46,14 +47,23 @@ class RefusedError(VTokenError):
 
 
 class UnknownRequestError(RefusedError):
-    """No running request has this id."""
+    """No running request has this id; `ended`: it has finished.
 
-    def __init__(self, request_id: str) -> None:
+    `num_kept`: how many finished requests the call could have found.
+    """
+
+    def __init__(self, request_id: str, *, ended: bool = False, num_kept: int = 0) -> None:
+        why, bound = f"no running request has the id {request_id!r}", "the id of a running request"
+        if ended:
+            why = f"the request {request_id!r} has finished, its tokens are gone"
+        if num_kept:
+            why += f", and none of the newest {num_kept:,} that finished"
+            bound += f", or of one of the newest {num_kept:,} that finished"
         super().__init__(
-            f"no running request has the id {request_id!r}",
+            why,
             field="request_id",
             value=request_id,
-            bound="the id of a running request, see GET /vtoken/v1/requests",
+            bound=f"{bound}, see GET /vtoken/v1/requests",
             status=404,
             title="Unknown request",
         )

@@ -32,15 +32,17 @@ ReclamationMode = Literal["auto", "paused", "off"]
 PlannerName = Literal["plug", "pack"]
 RoundRule = Literal["price", "paper"]
 EvictionPhase = Literal["decode", "prefill", "both"]
+EvictWhen = Literal["pressure", "always"]
 AdmissionRule = Literal["compressed", "stock"]
 PrefixSharing = Literal["skip", "index", "copy"]
-RequestState = Literal["running", "waiting", "preempted"]
+RequestState = Literal["running", "waiting", "preempted", "finished"]
 SchedulingState = Literal[
     "running",
     "paused_new",  # vLLM starts no new request
     "paused",  # vLLM schedules nothing
 ]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
+ChangeState = Literal["pending", "applied", "refused", "not_applied"]
 PatchOutcome = Literal[
     "in_force",  # the engine runs with it
     "accepted",  # desired; no step has run with it yet, `applied_at_step` will be the first
@@ -57,13 +59,16 @@ SlotState = Literal["live", "dead", "free"]
 Pinned = Literal["shared prefix", "hashed", "in flight", "none"]
 EventKind = Literal[
     "relocation",  # data: Relocation
-    "eviction",  # data: {"requests": n, "tokens": n, "policy": name}: summed over a step
+    # data: {"requests": n, "tokens": n, "given": n, "policy": name}: summed over a step; `given`
+    # of the tokens died because memory was short. With "forgotten": a client named so many tokens
+    # of "request_id" that die first
+    "eviction",
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
     # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and optionally
     # "overtaken": superseded revision that no step ran with, "trial": Trial that begins,
     # "reverted": revision that actor "trial" or "guard" took back, "kept": revision whose guard
-    # held to its end, "reason": why it was reverted or kept, with value and limit,
-    # "confirmed": revision
+    # did not revert it, "reason": why it was reverted or kept, with value and limit,
+    # "unevaluated": limits of that guard which never had a value, "confirmed": revision
     "config",
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
@@ -296,6 +301,28 @@ class Health(Doc):
     since_ts: float | None = None  # since when it is not ok, if known
 
 
+class MemoryPressure(Doc):
+    """Who needs blocks, and who gives tokens for them: requests under `evict_when: pressure`."""
+
+    near: bool  # requests may have to give soon, so their signals are computed
+    short_blocks: int  # that are needed, the headroom included, and not free
+    growth_blocks: int  # that running requests take within the next steps
+    asked_blocks: int  # that must be free for the first waiting request; others give for it
+    givers: int  # running requests that can give
+    givable_tokens: int  # that they can give in whole blocks, until each is at its floor
+    givable_blocks: int
+    given_tokens: int  # since the engine started
+    recent_tokens: int  # given in the last `window_s` seconds
+    recent_givers: int  # by this many requests
+    window_s: float
+    spared_tokens: int  # live, but dead by now under `evict_when: always`
+    preemptions_above_floor: int  # while somebody could have given a block
+    # Finished requests by the live share of their tokens at their end: upper bound -> how many have
+    # at most this share, and more than the bound before.
+    kept_shares: dict[str, int] = {}
+    kept_share_sum: float = 0.0
+
+
 class Status(Doc):
     schema: int
     vtoken_version: str
@@ -327,6 +354,7 @@ class Status(Doc):
     budget_ratio: float = 0.0  # above 0: a request's budget is this share of its prompt
     budget_floor_tokens: int = 0  # the least budget under `budget_ratio`
     canary: CanaryStatus | None = None  # None: off since the engine started
+    pressure: MemoryPressure | None = None  # None: no request gives, now or if one came
 
 
 class Geometry(Doc):
@@ -470,6 +498,21 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
         EvictionPhase,
         Meta(description="decode: once the prompt is computed; prefill: between its chunks; both"),
     ] = "decode"
+    evict_when: Annotated[
+        EvictWhen,
+        Meta(
+            description="pressure: for blocks that somebody needs, down to the budget at most; "
+            "always: whatever exceeds the budget"
+        ),
+    ] = "pressure"
+    evict_after_wait_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=3_600_000,
+            description="under pressure: how long a request waits before others lose tokens for it",
+        ),
+    ] = 0
     admission: Annotated[
         AdmissionRule,
         Meta(
@@ -576,6 +619,14 @@ class WhatIf(Doc):
     source_blocks: int = 0
     destination_blocks: int = 0
     gates: list[Gate] = []  # whether an automatic round would run under it
+    # Under `evict_when: pressure`, `evicted_tokens` are given for `short_blocks` and 0 without a
+    # shortage; running requests can give `givable_tokens` in all until each is at its floor.
+    short_blocks: int = 0
+    givable_tokens: int = 0
+    givable_blocks: int = 0
+    # How many more requests of the running ones' mean size fit before one ends, at their peaks.
+    # None: no running request evicts, or an older server.
+    more_requests: int | None = None
 
 
 class PatchResult(Doc):
@@ -641,6 +692,18 @@ class Operation(Doc):
     plan: OperationPlan | None = None
     result: OperationResult | None = None
     error: str | None = None
+    revision: int = 0  # of the configuration when it was requested
+
+
+class Forgotten(Doc):
+    """What a request was told to forget. Its live tokens of these spans die before all others."""
+
+    request_id: str
+    spans: list[tuple[int, int]]  # [start, end) of token ids, of this call and before, ascending
+    new_tokens: int  # of this call, and not forgotten before; 0: it changed nothing
+    live_tokens: int  # forgotten tokens that are still live
+    revision: int  # of the configuration
+    notes: list[str] = []  # e.g. that nothing is evicted
 
 
 class BlocksDocument(Doc):
@@ -677,6 +740,7 @@ class BlockDetail(Doc):
 
 class RequestRow(Doc):
     """A request. `waiting` and `preempted` ones hold no block and have only their lengths.
+    `finished` ones hold none either; `live` is what they kept at their end.
 
     Only the first requests of a long queue have a row; `RequestCounts` counts all.
     """
@@ -697,6 +761,9 @@ class RequestRow(Doc):
     recycled_slots: int = 0
     preemptions: int = 0
     number: int = 0  # 1..65535: stands for the request in the `owner` of its blocks; 0: none
+    evict_when: EvictWhen = "always"
+    given_tokens: int = 0  # of the dead ones: died because memory was short
+    givable_tokens: int = 0  # that it can give now, in whole blocks; 0 under "always"
 
 
 class RequestDetail(RequestRow):
@@ -707,6 +774,9 @@ class RequestDetail(RequestRow):
     # Parts of the prompt ("template", "system", "last_user") that do not fit the budget and are
     # protected partly or not at all.
     protection_cut: list[str] = []
+    ended_ts: float | None = None  # of a finished request; the newest 1,024 can be looked up
+    # [start, end) of token ids that die before all others, ascending; protected ones do not die.
+    forgotten: list[tuple[int, int]] = []
 
 
 class TokenRow(Doc):
@@ -717,6 +787,7 @@ class TokenRow(Doc):
     live: bool
     score: float | None = None  # of the policy's signal, if it has one
     protected: bool = False  # never evicted
+    forgotten: bool = False  # dies first
 
 
 class TokenPage(Doc):
@@ -740,6 +811,7 @@ class TextToken(Doc):
     protected: bool = False  # in a protected span of its request: never evicted
     score: float | None = None  # as in TokenRow
     shadow_live: bool | None = None  # see TextShadow; None: not compared
+    forgotten: bool = False  # dies first
 
 
 class TextShadow(Doc):
@@ -808,6 +880,18 @@ class Problem(Doc):
     field: str | None = None
     value: Any = None
     bound: str | None = None
+    change: str | None = None  # the outcome of this change is unknown; GET /changes/{id} tells it
+
+
+class Change(Doc):
+    """What became of a call that changes something."""
+
+    id: str  # of the call, see the header X-VToken-Change
+    state: ChangeState  # not_applied: none of the newest 1,000, and refused if it comes later
+    result: PatchResult | None = None  # applied: the answer to a change of the configuration
+    operation: Operation | None = None  # applied: the compaction as it was accepted
+    forgotten: Forgotten | None = None  # applied: the answer to a call that forgets tokens
+    problem: Problem | None = None  # refused: nothing was changed
 
 
 # ---------------------------------------------------------------- bus: api <-> engine
@@ -843,6 +927,7 @@ class Reply(Doc):
 
     value: Any = None
     problem: Problem | None = None
+    engine_s: float = 0.0  # CPU time of the engine's thread
 
 
 class Frame(Doc):

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vtoken import commands, wire
+from vtoken_api.limits import BILL
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 
@@ -41,18 +42,23 @@ class EngineBus:
         self._timeout_s = CALL_TIMEOUT_S
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting = 0
+        self._open_changes: set[str] = set()
 
     @property
     def alive(self) -> bool:
         """False once vLLM has declared its engine dead."""
         return self._client is not None and not getattr(self._client, "errored", False)
 
+    def is_open(self, change_id: str) -> bool:
+        """Whether a change waits for the engine's answer here."""
+        return change_id in self._open_changes
+
     async def call(self, command: commands.Command) -> wire.Reply:
         """Send a command, with the time at which the caller gives up; the engine's reply.
 
         Raises ProblemError 422 (a number does not fit the wire format), 429 (too many callers), 500
-        (an error in the engine) and 503 (no engine, or no answer in time; the engine never applies
-        a change after that).
+        (an error in the engine) and 503 (no engine, or no answer in time). A change whose answer
+        does not come in time is never applied later; `problem.change` names it.
         """
         try:
             deadline = time.time() + self._timeout_s
@@ -69,14 +75,19 @@ class EngineBus:
                 headers={"Retry-After": "1"},
             )
         self._waiting += 1
+        bill = BILL.get()
+        change_id = command.change_id
+        if change_id is not None:
+            self._open_changes.add(change_id)
         try:
             async with asyncio.timeout(self._timeout_s), self._slots:
+                if bill is not None:
+                    bill.require_no_debt()
                 answer = await self._client.engine_core.call_utility_async(UTILITY_METHOD, payload)
+        except ProblemError:
+            raise
         except TimeoutError as error:
-            raise _unavailable(
-                f"the engine did not answer {command.op!r} within {self._timeout_s:g} s; a change "
-                "was either applied by now or never will be: read the configuration"
-            ) from error
+            raise _late(command, self._timeout_s) from error
         except Exception as error:
             logger.warning("vtoken: %s failed in the engine: %s", command.op, error)
             if not self.alive or type(error).__name__ == "EngineDeadError":
@@ -84,14 +95,38 @@ class EngineBus:
             raise refuse(500, f"{command.op!r} failed in the engine: {error}") from error
         finally:
             self._waiting -= 1
-        return msgspec.msgpack.decode(answer, type=wire.Reply)
+            self._open_changes.discard(change_id or "")
+        reply = msgspec.msgpack.decode(answer, type=wire.Reply)
+        if bill is not None:
+            bill.charge(reply.engine_s)
+        return reply
 
-    async def ask(self, call: commands.AnyCall, kind: type[T], actor: str = "local") -> T:
+    async def ask(
+        self,
+        call: commands.AnyCall,
+        kind: type[T],
+        actor: str = "local",
+        change_id: str | None = None,
+    ) -> T:
         """The value of one call, converted to `kind`; raises ProblemError if it is refused."""
-        reply = await self.call(commands.Command(call=call, actor=actor))
+        command = commands.Command(call=call, actor=actor, change_id=change_id)
+        reply = await self.call(command)
         if reply.problem is not None:
             raise ProblemError(reply.problem)
         return msgspec.convert(reply.value, kind)
+
+
+def _late(command: commands.Command, timeout_s: float) -> ProblemError:
+    """No answer in time; for a change, with the call that tells whether it was applied."""
+    error = _unavailable(f"the engine did not answer {command.op!r} within {timeout_s:g} s")
+    if (change_id := command.change_id) is not None:
+        error.problem.title = "Outcome unknown"
+        error.problem.change = change_id
+        error.problem.detail += (
+            "; the change was applied by now or never will be: GET /vtoken/v1/changes/"
+            f"{change_id} tells which as soon as the engine answers"
+        )
+    return error
 
 
 def _unavailable(detail: str) -> ProblemError:

@@ -7,11 +7,17 @@ start, `server_` counters at the API server's start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -20,7 +26,21 @@ from vtoken import wire
 PREFIX = "vllm:vtoken_"
 ENGINE = "0"  # commands reach one engine, and data parallelism is refused
 
-Values = Iterable[tuple[tuple[str, ...], float]]  # values of the labels, then the value
+FAMILIES: dict[str, Any] = {
+    "gauge": GaugeMetricFamily,
+    "counter": CounterMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+class Buckets(NamedTuple):
+    """The value of a histogram. `cumulative`: upper bound, how many values are at most that."""
+
+    cumulative: Sequence[tuple[str, float]]
+    sum: float
+
+
+Values = Iterable[tuple[tuple[str, ...], float | Buckets]]  # values of the labels, then the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +62,7 @@ class Metric:
     """One metric family; `name` excludes the prefix and a counter's `_total`."""
 
     name: str
-    kind: str  # "gauge", "counter"
+    kind: str  # of `FAMILIES`
     help: str
     read: Callable[[Snapshot], Values]
     labels: tuple[str, ...] = ()
@@ -83,6 +103,21 @@ def _counter(
     name: str, help_: str, read: Callable[[wire.Status], float | Values | None], *labels: str
 ) -> Metric:
     return Metric(name, "counter", help_, _of_status(read), labels)
+
+
+def _of_pressure(
+    read: Callable[[wire.MemoryPressure], float],
+) -> Callable[[wire.Status], float | None]:
+    return lambda status: None if status.pressure is None else read(status.pressure)
+
+
+def _kept_share(status: wire.Status) -> Values:
+    if status.pressure is not None:
+        counts = sorted((float(bound), n) for bound, n in status.pressure.kept_shares.items())
+        totals = list(accumulate(n for _, n in counts))
+        cumulative = [(str(bound), n) for (bound, _), n in zip(counts, totals, strict=True)]
+        cumulative.append(("+Inf", totals[-1] if totals else 0))
+        yield (), Buckets(cumulative, status.pressure.kept_share_sum)
 
 
 def _one_of(choices: Iterable[str], current: str) -> Values:
@@ -173,6 +208,21 @@ METRICS: tuple[Metric, ...] = (
     _counter("preemptions", "Preempted requests", lambda s: s.requests.preempted),
     _counter("finished_requests", "Finished requests", lambda s: s.requests.finished),
     _counter("generated_tokens", "Sampled tokens", lambda s: s.tokens.generated),
+    # Who gives for what is short? Absent unless requests give, now or if one came
+    _gauge("short_blocks", "Blocks that requests need, the headroom included, and that are not "
+           "free", _of_pressure(lambda p: p.short_blocks)),
+    _gauge("givers", "Running requests that can give tokens: they are above their floor",
+           _of_pressure(lambda p: p.givers)),
+    _gauge("givable_tokens", "Tokens that running requests can give, in whole blocks",
+           _of_pressure(lambda p: p.givable_tokens)),
+    _gauge("spared_tokens", "Live tokens that fixed budgets would have evicted by now",
+           _of_pressure(lambda p: p.spared_tokens)),
+    _counter("given_tokens", "Evicted tokens that gave way because memory was short",
+             _of_pressure(lambda p: p.given_tokens)),
+    _counter("preemptions_above_floor", "Preempted requests while a request could have given a "
+             "block", _of_pressure(lambda p: p.preemptions_above_floor)),
+    Metric("kept_share", "histogram", "Live share of a request's tokens at its end, 0..1, over "
+           "finished requests", _of_status(_kept_share)),
     # Why?
     _gauge("tokens", "Slots by state: live (a shared slot counts once), dead (evicted, block still "
            "in use)",
@@ -297,9 +347,9 @@ class _Collector(Collector):
 
     def collect(self) -> Iterable[Family]:
         for metric in METRICS:
-            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             labels = (*self._common, *metric.labels)
-            family = kind(PREFIX + metric.name, metric.help, labels=labels)
+            family = FAMILIES[metric.kind](PREFIX + metric.name, metric.help, labels=labels)
             for own, value in metric.read(self._snapshot):
-                family.add_metric((*self._common.values(), *own), float(value))
+                given = value if isinstance(value, Buckets) else (float(value),)
+                family.add_metric((*self._common.values(), *own), *given)
             yield family

@@ -22,6 +22,7 @@ BENCHES = {
     "gpu": "the open checks of docs/gpu.md, on a CUDA device",
     "client": "native vLLM, naive-evict and vToken as servers under `vllm bench serve`",
     "grounds": "facts found under eviction on held-out texts, paired with the full cache",
+    "pressure": "native vLLM, a fixed budget and eviction under pressure, answers scored",
     "quality": "quality under eviction against the full cache: RULER tasks, continuations",
 }
 

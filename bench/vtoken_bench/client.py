@@ -261,6 +261,7 @@ def configuration(situation: Situation, variant: str) -> dict[str, Any] | None:
     return {
         "budget_tokens": situation.budget_tokens,
         "interval_tokens": situation.interval_tokens,
+        "evict_when": "always",
     } | settings
 
 

@@ -128,7 +128,7 @@ class Decoding:
         self.store = Pool(num_blocks)
         self.num_blocks = num_blocks
         self.scores = scores
-        config = self.merged(default_config(num_blocks), patch)
+        config = self.merged(default_config(num_blocks), {"evict_when": "always"} | patch)
         geometry = Geometry(num_blocks, blocks.size, LAYERS, KV_HEADS, HEAD_SIZE, KV_BYTES)
         self.runtime = Runtime(geometry, self.store, config, borrows_blocks=borrows_blocks)
         self.ids = [f"cmpl-{i:012x}-0" for i in range(num_requests)]

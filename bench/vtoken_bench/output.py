@@ -26,11 +26,14 @@ import vtoken
 from vtoken_bench.charts import Chart, digest, draw, file_names
 
 FOLDER = Path(".bench")
-PAGES = tuple(Path("docs") / f"{page}.md" for page in ("results", "costs", "quality", "gpu"))
+PAGES = tuple(
+    Path("docs") / f"{page}.md" for page in ("results", "costs", "quality", "gpu", "pressure")
+)
 # Order of the claims: rows that the paper lacks, then the paper's rows in its order.
 ROWS = (
     "Goodput",
     "Loss",
+    "Pressure",
     "Real client",
     "Fig. 2",
     "Fig. 6a",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from itertools import product
@@ -17,6 +18,7 @@ from tests.support.routes import bearer, check_every_route, stream_status
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
+from vtoken_api.stream import endpoint
 
 API_KEY, READ, CONTROL = "the-api-key-0123", "the-read-token-0123", "the-control-token-0123"
 ROOT = "/vtoken/v1"
@@ -148,7 +150,12 @@ async def test_api_key_guards_unknown_paths_and_leaves_the_rest_of_the_server_al
         assert (await http.get("/v1/models")).status_code == 200
 
 
-@pytest.mark.parametrize("first", ['{"type": "auth", "token": "x"}', "hello", b"\xff", "x" * 5000])
+DEEP = '{"type": "auth", "token": "x", "more": ' + "[" * 2000 + "]" * 2000 + "}"
+
+
+@pytest.mark.parametrize(
+    "first", ['{"type": "auth", "token": "x"}', "hello", b"\xff", "x" * 5000, DEEP]
+)
 async def test_stream_refuses_any_first_message_but_the_token(
     engine: ScriptedEngine, first: str | bytes
 ) -> None:
@@ -159,6 +166,54 @@ async def test_stream_refuses_any_first_message_but_the_token(
                 await asyncio.wait_for(stream.recv(), LIMIT_S)
             assert stream.close_code == 4401
         assert served.service.auth.refusals.counts[401] == 1
+
+
+async def test_clients_that_authenticate_after_connecting_keep_the_bound_of_streams(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "MAX_CLIENTS", 3)
+    async with (
+        serve(engine.handle, api_key=[API_KEY]) as served,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        streams = [
+            await stack.enter_async_context(websockets.connect(served.stream_url)) for _ in range(5)
+        ]
+        codes = []
+        for stream in streams:
+            await stream.send(f'{{"type": "auth", "token": "{API_KEY}"}}')
+            try:
+                message = json.loads(await asyncio.wait_for(stream.recv(), LIMIT_S))
+                codes.append(message["type"])
+            except websockets.ConnectionClosedError:
+                codes.append(str(stream.close_code))
+        assert codes == ["hello", "hello", "hello", "4429", "4429"]
+        assert served.service.hub.num_clients == 3
+        assert served.service.auth.refusals.counts == {429: 2}
+
+
+async def test_connections_without_a_token_are_few_and_end_soon(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "MAX_UNAUTHENTICATED", 2)
+    monkeypatch.setattr(endpoint, "AUTH_TIMEOUT_S", 0.3)
+    async with (
+        serve(engine.handle, api_key=[API_KEY]) as served,
+        websockets.connect(served.stream_url) as first,
+        websockets.connect(served.stream_url) as second,
+    ):
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(served.stream_url)
+        assert refused.value.response.status_code == 429
+        assert "have not sent their token" in refused.value.response.body.decode()
+        hello = await hello_of(served, API_KEY)  # a token in the header is not affected
+        assert hello["type"] == "hello"
+        for silent in (first, second):
+            with pytest.raises(websockets.ConnectionClosedError):
+                await asyncio.wait_for(silent.recv(), LIMIT_S)
+            assert silent.close_code == 4401
+        assert (await hello_of(served, API_KEY, first_message=True))["type"] == "hello"
+        assert served.service.auth.refusals.counts == {429: 1, 401: 2}
 
 
 @pytest.mark.parametrize("name", ["token", "api_key", "Authorization", "x"])

@@ -110,7 +110,8 @@ async def test_torn_last_line_is_passed_over_and_ended(tmp_path: Path) -> None:
 
 
 async def test_bytes_that_are_no_journal_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / AUDIT_FILE).write_bytes(b"\x00\xff\n[]\n\n" + b"x" * 1000)
+    deep = b'{"more":' + b"[" * 100_000
+    (tmp_path / AUDIT_FILE).write_bytes(deep + b"\n\x00\xff\n[]\n\n" + deep + b"\n" + b"x" * 1000)
     with log_in(tmp_path) as log:
         record(log, 7)
         assert await revisions(log) == [7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from tests.support.core.live import LiveEngine
 from tests.support.routes import bearer
 from tests.support.serving import Served, serve
 from vtoken import wire
-from vtoken_api.auth.limits import Rate, RateLimits
+from vtoken_api.bus import MAX_IN_FLIGHT
+from vtoken_api.limits import DRY_RUN_TIME, READ_TIME, Rate, RateLimits
 
 READ, CONTROL = "the-read-token-0123", "the-control-token-0123"
 REAL: list[tuple[str, str, Any]] = [
@@ -24,6 +26,7 @@ REAL: list[tuple[str, str, Any]] = [
     ("POST", "/confirm", None),
     ("POST", "/compactions", None),
     ("POST", "/compactions", {"dry_run": False}),
+    ("POST", "/requests/a/forget", {"spans": [[0, 9]]}),
 ]
 DRY: list[tuple[str, str, Any]] = [
     ("PATCH", "/config?validate_only=true", {"budget_tokens": 32}),
@@ -93,7 +96,7 @@ async def test_reader_who_means_it_is_refused_before_the_engine_is_asked(
         assert answer.status_code == 403, path
         assert answer.json()["title"] == "Read-only"
         assert answer.headers["Content-Type"] == "application/problem+json"
-    changed = {"patch_config", "undo", "confirm", "compact"}
+    changed = {"patch_config", "undo", "confirm", "compact", "forget"}
     assert not changed & {command.op for command in guarded.client.calls[asked:]}
     assert guarded.service.auth.refusals.counts[403] == len(REAL)
 
@@ -139,3 +142,46 @@ async def test_who_may_change_leaves_a_dry_entry_in_the_audit_log(
     await call(http, "POST", "/undo?validate_only=true", None, CONTROL)
     entry = (await guarded.service.audit.page(100)).entries[-1]
     assert (entry.action, entry.dry_run, entry.changes) == ("undo", True, {"theta_f": [0.5, 0.25]})
+
+
+async def test_readers_who_used_their_share_of_the_engines_thread_are_refused(
+    guarded: Served, http: httpx.AsyncClient
+) -> None:
+    """The first dry run is charged what the engine measured, and the next one finds the debt."""
+    limits = guarded.service.auth.limits = RateLimits({DRY_RUN_TIME: Rate(1e-9, 1e-9)})
+    assert (await call(http, *DRY[0])).status_code == 200
+    asked = len(guarded.client.calls)
+    for method, path, body in DRY:
+        refused = await call(http, method, path, body)
+        assert refused.status_code == 429
+        assert int(refused.headers["Retry-After"]) > 0
+        assert refused.json()["detail"] == (
+            "dry runs of callers without control have used their share of the engine's thread"
+        )
+        assert refused.json()["bound"].startswith("1e-09 s of the engine's thread a second")
+    assert len(guarded.client.calls) == asked
+    assert guarded.service.auth.refusals.counts[429] == len(DRY)
+    assert (await call(http, "GET", "/status", None)).status_code == 200
+    assert (await call(http, *DRY[0], CONTROL)).status_code == 200
+    assert (await call(http, *DRY[0], CONTROL)).status_code == 429
+    assert (await call(http, *REAL[0], CONTROL)).status_code == 200
+    assert len(limits) == 2
+
+
+async def test_reads_have_a_share_of_their_own(guarded: Served, http: httpx.AsyncClient) -> None:
+    guarded.service.auth.limits = RateLimits({READ_TIME: Rate(1e-9, 1e-9)})
+    assert (await call(http, "GET", "/status", None)).status_code == 200
+    refused = await call(http, "GET", "/requests", None)
+    assert (refused.status_code, "Retry-After" in refused.headers) == (429, True)
+    assert (await call(http, *DRY[0])).status_code == 200
+    assert (await call(http, "GET", "/requests", None, CONTROL)).status_code == 200
+
+
+async def test_calls_that_wait_for_the_engine_pay_before_they_are_sent(
+    guarded: Served, http: httpx.AsyncClient
+) -> None:
+    guarded.service.auth.limits = RateLimits({DRY_RUN_TIME: Rate(1e-9, 1e-9)})
+    answers = await asyncio.gather(*[call(http, *DRY[0]) for _ in range(20)])
+    codes = [answer.status_code for answer in answers]
+    assert 0 < codes.count(200) <= MAX_IN_FLIGHT
+    assert codes.count(200) + codes.count(429) == 20

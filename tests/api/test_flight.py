@@ -20,7 +20,7 @@ from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
 from vtoken.recording import Index, RecordingReader, scan
-from vtoken_api.auth.limits import RateLimits
+from vtoken_api.limits import RateLimits
 from vtoken_api.state.segments import Segments, chunks
 
 FLIGHT = "/vtoken/v1/recording"
@@ -176,6 +176,13 @@ async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publishe
         assert not core.publisher._subscribers[wire.TOPIC_STATE]
 
 
+async def test_files_are_for_their_user_alone(core: LiveEngine, tmp_path: Path) -> None:
+    async with flying(core, tmp_path) as (served, _):
+        segments = served.service.flight.segments
+        await until(segments.listed, "no segment")
+        assert {each.path.stat().st_mode & 0o777 for each in segments.listed()} == {0o600}
+
+
 async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
     core: LiveEngine, tmp_path: Path
 ) -> None:
@@ -205,8 +212,8 @@ async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
     not hasattr(os, "geteuid") or os.geteuid() != 0 or not Path("/dev/shm").is_mount(),
     reason="fills a small file system of its own, which only root can mount",
 )
-async def test_full_disk_is_said_and_recording_goes_on_when_there_is_space(
-    core: LiveEngine, tmp_path: Path
+async def test_full_disk_is_said_once_and_recording_goes_on_when_there_is_space(
+    core: LiveEngine, tmp_path: Path, server_log: pytest.LogCaptureFixture
 ) -> None:
     mount = await asyncio.create_subprocess_exec(
         "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path), stderr=-3
@@ -225,10 +232,15 @@ async def test_full_disk_is_said_and_recording_goes_on_when_there_is_space(
             answer = await client.get(FLIGHT)
             assert answer.status_code == 503
             assert "No space left on device" in answer.json()["detail"]
+            faults = flight.num_faults
+            await until(lambda: flight.num_faults > faults + 2, "it does not try again")
+            messages = {record.getMessage() for record in server_log.records}
+            assert sum("the flight recorder stopped" in said for said in messages) == 1
             assert (await client.get("/vtoken/v1/status")).status_code == 200
             ballast.unlink()
             await until(lambda: flight.recording and not flight.problem, "did not go on")
             assert lines_of((await client.get(FLIGHT)).content)
+            assert "the flight recorder is recording again" in server_log.text
     finally:
         await (await asyncio.create_subprocess_exec("umount", "-l", str(tmp_path))).wait()
 
@@ -268,6 +280,52 @@ def test_segments_cover_the_time_asked_for(tmp_path: Path) -> None:
     assert [s.start_ts for s in segments.since(2500)] == [2000, 3000]
     assert [s.start_ts for s in segments.since(9000)] == []
     assert [s.start_ts for s in segments.since(0)] == [1000, 2000, 3000]
+
+
+def record(segments: Segments, start_ts: float) -> Path:
+    """A finished segment of a minute, written while the clock shows `start_ts` and more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: start_ts)
+        path = segments.new_path()
+    path.write_bytes(bytes(300))
+    segments.finish(path)
+    path = path.with_name(path.name.replace(".open.", "."))
+    os.utime(path, (start_ts + 60, start_ts + 60))
+    return path
+
+
+def test_segments_of_a_clock_that_was_ahead_are_older_than_those_after_it(tmp_path: Path) -> None:
+    segments = Segments(tmp_path, max_bytes=1000)
+    now, year = time.time(), 365 * 86_400.0
+    ahead = [record(segments, now + year + 60 * n) for n in range(2)]
+    fresh = [record(segments, now - 180 + 60 * n) for n in range(2)]
+    assert [segment.path for segment in segments.listed()] == [*ahead, *fresh]
+    assert [segment.path for segment in segments.since(now - 100)] == fresh[1:]
+    assert [segment.path for segment in segments.since(now - 200)] == [ahead[1], *fresh]
+    segments.prune()
+    assert [path.exists() for path in (*ahead, *fresh)] == [False, True, True, True]
+    segments.prune(reserve_bytes=300)
+    assert [path.exists() for path in fresh] == [True, True]
+    assert segments.new_path().name > fresh[1].name
+
+
+def test_segments_of_a_clock_that_was_ahead_expire_a_day_after_they_were_written(
+    tmp_path: Path,
+) -> None:
+    segments = Segments(tmp_path, max_bytes=10_000)
+    now = time.time()
+    ahead = record(segments, now + 365 * 86_400.0)
+    fresh = [record(segments, now - 86_400.0 - 3600.0), record(segments, now - 60)]
+    segments.prune()
+    assert [path.exists() for path in (ahead, *fresh)] == [False, False, True]
+
+
+def test_segments_of_an_earlier_version_are_read_and_precede_new_ones(tmp_path: Path) -> None:
+    segments = Segments(tmp_path, max_bytes=10_000)
+    now = time.time()
+    old = [write(tmp_path, int((now + seconds) * 1000), 300) for seconds in (-120, 86_400)]
+    new = record(segments, now - 60)
+    assert [segment.path for segment in segments.listed()] == [*old, new]
 
 
 def test_segment_that_is_deleted_meanwhile_is_left_out(tmp_path: Path) -> None:

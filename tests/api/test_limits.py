@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 
 import httpx
@@ -11,8 +13,8 @@ import websockets
 
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import serve
-from tests.support.waiting import LIMIT_S
-from vtoken_api.auth.limits import Rate, RateLimits
+from tests.support.waiting import LIMIT_S, until
+from vtoken_api.limits import Rate, RateLimits
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest import inputs
 from vtoken_api.stream.endpoint import MAX_CLIENT_MESSAGES
@@ -25,6 +27,29 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
     engine = ScriptedEngine()
     yield engine
     engine.close()
+
+
+@pytest.mark.parametrize("how", ["reset", "closed"])
+async def test_connection_that_ends_inside_a_body_changes_nothing_and_logs_no_fault(
+    engine: ScriptedEngine, server_log: pytest.LogCaptureFixture, how: str
+) -> None:
+    async with serve(engine.handle) as served:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(
+            f"PATCH {CONFIG} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+            'Content-Type: application/json\r\n\r\n{"theta_f": '.encode()
+        )
+        await writer.drain()
+        await until(lambda: served.server.server_state.tasks, "not received")
+        if how == "reset":
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        else:
+            writer.close()
+        await until(lambda: not served.server.server_state.tasks, "still served")
+        assert served.calls_of("patch_config") == []
+        assert [record for record in server_log.records if record.exc_info] == []
 
 
 class Clock:
@@ -66,8 +91,26 @@ def test_retry_after_is_long_enough_to_pay_with() -> None:
     limits.spend("a", "read", 4)
 
 
+def test_a_call_that_is_charged_afterwards_leaves_a_debt_that_time_pays_back() -> None:
+    clock = Clock()
+    limits = RateLimits({"time": Rate(0.05, 1.0)}, clock=clock)
+    for seconds in (0.5, 0.5, 0.25):
+        limits.require_no_debt("readers", "time")
+        limits.charge("readers", "time", seconds)
+    with pytest.raises(ProblemError) as refused:
+        limits.require_no_debt("readers", "time")
+    assert refused.value.problem.status == 429
+    assert refused.value.headers == {"Retry-After": "5"}  # 0.25 s of debt at 0.05 s a second
+    limits.require_no_debt("others", "time")
+    clock.now += 4.9
+    with pytest.raises(ProblemError):
+        limits.require_no_debt("readers", "time")
+    clock.now += 0.2
+    limits.require_no_debt("readers", "time")
+
+
 def test_memory_is_bounded_whatever_addresses_come() -> None:
-    limits = RateLimits({"read": Rate(1, 1)}, max_addresses=10)
+    limits = RateLimits({"read": Rate(1, 1)}, max_payers=10)
     for number in range(1000):
         limits.spend(f"address {number}", "read")
     assert len(limits) == 10

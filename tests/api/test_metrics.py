@@ -15,16 +15,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tests.support.core.live import make_pressed, make_quiet
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import serve
 from vtoken import wire
 from vtoken_api import scrape
 from vtoken_api.fanout import hub
-from vtoken_api.metrics import METRICS, PREFIX, Snapshot, exposition
+from vtoken_api.metrics import FAMILIES, METRICS, PREFIX, Snapshot, exposition
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "docs/grafana/vtoken.json").read_text())
 NAME = re.compile(r"vllm:\w+")
+PARTS = ("_bucket", "_sum", "_count")  # the samples of a histogram
 
 
 @pytest.fixture
@@ -108,6 +110,50 @@ def test_the_canarys_figures_are_scraped_by_group(engine: ScriptedEngine) -> Non
     assert "vllm:vtoken_canary_logprob_lost{" not in text  # nothing measured
 
 
+def test_what_gave_way_is_scraped_and_every_request_that_ended_is_in_one_bucket() -> None:
+    live = make_pressed()
+    live.steps(40)
+    text = exposition(Snapshot(live.reporter.status(), None), "m").decode()
+    found = families(text)
+    pressure = live.reporter.status().pressure
+    assert pressure is not None
+    for name in ("short_blocks", "givers", "givable_tokens", "spared_tokens"):
+        (sample,) = found[PREFIX + name].samples
+        assert sample.value == getattr(pressure, name)
+    for name in ("given_tokens", "preemptions_above_floor"):
+        (sample,) = (s for s in found[PREFIX + name].samples if s.name.endswith("_total"))
+        assert sample.value == getattr(pressure, name)
+    assert pressure.given_tokens > 0
+    live.steps(400)
+    live.admit("alone", 20, max_tokens=40)
+    live.steps(60)
+    live.close()
+    text = exposition(Snapshot(live.reporter.status(), None), "m").decode()
+    family = families(text)[PREFIX + "kept_share"]
+    assert family.type == "histogram"
+    buckets = [s for s in family.samples if s.name.endswith("_bucket")]
+    counts = [s.value for s in buckets]
+    assert counts == sorted(counts)
+    assert [s.labels["le"] for s in buckets][-2:] == ["1.0", "+Inf"]
+    sums = {s.name.rpartition("_")[2]: s.value for s in family.samples if s not in buckets}
+    names = ["alone", *(f"r{i}" for i in range(12))]
+    ended = [live.runtime.state.finished.get(name) for name in names]
+    shares = [one.kept_share for one in ended if one is not None]
+    assert len(shares) == sums["count"] == counts[-1] == 13
+    assert sums["sum"] == pytest.approx(sum(shares))
+    for bucket in buckets:
+        assert bucket.value == sum(share <= float(bucket.labels["le"]) for share in shares)
+    assert 0 < counts[-3] < 13  # one lost tokens, one kept all
+
+
+def test_no_metric_of_pressure_is_scraped_where_no_request_can_give() -> None:
+    live = make_quiet()
+    text = exposition(Snapshot(live.reporter.status(), None), "m").decode()
+    live.close()
+    assert "vllm:vtoken_given_tokens_total{" not in text
+    assert "vllm:vtoken_kept_share_count{" not in text
+
+
 async def test_engine_that_does_not_answer_is_down_in_bounded_time_and_leaves_no_stale_value(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +195,7 @@ def test_names_follow_prometheus_rules() -> None:
     for metric in METRICS:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
         assert not metric.name.endswith("_total")
-        assert metric.kind in ("gauge", "counter")
+        assert metric.kind in FAMILIES
         assert not {"block", "request", "request_id", "id"} & set(metric.labels)
         assert metric.help
 
@@ -178,12 +224,13 @@ def test_dashboard_shows_only_metrics_that_exist_and_most_of_them() -> None:
     named = {name for expr in expressions() for name in NAME.findall(expr)}
     ours = {name for name in named if name.startswith(PREFIX)}
     emitted = {metric.full_name for metric in METRICS}
-    assert ours <= emitted
-    assert len(ours) > 0.6 * len(emitted)
+    parts = {m.full_name + p for m in METRICS if m.kind == "histogram" for p in PARTS}
+    assert ours <= emitted | parts
+    assert len(ours - parts) > 0.6 * len(emitted)
     counters = {metric.full_name for metric in METRICS if metric.kind == "counter"}
     for expr in expressions():
         for name in NAME.findall(expr):
-            if name in counters and "violations" not in name:
+            if name in counters | parts and "violations" not in name:
                 assert f"rate({name}" in expr, expr
 
 

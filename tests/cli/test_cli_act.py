@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from tests.support.cli_harness import run
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
+from tests.support.waiting import until
 from vtoken import wire
 
 
@@ -29,6 +31,45 @@ async def test_config_is_read_set_and_undone(served: Served, core: LiveEngine) -
     config = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument)
     assert isinstance(config, wire.ConfigDocument)
     assert config.revision == 3
+
+
+@pytest.mark.usefixtures("stepping")
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        ("config set theta_f=0.5", "theta_f: 0.25 -> 0.5"),
+        ("resume", "reclamation: paused -> auto"),
+        ("undo", "theta_f: 0.75 -> 0.25"),
+        ("compact", "moved"),
+        ("forget a 3 9", "6 more tokens of a die first"),
+    ],
+)
+@pytest.mark.parametrize("state", ["applied", "not applied"])
+async def test_change_whose_answer_is_lost_is_looked_up_and_told(
+    served: Served, core: LiveEngine, command: str, out: str, state: str
+) -> None:
+    if command == "undo":
+        core.call("patch_config", patch={"theta_f": 0.75})
+    served.service.bus._timeout_s = 0.3
+    server, config = served.client, core.runtime.config
+    server.answers_late, server.hangs = state == "applied", state != "applied"
+    running = asyncio.create_task(run(*command.split(), "--url", served.url))
+    await until(lambda: "vtoken-late" in {t.get_name() for t in asyncio.all_tasks()}, "answered")
+    server.answers_late = server.hangs = False
+    ran = await running
+    first, second, *rest = ran.err.splitlines()
+    assert first.startswith("vtoken: the engine did not answer")
+    assert "GET /vtoken/v1/changes/" in first
+    assert second == "  looking it up …"
+    if state == "applied":
+        assert (ran.code, rest) == (0, [])
+        assert out in ran.out
+        assert command == "compact" or "was looked up: it is applied" in ran.out
+    else:
+        assert (ran.code, ran.out) == (1, "")
+        assert rest[0].startswith("vtoken: nothing was done: the call reached the engine after")
+        assert core.runtime.config is config
+        assert core.runtime.state.forgotten == {}
 
 
 async def test_dry_run_tells_the_effect_and_changes_nothing(
@@ -144,6 +185,63 @@ async def test_compact_that_does_not_come_to_an_end_fails(served: Served) -> Non
     assert "still pending" in ran.err
 
 
+async def test_forgotten_tokens_are_told_and_die_first(served: Served, core: LiveEngine) -> None:
+    url = ("--url", served.url)
+    live = set(core.runtime.tables["a"].live_ids().tolist())
+    ran = await run("forget", "a", "3", "9", "60", "99", *url)
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        "45 more tokens of a die first",
+        f"forgotten: tokens 3-8, 60-98, {len(live & {*range(3, 9), *range(60, 99)})} of them live",
+    ]
+    shown = await run("request", "a", *url)
+    assert "forgotten  tokens 3-8, 60-98" in shown.out
+    rows = (await run("request", "a", "--tokens", *url)).out.splitlines()
+    assert [n for n, row in enumerate(rows) if row.endswith("forgotten")] == [
+        *range(3, 9),
+        *range(60, 99),
+    ]
+    core.configure(budget_tokens=40, interval_tokens=0)
+    core.steps()
+    died = live - set(core.runtime.tables["a"].live_ids().tolist())
+    assert died == set(sorted(live & {*range(3, 9), *range(60, 99)})[: len(died)])
+    entry = (await served.service.audit.page(1)).entries[0]
+    assert (entry.action, entry.changes["request_id"]) == ("forget", [None, "a"])
+    assert entry.changes["spans"][1] == [[3, 9], [60, 99]]
+
+
+async def test_text_to_forget_is_looked_up(core: LiveEngine) -> None:
+    """The text of token n is the word n % 97; those of 41 to 43 are one character."""
+    async with serve(core.handle, show_text=True) as served:
+        url = ("--url", served.url)
+        ran = await run("forget", "a", "--text", " w50 w51 w52", *url)
+        assert (ran.code, core.runtime.state.forgotten) == (0, {"a": ((50, 53),)})
+        ran = await run("forget", "a", "--text", "0 w31 w", *url)  # only 31 lies in it entirely
+        assert (ran.code, core.runtime.state.forgotten) == (0, {"a": ((31, 32), (50, 53))})
+        ran = await run("forget", "a", "--text", " 日", *url)
+        assert core.runtime.state.forgotten == {"a": ((31, 32), (41, 44), (50, 53))}
+        for text, why in ((" w1", "occurs"), (" nowhere", "occurs 0 times"), ("31", "no token")):
+            ran = await run("forget", "a", "--text", text, *url)
+            assert (ran.code, why in ran.err) == (1, True)
+    async with serve(core.handle) as served:
+        ran = await run("forget", "a", "--text", " w50", "--url", served.url)
+        assert (ran.code, "does not show the text" in ran.err) == (1, True)
+
+
+async def test_what_to_forget_is_named_in_one_way(served: Served, core: LiveEngine) -> None:
+    for wrong in ((), ("3",), ("3", "9", "--text", "w3")):
+        ran = await run("forget", "a", *wrong, "--url", served.url)
+        assert (ran.code, "START END" in ran.err) == (2, True)
+    for request, spans, why in (
+        ("nobody", ("0", "1"), "no running request"),
+        ("a", ("9", "3"), "0 <= start < end"),
+        ("a", ("0", "500"), "0 <= start < end <= 102"),
+    ):
+        ran = await run("forget", request, *spans, "--url", served.url)
+        assert (ran.code, why in ran.err) == (1, True)
+    assert core.runtime.state.forgotten == {}
+
+
 async def test_refusal_shows_field_value_and_bound(served: Served, core: LiveEngine) -> None:
     ran = await run("config", "set", "theta_f=2", "batch_size=4", "--url", served.url)
     assert (ran.code, ran.out) == (1, "")
@@ -245,6 +343,7 @@ async def test_every_change_prints_its_document(served: Served) -> None:
         ("undo", wire.PatchResult),
         ("compact --batch-size 4", wire.Operation),
         ("compact --request a --dry-run", wire.Operation),
+        ("forget a 3 9", wire.Forgotten),
     ):
         ran = await run(*command.split(), "--json", "--url", served.url)
         assert (ran.code, ran.err) == (0, "")

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.cli_harness import VTOKEN, run, terminal
+from tests.support.cli_harness import VTOKEN, run, spawn, terminal
 from tests.support.serving import Served
+from tests.support.waiting import until
 from vtoken.cli.parser import make_parser
 
 # The arguments with which each command succeeds; {} is a folder.
@@ -28,6 +29,7 @@ WORKS = {
     "policy list": "",
     "policy use": "tova",
     "compact": "--dry-run",
+    "forget": "a 3 9",
     "pause": "",
     "resume": "",
     "confirm": "",
@@ -82,6 +84,32 @@ async def test_every_command_answers_2_to_what_it_does_not_know() -> None:
         assert (command, ran.code, ran.out) == (command, 2, "")
         assert f"vtoken {command}: unrecognized arguments: --jsonn" in ran.err
         assert "see: vtoken" in ran.err
+
+
+FULL = "/dev/full"  # every write to it fails: no space left on device
+
+
+@pytest.mark.skipif(not Path(FULL).exists(), reason=f"no {FULL} on this system")
+@pytest.mark.parametrize("command", ["status", "events --json", "watch"])
+async def test_output_that_cannot_be_written_is_said_and_is_a_failure(
+    served: Served, command: str
+) -> None:
+    full = ("/bin/sh", "-c", f'exec "$@" >{FULL}', "sh")
+    ran = await spawn(*full, *VTOKEN, *command.split(), "--url", served.url)
+    assert ran.code == 1
+    assert ran.err == "vtoken: the output cannot be written: No space left on device\n"
+
+
+async def test_a_recording_that_does_not_fit_the_disk_leaves_no_file(
+    served: Served, tmp_path: Path
+) -> None:
+    flight, file = served.service.flight, tmp_path / "now.jsonl"
+    await until(lambda: flight.recording and flight.segments.listed(), "not recording")
+    limited = ("/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "sh")
+    ran = await spawn(*limited, *VTOKEN, "record", str(file), "--last", "5m", "--url", served.url)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == f"vtoken: {file}: cannot be written: File too large\n"
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}], ids=["coloured", "no_color"])

@@ -143,6 +143,33 @@ async def test_record_last_writes_what_happened_just_now(served: Served, tmp_pat
     assert (again.code, "exists already" in again.err) == (2, True)
 
 
+@pytest.mark.usefixtures("stepping")
+async def test_record_last_keeps_what_a_damaged_file_of_the_server_still_holds(
+    served: Served, tmp_path: Path
+) -> None:
+    flight = served.service.flight
+    await until(lambda: flight.recording, "not recording")
+    flight._ends_at = 0.0
+    await until(lambda: len(flight.segments.listed()) >= 2, "no second segment")
+    first, *_ = flight.segments.listed()
+    data = bytearray(first.path.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    first.path.write_bytes(data)
+    for name in ("now.jsonl.gz", "now.jsonl"):
+        file = tmp_path / name
+        ran = await run("record", str(file), "--last", "5m", "--url", served.url)
+        assert (ran.code, ran.out) == (1, "")
+        (line,) = ran.err.splitlines()
+        assert line.startswith(f"vtoken: {file}, line ")
+        assert "damaged" in line
+        with RecordingReader(file) as reader:
+            lines = [entry.line for entry in iter(reader.next, None)]
+            assert reader.damage is None
+        num_messages = sum(isinstance(line, wire.Message) for line in lines)
+        assert line.endswith(f"; the other {num_messages:,} messages are in {file}")
+        assert any(isinstance(line, wire.Snapshot) for line in lines)
+
+
 async def test_console_refuses_what_is_no_recording(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("no recording\n")

@@ -21,7 +21,7 @@ from vtoken.cli import record_text
 from vtoken.cli.record_text import TextReader
 from vtoken.client import AsyncClient, Client
 from vtoken.stream.reducer import StreamState
-from vtoken_api.auth.limits import Rate, RateLimits
+from vtoken_api.limits import Rate, RateLimits
 
 
 @pytest.fixture

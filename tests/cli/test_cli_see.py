@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import msgspec
 import pytest
 
 from tests.support.cli_harness import run, spawn
-from tests.support.core.live import LiveEngine
+from tests.support.core.live import LiveEngine, make_pressed
 from tests.support.profiles import made_up
+from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken import wire
+from vtoken.config.request_rules import RequestRules
 from vtoken.runtime.canary import Check
 
 
@@ -21,6 +25,19 @@ async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine
     assert "\x1b" not in text.out
     ran = await run("status", "--json", "--url", served.url)
     assert isinstance(ran.json(wire.Status), wire.Status)
+
+
+@pytest.mark.parametrize(("free", "cause"), [(4, "Fragmented"), (5, "OK"), (20, "OK"), (21, "OK")])
+async def test_status_calls_no_pool_full_that_compacting_would_help(
+    served: Served, core: LiveEngine, free: int, cause: str
+) -> None:
+    """Free blocks below, between and above the low watermark and the headroom."""
+    core.configure(low_watermark_blocks=4, headroom_blocks=20)
+    core.store.take(core.store.num_free_blocks() - free)
+    gain = core.call("compact", dry_run=True).plan.freed_blocks
+    text = (await run("status", VTOKEN_URL=served.url)).out
+    assert text.startswith(f"{cause}: ")
+    assert f"compacting now would free {gain} block" in text.splitlines()[0]
 
 
 def make_dear(core: LiveEngine) -> None:
@@ -166,3 +183,108 @@ async def test_bounds_of_config_get_are_whole_numbers_in_full(served: Served) ->
     policy = next(x for x in ran.out.splitlines() if x.startswith("policy"))
     others = [x for x in ran.out.splitlines() if "reclaim when F exceeds this" in x]
     assert max(map(len, others)) < 80 < len(policy)
+
+
+# ---------------------------------------------------------------- under pressure
+
+
+@pytest.fixture
+async def short() -> AsyncIterator[tuple[Served, LiveEngine]]:
+    """Twelve requests in a pool for four, in a step in which a block is short."""
+    core = make_pressed()
+    core.steps(20)
+    while not core.reporter.status().pressure.short_blocks:  # type: ignore[union-attr]
+        core.steps(1)
+    async with serving(core) as served:
+        yield served, core
+
+
+def row_of(text: str, name: str) -> str:
+    (found,) = (line for line in text.splitlines() if line.split()[0] == name)
+    return found.removeprefix(name).strip()
+
+
+async def test_status_says_who_waits_who_gave_and_who_can_give(
+    short: tuple[Served, LiveEngine],
+) -> None:
+    served, core = short
+    pressure = core.reporter.status().pressure
+    assert pressure is not None
+    line = row_of((await run("status", VTOKEN_URL=served.url)).out, "pressure")
+    assert f"{pressure.short_blocks} blocks are short (needed: " in line
+    assert f"{pressure.asked_blocks} for the first that waits" in line
+    assert f"gave {pressure.recent_tokens} tokens in the last 10 s" in line
+    assert f"{pressure.givers} requests can give {pressure.givable_tokens} in " in line
+    assert f"{pressure.spared_tokens} live that fixed budgets would have evicted" in line
+
+
+async def test_status_is_silent_about_pressure_where_no_request_gives(served: Served) -> None:
+    text = (await run("status", VTOKEN_URL=served.url)).out
+    assert not any(line.startswith("pressure") for line in text.splitlines())
+    assert "CAN GIVE" not in (await run("requests", VTOKEN_URL=served.url)).out
+
+
+async def test_a_row_says_what_a_request_gave_and_can_give(
+    short: tuple[Served, LiveEngine],
+) -> None:
+    served, core = short
+    core.admit("fixed", 20, rules=RequestRules(evict_when="always"))
+    url = ("--url", served.url)
+    head, *lines = (await run("requests", *url)).out.splitlines()
+    assert head.endswith("CAN GIVE  GAVE")
+    shown = {line.split()[0]: line.split()[-2:] for line in lines}
+    rows = {row.id: row for row in core.reporter.rows()}
+    assert shown == {
+        name: ["-", "-"] if name == "fixed" else [f"{row.givable_tokens}", f"{row.given_tokens}"]
+        for name, row in rows.items()
+    }
+    assert any(row.given_tokens for row in rows.values())
+    one = max(rows.values(), key=lambda row: row.givable_tokens)
+    assert one.givable_tokens > 0
+    line = row_of((await run("request", one.id, *url)).out, "pressure")
+    assert f"gave {one.given_tokens} tokens because memory was short" in line
+    assert f"can give {one.givable_tokens} more" in line
+
+
+async def test_a_finished_request_says_what_it_kept_and_why_it_lost_the_rest(
+    short: tuple[Served, LiveEngine],
+) -> None:
+    served, core = short
+    url = ("--url", served.url)
+    core.steps(400)
+    core.admit("calm", 20, max_tokens=4)
+    core.admit("fixed", 60, max_tokens=40, rules=RequestRules(evict_when="always"))
+    core.steps(60)
+    detail = (await run("request", "r0", "--json", *url)).json(wire.RequestDetail)
+    assert (detail.state, detail.live + detail.dead) == ("finished", 80)
+    assert detail.dead == detail.given_tokens > 0
+    text = (await run("request", "r0", *url)).out
+    assert row_of(text, "request").startswith("r0, finished at ")
+    assert row_of(text, "kept").endswith(f": {detail.live} of 80 tokens")
+    assert row_of(text, "lost") == f"{detail.dead} gave way because memory was short"
+    assert row_of(text, "policy") == "streaming_llm, floor 24 tokens"
+    assert "block table" not in text
+    calm = (await run("request", "calm", *url)).out
+    assert (row_of(calm, "kept"), row_of(calm, "lost")) == ("100.0%: 24 of 24 tokens", "nothing")
+    fixed = (await run("request", "fixed", *url)).out
+    assert row_of(fixed, "lost").endswith(" were beyond its budget")
+    unknown = await run("request", "r99", *url)
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "none of the newest 1,024 that finished" in unknown.err
+
+
+async def test_a_dry_run_says_what_is_short_what_could_be_given_and_who_would_fit(
+    short: tuple[Served, LiveEngine],
+) -> None:
+    served, core = short
+    patch = {"budget_tokens": 12}
+    for _ in range(40):
+        found = core.call("patch_config", patch=patch, validate_only=True).what_if
+        if found.short_blocks > 1:
+            break
+        core.steps(1)
+    text = (await run("config", "set", "budget_tokens=12", "--dry-run", "--url", served.url)).out
+    assert f"would evict {found.evicted_tokens} tokens" in text
+    assert f"{found.short_blocks} blocks short now" in text
+    assert f"can give {found.givable_tokens} tokens in {found.givable_blocks} blocks" in text
+    assert f"room for {found.more_requests} more requests like the running ones" in text

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.profiles import made_up
 from vtoken.calibration import store
+from vtoken.config.values import default_config, merge_patch
 from vtoken.errors import UnsupportedError
 from vtoken.vllm.startup import serve, startup_error
 from vtoken.vllm.startup.model_argument import Values
@@ -121,6 +123,20 @@ def test_every_setting_has_a_flag_of_its_type() -> None:
         words = [flag.replace("--", "--no-", 1)] if value is False else [flag, f"{value}"]
         parsed = serve.build_parser().parse_args(words)
         assert serve.initial_patch(parsed) == {name: value}
+
+
+def test_auto_is_the_recommended_policy_under_pressure() -> None:
+    def patch(*words: str) -> dict[str, Any]:
+        parsed = serve.build_parser().parse_args(["--vtoken-policy", "auto", *words])
+        return serve.initial_patch(parsed)
+
+    assert patch() == serve.AUTO_PATCH
+    assert patch("--vtoken-budget-ratio", "0.25")["budget_ratio"] == 0.25
+    assert "budget_ratio" not in patch("--vtoken-budget-tokens", "900")
+    config = merge_patch(default_config(256), patch(), num_blocks=256, num_layers=4)
+    assert (config.policy.name, config.evict_when) == ("keydiff", "pressure")
+    with pytest.raises(ValueError, match="not auto"):
+        patch("--vtoken-policy-params", "{}")
 
 
 def model_of(command: list[str]) -> tuple[str, list[str]]:

@@ -30,12 +30,13 @@ from vtoken.wire import GUARD_CANARIES
         ("config", "set", "theta_f"),
         ("config", "set", "a=1", "a=2"),
         ("config", "set", "a=1", "a.b=2"),
+        ("config", "set", "a=" + "[" * 100_000),
         ("watch", "--interval", "0"),
         ("status", "--url", "localhost:8000"),
         ("status", "--token", "secret"),
         ("status", "--token-file", "/nowhere/token"),
     ],
-    ids=" ".join,
+    ids=lambda arguments: " ".join(arguments)[:40],
 )
 async def test_wrong_command_lines_are_usage_errors(arguments: tuple[str, ...]) -> None:
     ran = await run(*arguments)

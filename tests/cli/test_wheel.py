@@ -16,7 +16,7 @@ from tests.support.cli_harness import Ran, spawn
 from tests.support.serving import Served
 
 WHEEL = os.environ.get("VTOKEN_WHEEL")
-pytestmark = pytest.mark.skipif(WHEEL is None, reason="no VTOKEN_WHEEL; `make wheel` sets it")
+pytestmark = pytest.mark.skipif(WHEEL is None, reason="no VTOKEN_WHEEL: `make wheel` runs them")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import Any
 
@@ -12,11 +13,14 @@ import vtoken.client
 from tests.support.client_harness import Either
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
+from tests.support.waiting import until
 from vtoken import wire
 from vtoken.client import (
     AsyncClient,
     Client,
+    NotApplied,
     NotVToken,
+    OutcomeUnknown,
     ProblemError,
     RefusedError,
     RequestText,
@@ -28,6 +32,8 @@ from vtoken.client import (
     request_text,
     sequences,
 )
+from vtoken.client.answers import PROBLEM_JSON, answer
+from vtoken_api.bus import MAX_IN_FLIGHT
 
 
 def test_the_public_names() -> None:
@@ -35,7 +41,9 @@ def test_the_public_names() -> None:
         "AsyncClient",
         "AsyncStream",
         "Client",
+        "NotApplied",
         "NotVToken",
+        "OutcomeUnknown",
         "ProblemError",
         "RefusedError",
         "RequestText",
@@ -56,7 +64,7 @@ def test_both_clients_have_every_call_with_its_parameters() -> None:
         for name, make in inspect.getmembers(module, inspect.isfunction)
         if make.__module__ == module.__name__ and not name.startswith("_")
     }
-    assert len(makers) == 22
+    assert len(makers) == 25
     for name, make in makers.items():
         for client in (Client, AsyncClient):
             method = getattr(client, name)
@@ -95,6 +103,97 @@ async def test_change_is_applied_audited_and_undone(either: Either, core: LiveEn
     assert core.runtime.config.budget_tokens == 64
     entries = (await either.ask("audit")).entries
     assert [entry.actor for entry in entries] == ["ana@127.0.0.1"] * 3
+
+
+CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("patch_config", ({"theta_f": 0.5},)),
+    ("undo", ()),
+    ("compact", ()),
+    ("forget", ("a", [(3, 9)])),
+)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CHANGES)
+@pytest.mark.parametrize("lost_at", ["engine", "server"])
+async def test_change_without_an_answer_is_told_later(
+    either: Either,
+    served: Served,
+    core: LiveEngine,
+    name: str,
+    arguments: tuple[Any, ...],
+    lost_at: str,
+) -> None:
+    core.call("patch_config", patch={"theta_f": 0.75})
+    if lost_at == "engine":
+        served.service.bus._timeout_s = 0.2
+    else:
+        either.client.timeout_s = 0.2
+    served.client.answers_late = True
+    with pytest.raises(OutcomeUnknown, match="applied") as lost:
+        await either.ask(name, *arguments)
+    with pytest.raises(OutcomeUnknown, match=r"nobody told within 0\.1 s.*GET /vtoken/v1/changes/"):
+        await either.ask("wait_change", lost.value.change_id, timeout_s=0.1)
+    served.client.answers_late = False
+    change = await either.ask("wait_change", lost.value.change_id)
+    if lost_at == "server" and change.state == "not_applied":  # it was looked up before it came
+        await until(lambda: any(c.change_id for c in served.client.calls), "it never came")
+        assert core.runtime.state.revision == 2
+        assert not core.runtime.operations.pending
+        return
+    assert (change.id, change.state) == (lost.value.change_id, "applied")
+    assert (change.operation is not None) is (name == "compact")
+    assert (change.forgotten is not None) is (name == "forget")
+    assert core.runtime.state.revision == 2 + (name in ("patch_config", "undo"))
+
+
+@pytest.mark.parametrize(("name", "arguments"), CHANGES)
+async def test_client_that_looks_up_answers_late_what_was_done(
+    either: Either, served: Served, core: LiveEngine, name: str, arguments: tuple[Any, ...]
+) -> None:
+    core.call("patch_config", patch={"theta_f": 0.75})
+    served.service.bus._timeout_s = 0.2
+    told: list[str] = []
+
+    def tell(lost: OutcomeUnknown) -> None:
+        told.append(lost.change_id)
+        served.client.answers_late = served.client.hangs = False
+
+    either.client.lookup_s, either.client.on_lookup = 30.0, tell
+    served.client.answers_late = True
+    answer = await either.ask(name, *arguments)
+    if isinstance(answer, wire.PatchResult):
+        assert answer.revision == core.runtime.state.revision == 3
+        assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
+    elif isinstance(answer, wire.Forgotten):
+        assert answer.spans == [(3, 9)]
+        assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
+    else:
+        assert answer.id in core.runtime.operations._all
+    revision = core.runtime.state.revision
+    served.client.hangs = True
+    with pytest.raises(ProblemError, match="nothing was done"):
+        await either.ask(name, *arguments)
+    assert core.runtime.state.revision == revision
+    assert len(set(told)) == 2
+
+
+async def test_change_that_did_not_reach_the_engine_is_an_error_that_says_so(
+    either: Either, served: Served
+) -> None:
+    either.client.lookup_s = 30.0
+    served.service.bus._timeout_s = 0.2
+    slots = served.service.bus._slots
+    for _ in range(MAX_IN_FLIGHT):
+        await slots.acquire()
+
+    def tell(_: OutcomeUnknown) -> None:
+        for _ in range(MAX_IN_FLIGHT):
+            slots.release()
+
+    either.client.on_lookup = lambda lost: loop.call_soon_threadsafe(tell, lost)
+    loop = asyncio.get_running_loop()
+    with pytest.raises(NotApplied, match="nothing was changed"):
+        await either.ask("undo")
 
 
 @pytest.mark.usefixtures("stepping")
@@ -212,6 +311,14 @@ async def test_answer_of_another_schema_is_not_taken(either: Either, core: LiveE
     wrong = calls.Call("GET", "/status", calls._json(wire.EventPage))
     with pytest.raises(NotVToken, match="does not fit the schema"):
         await either.ask("send", wrong)
+
+
+async def test_answer_that_nests_too_deep_is_not_taken(either: Either) -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    for status in (200, 500):
+        content = b'{"status":%d,"title":"","detail":"","value":%s}' % (status, deep)
+        with pytest.raises(NotVToken):
+            answer(either.client.server, calls.status(), status, PROBLEM_JSON, content)
 
 
 async def test_no_proxy_is_asked_on_the_way_to_this_machine(

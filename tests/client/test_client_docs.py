@@ -23,7 +23,7 @@ async def test_every_example_runs_and_prints(
 ) -> None:
     monkeypatch.setenv("VTOKEN_URL", served.url)
     monkeypatch.delenv("VTOKEN_TOKEN", raising=False)
-    assert len(EXAMPLES) == 8
+    assert len(EXAMPLES) == 9
     printed = []
     for number, example in enumerate(EXAMPLES):
         out = io.StringIO()
@@ -36,4 +36,5 @@ async def test_every_example_runs_and_prints(
     assert "would evict " in printed[2]
     assert core.runtime.config.theta_f == 0.25  # changed, confirmed, undone
     assert printed[3].startswith("done OperationResult(")
-    assert printed[4].startswith("theta_f = 2: expected ")
+    assert core.runtime.state.forgotten == {"a": ((8, 24),), "b": ((8, 24),)}
+    assert printed[5].startswith("theta_f = 2: expected ")

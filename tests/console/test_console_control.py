@@ -271,6 +271,45 @@ async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(serv
         await until(lambda: "FAILS" not in screen_text(app).splitlines()[0], "the badge stays")
 
 
+@pytest.mark.parametrize("state", ["applied", "not applied"])
+async def test_change_whose_answer_is_lost_is_looked_up_and_told(
+    core: LiveEngine, served: Served, state: str
+) -> None:
+    server = served.client
+    served.service.bus._timeout_s = 0.3
+    async with running(served.url) as (app, pilot):
+        server.answers_late, server.hangs = state == "applied", state != "applied"
+        await pilot.press("p")
+        await until(lambda: "Looking it up" in notices(app), "unsaid")
+        assert "the engine did not answer 'patch_config' within 0.3 s" in notices(app)
+        server.answers_late = server.hangs = False
+        if state == "applied":
+            await until(lambda: "Reclamation paused: revision 2" in notices(app), "not told")
+            assert "was looked up: it is applied" in notices(app)
+        else:
+            await until(lambda: "nothing was done" in notices(app), "not told")
+            assert core.runtime.config.reclamation == "auto"
+
+
+async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
+    core: LiveEngine, served: Served
+) -> None:
+    server = served.client
+    served.service.bus._timeout_s = 0.3
+    async with running(served.url) as (app, pilot):
+        await pilot.press("t")
+        await until(lambda: isinstance(app.screen, ControlScreen), "no page")
+        await pilot.press("right")
+        await until(lambda: app.screen.patch, "no draft")
+        server.answers_late = True
+        await pilot.press("enter")
+        await until(lambda: "Looking it up" in app.screen._outcome.text, "unsaid")
+        server.answers_late = False
+        await until(lambda: "revision 2" in app.screen._outcome.text, "not told")
+        assert "was looked up: it is applied" in app.screen._outcome.text
+        assert core.runtime.state.revision == 2
+
+
 @pytest.mark.usefixtures("stepping")
 async def test_unrelated_changes_of_other_clients_are_only_logged(
     core: LiveEngine,
@@ -302,12 +341,29 @@ async def test_unrelated_changes_of_other_clients_are_only_logged(
         ({"policy": [{"name": "none"}, {"name": "h2o"}]}, "none", 0, True),
         ({"policy": [{"name": "h2o"}, {"name": "none"}]}, "h2o", 0, False),
         ({"policy": [{"name": "h2o"}, {"name": "h2o"}]}, "h2o", 0, False),
+        ({"evict_when": ["pressure", "always"]}, "h2o", 0, True),
+        ({"evict_when": ["pressure", "always"]}, "h2o", 12, True),
+        ({"evict_when": ["pressure", "always"]}, "none", 0, False),
+        ({"evict_when": ["always", "pressure"]}, "h2o", 0, False),
+        ({"evict_after_wait_ms": [500, 0]}, "h2o", 0, False),
     ],
 )
 def test_only_irreversible_changes_need_confirmation(
     changes: dict, policy: str, evicted: int, asks: bool
 ) -> None:
     assert (irreversible(changes, policy, evicted) is not None) is asks
+
+
+def test_lower_floor_is_said_to_take_tokens_only_while_memory_is_short() -> None:
+    change = {"budget_tokens": [512, 256]}
+    reason = irreversible(change, "h2o", 0, [300, 100], "pressure")
+    assert reason == (
+        "Requests may be cut down to 256 live tokens while memory is short; "
+        "they hold 44 more than that."
+    )
+    assert irreversible(change, "h2o", 0, [300]) == (
+        "Requests keep 256 live tokens; they hold 44 more than that."
+    )
 
 
 def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:

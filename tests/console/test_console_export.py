@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.support.cli_harness import VTOKEN
 from tests.support.console_harness import running, until
 from tests.support.core.live import LiveEngine
 from tests.support.recorded import START_TS, record
@@ -143,6 +146,14 @@ def test_a_moment_of_a_recording_is_exported_without_a_terminal(
     assert "File exists" in capsys.readouterr().err
 
 
+def test_a_damaged_or_torn_recording_is_exported_as_far_as_it_is_readable(tmp_path: Path) -> None:
+    recording, out = tmp_path / "torn.jsonl.gz", tmp_path / "view.svg"
+    record(recording, 20.0)
+    recording.write_bytes(recording.read_bytes()[:-30] + bytes(20))
+    assert main(["console", "--replay", str(recording), "--at", "5", "--export", str(out)]) == 0
+    assert "torn.jsonl.gz" in out.read_text()
+
+
 def test_export_of_a_moment_outside_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,3 +164,22 @@ def test_export_of_a_moment_outside_is_refused(
     assert "is not a moment of this recording" in capsys.readouterr().err
     assert main([*arguments, str(tmp_path / "a.gif")]) == 1
     assert "the suffix must be one of .svg, .png, .csv, .json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["view.svg", "view.csv"])
+def test_an_export_that_does_not_fit_the_disk_names_its_file_and_leaves_none(
+    tmp_path: Path, name: str
+) -> None:
+    record(tmp_path / "run.jsonl", seconds=20)
+    out = tmp_path / "out"
+    out.mkdir()
+    command = ["console", "--replay", str(tmp_path / "run.jsonl"), "--export", str(out / name)]
+    ran = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *VTOKEN, *command],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    assert re.fullmatch(rf"vtoken: {out}/view\S+ cannot be written: File too large\n", ran.stderr)
+    assert list(out.iterdir()) == []

@@ -61,6 +61,23 @@ async def test_closed_gates_are_named_beside_the_sentence(core: LiveEngine, serv
         assert "[c] compact" in line
 
 
+@pytest.mark.parametrize(("free", "cause"), [(4, "Fragmented"), (5, "OK"), (20, "OK"), (21, "OK")])
+async def test_sentence_and_compact_key_agree_for_every_number_of_free_blocks(
+    core: LiveEngine, served: Served, free: int, cause: str
+) -> None:
+    """Below, between and above the low watermark and the headroom."""
+    core.configure(reclamation="paused", low_watermark_blocks=4, headroom_blocks=20)
+    core.store.take(core.store.num_free_blocks() - free)
+    gain = core.call("compact", dry_run=True).plan.freed_blocks
+    assert gain > 1
+    async with running(served.url, size=(200, 50)) as (app, _):
+        line = screen_text(app).splitlines()[1]
+        assert line.startswith(f" {cause}: ")
+        assert f"compacting now would free {gain} blocks" in line
+        assert "[c] compact" in line
+        assert ("a round waits for" in line) == (cause != "OK")
+
+
 async def test_metrics_fit_80x24_and_match_the_status(core: LiveEngine, served: Served) -> None:
     core.core.worker.hole_us = 200
     core.steps(4)

@@ -83,6 +83,6 @@ def test_without_owners_blocks_are_not_filtered_by_request_with_a_note() -> None
     assert np.flatnonzero(block_mask(parse("state:free"), unknown)).tolist() == [0]
 
 
-def test_every_state_of_the_wire_can_be_filtered() -> None:
-    for state in wire.RequestState.__args__:
+def test_every_state_of_a_row_can_be_filtered() -> None:
+    for state in set(wire.RequestState.__args__) - {"finished"}:  # those have no row
         assert parse(f"state:{state}").problem == ""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -87,13 +88,18 @@ def page_key(folder: Path) -> str:
     return file.read_text().strip()
 
 
+BROWSER = find_browser()
+
+
+@pytest.mark.skipif(
+    BROWSER is None,
+    reason="no Chromium on this machine: on Debian, apt install chromium-headless-shell",
+)
 async def test_page_requires_its_key_then_shows_the_console_and_receives_keys(
     served: Served, tmp_path: Path
 ) -> None:
-    executable = find_browser()
-    if executable is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium-headless-shell)")
-    async with acting_console(served, tmp_path) as page_url, browsing(executable) as page:
+    assert BROWSER is not None
+    async with acting_console(served, tmp_path) as page_url, browsing(BROWSER) as page:
         await page.open(page_url)
         form = "document.activeElement && document.activeElement.name"
         async with asyncio.timeout(60):
@@ -244,3 +250,25 @@ def test_the_page_is_for_this_machine_only(capsys: pytest.CaptureFixture[str]) -
 
     assert main(["console", "--web", "--host", "0.0.0.0"]) == 2
     assert "is not loopback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["file", "full"])
+def test_a_key_that_cannot_be_stored_is_said_and_leaves_no_file(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "file").write_text("")
+    limit = "0" if folder == "full" else "unlimited"
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("VTOKEN")}
+    limited = ("/bin/sh", "-c", f'ulimit -f {limit}; exec "$@"', "sh", sys.executable)
+    ran = subprocess.run(
+        [*limited, "-m", "vtoken.cli", "console", "--web", "--port", str(free_port())],
+        env=inherited | {"VTOKEN_TOKEN": SECRET, "XDG_RUNTIME_DIR": str(tmp_path / folder)},
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"vtoken: the page key cannot be written to {tmp_path / folder}/")
+    assert not list(tmp_path.rglob("console-*"))

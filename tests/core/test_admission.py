@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from tests.support.core.live import LiveEngine, make_quiet
 from vtoken.policies import make_policy
-from vtoken.runtime.admission import Admission
+from vtoken.runtime.admission import Admission, Requirement
 
 CHUNK = 64
+RESERVED = Requirement(extra_blocks=1)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def asks(engine: LiveEngine, prompt: int, max_tokens: int) -> int:
     admission = engine.runtime.admission
     engine.runtime.announce("new", None, num_prompt_tokens=prompt, max_tokens=max_tokens)
     peak = admission.peak_tokens("new", prompt)
-    return -(-peak // 16) + admission.extra_blocks("new", peak)
+    return -(-peak // 16) + admission.requirement("new", peak).extra_blocks
 
 
 def test_an_idle_pool_asks_for_the_prompt_alone(engine: LiveEngine) -> None:
@@ -135,10 +136,10 @@ def test_a_waiting_request_opens_the_gates(engine: LiveEngine) -> None:
     engine.configure(policy={"name": "random"}, interval_tokens=0, recycle=False)
     engine.steps(4)
     assert engine.runtime.counters.relocations == 0  # enough blocks are free
-    engine.runtime.admission.record_demand(engine.store.num_free_blocks() - 4)
+    engine.runtime.admission.record_demand("new", engine.store.num_free_blocks() - 5, RESERVED)
     engine.steps()
     assert engine.runtime.counters.relocations == 0  # it would fit and leave more than it needs
-    engine.runtime.admission.record_demand(engine.store.num_free_blocks() + 40)
+    engine.runtime.admission.record_demand("new", engine.store.num_free_blocks() + 39, RESERVED)
     engine.steps()
     assert engine.runtime.counters.relocations > 0
 
@@ -146,9 +147,9 @@ def test_a_waiting_request_opens_the_gates(engine: LiveEngine) -> None:
 def test_what_the_engine_withholds_is_lacking_too(engine: LiveEngine) -> None:
     running(engine, "a", 400, 400)
     admission, free = engine.runtime.admission, engine.store.num_free_blocks()
-    admission.record_demand(4, withheld_blocks=free - 4)
+    admission.record_demand("new", 4, withheld_blocks=free - 4)
     assert (admission.lacking_blocks, engine.runtime.state.wanted_blocks) == (0, 0)
-    admission.record_demand(4, withheld_blocks=free + 3, compressed=False)
+    admission.record_demand("new", 4, withheld_blocks=free + 3)
     assert (admission.lacking_blocks, admission.withheld_blocks) == (7, free + 3)
     # None of the withheld blocks is free for it, whatever the rule of admission.
     assert engine.runtime.state.wanted_blocks == 7 + free + 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from safetensors.numpy import save_file
 from tests.support.profiles import made_up
 from vtoken.calibration import store
 from vtoken.calibration.model_files import PIECE_BYTES, PIECES, fingerprint, model_folder
-from vtoken.config.calibration import SignalProfile
+from vtoken.config.calibration import CalibrationProfile, SignalProfile
 from vtoken.errors import ProfileError
 
 
@@ -98,6 +100,12 @@ def test_a_folder_without_a_model_is_named(model: Path, missing: str) -> None:
         fingerprint(model)
 
 
+def test_a_model_whose_configuration_nests_too_deep_is_named(model: Path) -> None:
+    (model / "config.json").write_text('{"a": ' + "[" * 100_000)
+    with pytest.raises(ProfileError, match=str(model)):
+        fingerprint(model)
+
+
 def test_a_missing_model_is_named() -> None:
     with pytest.raises(ProfileError, match="nobody/nothing is neither a folder nor"):
         model_folder("nobody/nothing")
@@ -117,12 +125,36 @@ def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_profile_of_another_model_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     store.write(made_up(), path)
-    assert store.require(path, model="m", fingerprint=made_up().fingerprint) == made_up()
     with pytest.raises(ProfileError) as refused:
-        store.require(path, model="other/model", fingerprint="f" * 32)
+        store.require(path, model="other/model", fingerprint="f" * 32, num_layers=4, num_heads=4)
     for part in (str(path), "made-up/model", made_up().fingerprint, "other/model", "f" * 32):
         assert part in str(refused.value)
     assert "vtoken calibrate other/model" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_heads", "why"),
+    [(4, 4, None), (2, 4, "have 2 layers with 4;"), (4, 2, "have 4 layers with 2;")],
+)
+def test_a_profile_of_more_layers_or_heads_than_the_model_has_is_refused(
+    tmp_path: Path, num_layers: int, num_heads: int, why: str | None
+) -> None:
+    path = tmp_path / "profile.json"
+    store.write(made_up(), path)
+    weights = made_up().fingerprint
+
+    def require() -> CalibrationProfile:
+        return store.require(
+            path, model="m", fingerprint=weights, num_layers=num_layers, num_heads=num_heads
+        )
+
+    if why is None:
+        assert require() == made_up()
+        return
+    with pytest.raises(ProfileError, match="a profile of 4 layers with 4 query heads") as refused:
+        require()
+    for part in (str(path), why, "vtoken calibrate m"):
+        assert part in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +203,19 @@ def test_an_unwritable_path_is_found_before_the_measurement(tmp_path: Path) -> N
     for attempt in (lambda: store.require_writable(path), lambda: store.write(made_up(), path)):
         with pytest.raises(ProfileError, match="--output"):
             attempt()
+
+
+def test_a_full_disk_is_found_before_the_measurement(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from vtoken.calibration import store; "
+        "store.require_writable(Path(sys.argv[1]))"
+    )
+    limited = ["/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, "-c", code]
+    ran = subprocess.run(
+        [*limited, str(tmp_path / "profile.json")], check=False, capture_output=True, text=True
+    )
+    assert "profile.json cannot be written: File too large; choose another file" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_profiles_are_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

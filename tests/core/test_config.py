@@ -49,6 +49,8 @@ GOOD: dict[str, list[Any]] = {
     "interval_tokens": [0, 1 << 24],
     "protect": [{"template": False}, {"system": False, "last_user": True}, {}],
     "evict_during": ["decode", "prefill", "both"],
+    "evict_when": ["pressure", "always"],
+    "evict_after_wait_ms": [0, 2000, 3_600_000],
     "admission": ["compressed", "stock"],
     "verify_ratio": [0, 0.01, 1.0],
     "shadow": [None, {"name": "none"}, {"name": "tova"}, {"name": "h2o", "params": {"sinks": 3}}],
@@ -81,6 +83,8 @@ BAD: dict[str, list[Any]] = {
     "interval_tokens": [(1 << 24) + 1, 1.0, True],
     "protect": [{"template": value} for value in (1, None, "true")] + [{"user": True}, True],
     "evict_during": ["Decode", "never", 0],
+    "evict_when": ["sometimes", "never", "", True],
+    "evict_after_wait_ms": [-1, 3_600_001, 1.0, True],
     "admission": ["vllm", "", True],
     "verify_ratio": [-0.01, 1.01, True],
     "shadow": ["h2o", {"name": "lru"}, {"name": None}, {"nam": "h2o"}, {"params": {"sinks": 2}}]

@@ -110,6 +110,31 @@ def test_the_reclaimable_blocks_are_what_compacting_then_frees(watermark: int) -
         assert operation.plan.moved_tokens == found.reclaim_moved_tokens
 
 
+@pytest.mark.parametrize("free", [0, 6, 7, 13, 20, 21, 30])
+@pytest.mark.parametrize(("watermark", "headroom"), [(6, 20), (20, 6)])
+@pytest.mark.parametrize("planner", ["plug", "pack"])
+@pytest.mark.parametrize("policy", [EVICTING["policy"], {"name": "none"}])
+def test_cause_and_sentence_agree_for_every_number_of_free_blocks(
+    free: int, watermark: int, headroom: int, planner: str, policy: dict[str, Any]
+) -> None:
+    """Below, between and above low watermark and headroom; with holes and without."""
+    config = {"reclamation": "paused", "planner": planner, "policy": policy}
+    limits = {"low_watermark_blocks": watermark, "headroom_blocks": headroom}
+    with running(20, config=config | limits) as engine:
+        engine.core.store.take(engine.core.store.num_free_blocks() - free)
+        found = diagnose(engine)
+        operation: Operation = engine.call("compact", dry_run=True)
+        assert operation.plan is not None
+        gain = operation.plan.freed_blocks
+        assert found.reclaimable_blocks == gain
+        if gain:
+            assert found.cause == ("fragmented" if free <= watermark else "ok")
+        else:
+            assert found.cause == ("full" if free <= headroom else "ok")
+        assert (f"compacting now would free {gain:,} block" in found.sentence) == (gain > 0)
+        assert f"{free} blocks free" in found.sentence or found.cause != "ok"
+
+
 def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:
     with running(config={"low_watermark_blocks": 0}) as engine:
         found = diagnose(engine)
@@ -217,6 +242,21 @@ def test_without_excess_blocks_no_plan_is_needed_to_know_that_compacting_frees_n
             engine.steps(1)
             count += "compacting frees nothing" in diagnose(engine).sentence
         assert count > 15
+
+
+@pytest.mark.parametrize(("free", "cause"), [(6, "fragmented"), (7, "ok"), (20, "ok"), (21, "ok")])
+def test_a_gain_without_a_known_size_is_no_full_pool(free: int, cause: str) -> None:
+    """The cached preview is so old that its lower bound is 0, but holes remain."""
+    limits = {"low_watermark_blocks": 6, "headroom_blocks": 20}
+    with running(20, config={"reclamation": "paused"} | limits) as engine:
+        diagnose(engine)
+        stop_planning(engine)
+        engine.steps(45)
+        store = engine.core.store
+        store.take(store.num_free_blocks() - free)
+        found = diagnose(engine)
+        assert (found.cause, found.reclaimable_blocks) == (cause, 0)
+        assert "compacting is likely to free blocks" in found.sentence
 
 
 def test_a_stale_preview_gives_no_reason() -> None:

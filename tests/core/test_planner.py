@@ -168,6 +168,34 @@ def test_large_layouts_are_planned_as_plain_numpy_plans_them(
     assert_as_twin(layout, planner, int(rng.integers(1, n + 1)), int(rng.integers(n)))
 
 
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("recycles", [True, False])
+def test_only_sources_become_empty(planner: PlannerName, recycles: bool) -> None:
+    """Few sources, so that B is reached and many blocks stay. An empty block that stays would be
+    moved for nothing, and nobody would count it."""
+    rng = np.random.default_rng(1)
+    num_plans = 0
+    for _ in range(4000):
+        n, s = int(rng.integers(2, 8)), int(rng.integers(2, 6))
+        live = rng.random((n, s)) < rng.random()
+        live[np.arange(n), rng.integers(s, size=n)] = True  # no block is empty
+        grid = np.full((n, s), -1, dtype=np.int64)
+        grid[live] = rng.permutation(int(live.sum()))
+        writable = rng.random(n) < 0.8
+        movable = writable | (rng.random(n) < 0.5)
+        layout = Layout("r", rng.permutation(n) + 1, grid, movable, writable, recycles)
+        batch_size, headroom = int(rng.integers(1, 4)), int(rng.integers(3))
+        assert_as_twin(layout, planner, batch_size, headroom)
+        plan = plan_relocation(layout, planner, batch_size=batch_size, headroom_blocks=headroom)
+        if plan is None:
+            continue
+        num_plans += 1
+        bound = plan.bind([100 + i for i in range(plan.num_fresh_blocks)], s)
+        held = {slot // s for slot in applied(layout, plan).values()}
+        assert held == set(bound.blocks.tolist())
+    assert num_plans > 800
+
+
 def assert_as_twin(layout: Layout, planner: PlannerName, batch_size: int, headroom: int) -> None:
     plan = plan_relocation(layout, planner, batch_size=batch_size, headroom_blocks=headroom)
     twin = plan_twin(layout, planner, batch_size=batch_size, headroom_blocks=headroom)
@@ -430,6 +458,17 @@ def test_one_token_more_moves_where_the_last_slot_would_be_taken() -> None:
     assert plan is not None
     assert plan.token_ids.tolist() == [12, 11]
     assert plan.blocks.tolist() == [10, 11, 12]
+
+
+def test_the_only_token_of_the_last_block_opens_its_last_slot_within_the_block() -> None:
+    """B keeps the block, so it may not become empty: its token would be moved for nothing."""
+    rows = [[0, 1, -1, 3], [-1, -1, -1, 7], [-1, -1, -1, 11], [-1, -1, -1, 15]]
+    plan = plan_relocation(layout(rows, recycles=False), "plug", batch_size=1, headroom_blocks=0)
+    assert plan is not None
+    assert plan.source_blocks.tolist() == [11]
+    assert plan.token_ids.tolist() == [7, 15]
+    assert plan.destination_slots.tolist() == [42, 52]
+    assert plan.blocks.tolist() == [10, 12, 13]
 
 
 def test_pack_puts_a_block_with_an_open_last_slot_last() -> None:

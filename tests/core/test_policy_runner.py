@@ -30,7 +30,9 @@ class Answering(Policy):
 
 
 def engine_with(policy: Policy, **more: Any) -> CoreEngine:
-    config = VTokenConfig(policy=policy, budget_tokens=8, interval_tokens=2, **more)
+    config = VTokenConfig(
+        policy=policy, budget_tokens=8, interval_tokens=2, evict_when="always", **more
+    )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
     engine.add("a", 12)
     engine.add("b", 15)
@@ -121,7 +123,10 @@ def test_another_policy_evicts_after_one_has_failed() -> None:
     engine = engine_with(Answering())
     run(engine, 4)
     engine.runtime.state.config = VTokenConfig(
-        policy=make_policy("sliding_window", {}), budget_tokens=8, interval_tokens=2
+        policy=make_policy("sliding_window", {}),
+        budget_tokens=8,
+        interval_tokens=2,
+        evict_when="always",
     )
     run(engine, 4)
     assert engine.runtime.counters.evicted_tokens > 0
@@ -214,7 +219,9 @@ def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
 
 def test_fastgen_profiles_below_the_budget_too() -> None:
     """So the profile is the prompt's, however late the first eviction is."""
-    config = VTokenConfig(policy=make_policy("fastgen", {}), budget_tokens=30, interval_tokens=2)
+    config = VTokenConfig(
+        policy=make_policy("fastgen", {}), budget_tokens=30, interval_tokens=2, evict_when="always"
+    )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
     engine.runtime.policy_runner.vocabulary = Words()
     engine.add("a", 9)
@@ -230,6 +237,7 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
         budget_tokens=8,
         interval_tokens=0,
         evict_during="both",
+        evict_when="always",
     )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
     engine.runtime.policy_runner.vocabulary = Words()

@@ -19,8 +19,9 @@ from vtoken.config.prompt_parts import (
     Spans,
     learn_template,
 )
-from vtoken.config.protection import PROTECT, protection, read_spans
+from vtoken.config.protection import PROTECT, protection
 from vtoken.config.request_rules import Prompt, RequestRules, request_rules
+from vtoken.config.spans import read_spans
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, View, make_policy
 from vtoken.policies.base import Batch
@@ -240,7 +241,7 @@ def test_parts_take_a_quarter_of_what_is_left(
     ],
 )
 def test_spans_come_as_pairs_or_flat(value: Any, spans: Spans) -> None:
-    assert read_spans(value) == spans
+    assert read_spans(value, PROTECT) == spans
 
 
 @pytest.mark.parametrize(

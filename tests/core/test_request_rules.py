@@ -23,7 +23,9 @@ def test_arguments_without_the_prefix_make_no_rules() -> None:
 def test_what_a_request_does_not_set_follows_the_configuration() -> None:
     rules = request_rules({"vtoken_budget_tokens": 64})
     assert rules is not None
-    config = replace(default_config(64), policy=make_policy("streaming_llm", {}))
+    config = replace(
+        default_config(64), evict_when="always", policy=make_policy("streaming_llm", {})
+    )
     assert rules.under(config).budget_tokens == 64
     assert rules.under(config).policy is config.policy
     later = replace(config, theta_f=0.5, policy=make_policy("random", {}))
@@ -33,7 +35,11 @@ def test_what_a_request_does_not_set_follows_the_configuration() -> None:
 
 def test_a_live_policy_that_needs_more_raises_the_budget_to_its_minimum() -> None:
     rules = RequestRules(budget_tokens=3)
-    config = replace(default_config(64), policy=make_policy("random", {"sinks": 4, "recent": 16}))
+    config = replace(
+        default_config(64),
+        evict_when="always",
+        policy=make_policy("random", {"sinks": 4, "recent": 16}),
+    )
     assert rules.under(config).budget_tokens == 20
 
 
@@ -73,6 +79,9 @@ def test_a_live_policy_that_needs_more_raises_the_budget_to_its_minimum() -> Non
         ({"vtoken_budget_tokens": "64"}, "vtoken_budget_tokens"),
         ({"vtoken_budget_tokens": 1 << 40}, "vtoken_budget_tokens"),
         ({"vtoken_interval_tokens": -1}, "vtoken_interval_tokens"),
+        ({"vtoken_evict_when": "sometimes"}, "vtoken_evict_when"),
+        ({"vtoken_evict_when": ""}, "vtoken_evict_when"),
+        ({"vtoken_evict_after_wait_ms": 5}, "vtoken_evict_after_wait_ms"),
         (
             {
                 "vtoken_policy": "streaming_llm",

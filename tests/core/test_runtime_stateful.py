@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -49,6 +50,8 @@ PATCHES = st.fixed_dictionaries(
         "budget_ratio": st.sampled_from([0.0, 0.0, 0.4, 1.0]),
         "budget_floor_tokens": st.integers(2, 6),
         "interval_tokens": st.integers(0, 3),
+        "evict_when": st.sampled_from(["pressure", "always"]),
+        "evict_during": st.sampled_from(["decode", "both"]),
         "protect": st.fixed_dictionaries({"template": st.booleans(), "last_user": st.booleans()}),
         "probe": st.fixed_dictionaries({"every_steps": st.integers(1, 3)}),
     },
@@ -63,9 +66,17 @@ class Engine(RuleBasedStateMachine):
         lag=st.integers(0, 1),
         policy=POLICIES,
         budget=st.integers(2, 6),
+        when=st.sampled_from(["pressure", "always"]),
     )
     def start(
-        self, num_blocks: int, block_size: int, chunk: int, lag: int, policy: Any, budget: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        chunk: int,
+        lag: int,
+        policy: Any,
+        budget: int,
+        when: str,
     ) -> None:
         self.engine = CoreEngine(
             num_blocks=num_blocks,
@@ -76,6 +87,7 @@ class Engine(RuleBasedStateMachine):
                 "policy": policy,
                 "budget_tokens": budget,
                 "interval_tokens": 0,
+                "evict_when": when,
                 "theta_f": 0.0,
                 "low_watermark_blocks": num_blocks,
             },
@@ -101,6 +113,7 @@ class Engine(RuleBasedStateMachine):
             tail = data.draw(st.integers(head, prompt))
             parts = PromptParts(((0, head),) if head else (), (), ((tail, prompt),))
             named = data.draw(st.sampled_from([(), (), ((1, 2),), ((0, 1), (3, 5))]))
+            forget = data.draw(st.sampled_from([(), (), ((2, 3),), ((2, 3), (5, 9))]))
             self.engine.add(
                 f"r{self.count}",
                 prompt,
@@ -108,7 +121,9 @@ class Engine(RuleBasedStateMachine):
                 prefix=prefix,
                 prefix_tokens=prefix_tokens,
                 seed=self.count,
-                rules=RequestRules(protect=named if named and named[-1][1] <= prompt else ()),
+                rules=RequestRules(
+                    protect=named if named and named[-1][1] <= prompt else (), forget=forget
+                ),
                 prompt=Prompt(prompt, lambda parts=parts: parts),
             )
             self.count += 1
@@ -116,8 +131,29 @@ class Engine(RuleBasedStateMachine):
     @rule(num_steps=st.integers(1, 12))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
+            before = {
+                r.id: (r.admissions, *self._split(r.id))
+                for r in self.engine.running
+                if r.id in self.engine.runtime.tables
+            }
             self.engine.step()
             self.engine.check()
+            for request in self.engine.running:
+                admissions, first, others = before.get(request.id, (0, set(), set()))
+                if admissions == request.admissions:
+                    live = set(self.engine.runtime.tables[request.id].live_ids().tolist())
+                    assert not others - live or not first & live
+
+    def _split(self, request_id: str) -> tuple[set[int], set[int]]:
+        """The live tokens that die first, and the others that may die."""
+        state, table = self.engine.runtime.state, self.engine.runtime.tables[request_id]
+        ids = table.live_ids()[:-1]
+        named = np.zeros(table.num_tokens, dtype=np.bool_)
+        for start, end in state.forgotten.get(request_id, ()):
+            named[start:end] = True
+        spared = state.protection(request_id).covers(ids)
+        forgotten = named[ids] & ~spared
+        return set(ids[forgotten].tolist()), set(ids[~forgotten].tolist())
 
     @rule(patch=PATCHES)
     def configure(self, patch: dict[str, Any]) -> None:
@@ -131,6 +167,18 @@ class Engine(RuleBasedStateMachine):
         ids = [None, *[t.request_id for t in self.engine.runtime.tables]]
         request_id = data.draw(st.sampled_from(ids))
         self.engine.runtime.operations.add("test", request_id, batch_size, False)
+
+    @precondition(lambda self: self.engine.running)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """Any tokens but those that the client protects, as the engine's commands ensure."""
+        state = self.engine.runtime.state
+        table = data.draw(st.sampled_from([*self.engine.runtime.tables]))
+        start = data.draw(st.integers(0, table.num_tokens - 1))
+        end = data.draw(st.integers(start + 1, table.num_tokens))
+        named = state.request_rules[table.request_id].protect
+        if all(end <= first or last <= start for first, last in named):
+            state.forget_tokens(table.request_id, ((start, end),))
 
     @rule()
     def preempt(self) -> None:

@@ -17,7 +17,9 @@ from hypothesis.stateful import (
 )
 
 from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
-from vtoken.errors import InvariantViolation
+from vtoken.errors import InvariantViolation, UnsupportedError
+from vtoken.tables.kernels import MAX_HOLDERS
+from vtoken.tables.pool import MAX_BLOCK_SIZE
 from vtoken.tables.token_tables import TokenTables
 
 PICK = st.randoms(use_true_random=False)
@@ -306,3 +308,31 @@ class Tables(RuleBasedStateMachine):
 
 Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestTables = Tables.TestCase
+
+
+# ---------------------------------------------------------------- the ends of the columns' types
+
+
+def test_the_largest_block_is_counted_and_a_larger_one_is_refused() -> None:
+    tables = TokenTables(3, MAX_BLOCK_SIZE)
+    sync_new_tokens(tables, "a", [1], MAX_BLOCK_SIZE)
+    assert tables.pool.live.tolist() == [0, 65_535, 0]
+    tables.check()
+    with pytest.raises(UnsupportedError, match=r"65,536 slots: at most 65,535; set --block-size"):
+        TokenTables(3, MAX_BLOCK_SIZE + 1)
+
+
+def test_more_slots_than_a_column_can_name_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"at most 2,147,483,647 slots in all"):
+        TokenTables(1 << 21, 1 << 10)
+
+
+def test_one_holder_too_many_is_refused_before_the_count_wraps() -> None:
+    tables = TokenTables(4, 2)
+    sync_new_tokens(tables, "a", [1], 2)
+    tables.pool.holders[1] = MAX_HOLDERS - 1
+    sync_new_tokens(tables, "b", [1], 2)
+    with pytest.raises(InvariantViolation, match=r"c is holder 65,536 of block 1: too many"):
+        sync_new_tokens(tables, "c", [1], 2)
+    assert tables.pool.holders[1] == MAX_HOLDERS
+    assert tables["c"].num_tokens == tables["c"].num_blocks == 0

@@ -188,9 +188,40 @@ def test_a_revision_that_no_step_ran_with_is_reported_as_superseded(bench: Bench
             "budget_tokens: only for requests with a policy of their own, while policy is none",
         ),
         ({}, {"budget_tokens": 40}, None),
+        (
+            {"evict_when": "always"},
+            {"evict_after_wait_ms": 500},
+            "evict_after_wait_ms: only for requests with vtoken_evict_when=pressure, while "
+            "evict_when is always",
+        ),
+        ({"evict_when": "pressure"}, {"evict_after_wait_ms": 500}, None),
+        (
+            {"policy": {"name": "none"}, "evict_when": "always"},
+            {"evict_when": "pressure"},
+            "evict_when: only for requests with a policy of their own, while policy is none",
+        ),
+        (
+            {"evict_when": "always"},
+            {"evict_when": "pressure"},
+            "pressure: running requests lose nothing more until a block is short; what they lost "
+            "stays lost",
+        ),
+        (
+            {"evict_when": "pressure"},
+            {"evict_when": "always"},
+            "always: running requests beyond their budget and interval lose tokens from the next "
+            "step on, whether a block is short or not",
+        ),
+        (
+            {"evict_when": "pressure"},
+            {"reclamation": "off"},
+            "pressure: while reclamation is off, tokens that give way free only blocks in which "
+            "none is live",
+        ),
+        ({"evict_when": "always"}, {"reclamation": "off"}, None),
     ],
 )
-def test_a_note_names_values_without_effect(
+def test_a_note_names_values_without_effect_and_what_a_mode_means(
     bench: Bench, before: dict[str, Any], change: dict[str, Any], note: str | None
 ) -> None:
     bench.patch(before)
@@ -199,6 +230,17 @@ def test_a_note_names_values_without_effect(
     assert bench.patch(change, validate_only=True).notes == notes
     assert bench.patch(change).notes == notes
     assert bench.events[-1].data["notes"] == notes
+
+
+def test_a_dry_run_says_if_no_running_request_is_above_a_floor(bench: Bench) -> None:
+    bench.patch({"evict_when": "pressure"})
+    bench.engine.steps(3)
+    note = "no running request can give: none has a block above this floor"
+    longest = max(table.num_live for table in bench.runtime.tables)
+    assert bench.patch({"budget_tokens": longest}, validate_only=True).notes == [note]
+    assert bench.patch({"budget_tokens": longest // 2}, validate_only=True).notes == []
+    fixed = {"budget_tokens": longest, "evict_when": "always"}
+    assert note not in bench.patch(fixed, validate_only=True).notes
 
 
 # ---------------------------------------------------------------- unless confirmed
@@ -458,15 +500,53 @@ def test_a_guard_that_held_reports_the_canarys_means(bench: Bench) -> None:
     bench.now += 11
     bench.engine.steps()
     assert bench.events[-1].data["reason"] == (
-        "its guard held for 10 s: agreement not evaluated, 19 of 20 canaries, "
+        "its guard was never evaluated in 10 s: agreement not evaluated, 19 of 20 canaries, "
         "log-probability lost not evaluated, 19 of 20 canaries"
     )
+    assert bench.events[-1].data["unevaluated"] == ["agreement", "log-probability lost"]
     bench.patch({"theta_f": 0.5}, guard_canary_agreement=0.9, guard_for_s=10)
     check_all(bench, 20, 9, revision=3)
     bench.now += 11
     bench.engine.steps()
     reason = bench.events[-1].data["reason"]
     assert reason == "its guard held for 10 s: agreement 0.9 ± 0 >= 0.9 over 20 canaries"
+    assert bench.events[-1].data["unevaluated"] == []
+
+
+def test_a_guard_without_evidence_for_one_of_its_limits_says_so(bench: Bench) -> None:
+    bench.patch(ON, guard_canary_agreement=0.9, guard_preemptions=2, guard_for_s=10)
+    bench.now += 11
+    bench.engine.steps()
+    event = bench.events[-1]
+    assert event.data["unevaluated"] == ["agreement"]
+    assert event.summary == (
+        "rev 2 is kept: its guard was evaluated only in part in 10 s: preemptions 0 <= 2, "
+        "agreement not evaluated, 0 of 20 canaries"
+    )
+
+
+def test_a_guard_on_latency_that_had_evidence_once_was_evaluated(bench: Bench) -> None:
+    bench.patch({"theta_f": 0.5}, guard_inter_token_p95_ms=40, guard_for_s=300)
+    bench.decode(MIN_INTERVALS + 1, 20)
+    assert bench.config.trial is not None
+    bench.now += 300  # no token in the newest minute
+    assert bench.config.trial is None
+    event = bench.events[-1]
+    assert event.data["unevaluated"] == []
+    assert event.data["reason"].startswith("its guard held for 300 s: ")
+
+
+@pytest.mark.parametrize("validate_only", [True, False])
+def test_confirming_a_change_whose_guard_had_no_evidence_says_so(
+    bench: Bench, validate_only: bool
+) -> None:
+    terms = {"guard_preemptions": 2, "guard_for_s": 10, "confirm_within_s": 60}
+    bench.patch(ON, guard_canary_agreement=0.9, **terms)
+    bench.now += 11
+    result = bench.engine.call("confirm", validate_only=validate_only)
+    assert result.notes[-1] == "its guard had no evidence for agreement"
+    if not validate_only:
+        assert bench.events[-1].data["notes"] == ["its guard had no evidence for agreement"]
 
 
 @pytest.mark.parametrize("name", ["guard_canary_agreement", "guard_canary_logprob_lost"])

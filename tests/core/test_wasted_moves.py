@@ -104,3 +104,11 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
         assert reclamation.relocation_freed_blocks <= reclamation.reclaimed_blocks
     finally:
         engine.close()
+
+
+def test_an_engine_may_take_more_steps_than_32_bits_count() -> None:
+    """A month at 1 ms a step."""
+    moves = LastMoves()
+    moves.moved(np.array([0, 1]), (1 << 31) - 2)
+    moves.moved(np.array([2]), (1 << 31) + WASTED_WITHIN_STEPS)
+    assert moves.num_recent(np.arange(3), (1 << 31) + WASTED_WITHIN_STEPS) == 1

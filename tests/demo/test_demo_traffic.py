@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vtoken.demo import traffic as demo_traffic
-from vtoken.demo.traffic import Traffic, TrafficReport
+from vtoken.demo.traffic import BUSY_S, QUIET_S, Traffic, TrafficReport, quiet_left_s
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 
@@ -146,3 +146,11 @@ async def test_no_request_can_exceed_the_context(model_len: int) -> None:
     for body in server.bodies:
         used = sum(len(message["content"]) for message in body["messages"])
         assert used + body["max_tokens"] <= model_len  # a token is a character at least
+
+
+def test_the_load_swings() -> None:
+    assert quiet_left_s(0.0) == 0.0
+    assert quiet_left_s(BUSY_S - 0.1) == 0.0
+    assert quiet_left_s(BUSY_S) == QUIET_S
+    assert quiet_left_s(BUSY_S + QUIET_S - 1.0) == pytest.approx(1.0)
+    assert quiet_left_s(2 * (BUSY_S + QUIET_S) + 1.0) == 0.0

@@ -16,9 +16,9 @@ from tests.faults.core_tokens import TOKENS
 from tests.support import models
 from vtoken import wire
 from vtoken.policies.signals import Kind
-from vtoken_api.auth.limits import RATES
+from vtoken_api.limits import DRY_RUN_TIME, RATES, READ_TIME
 from vtoken_api.rest.inputs import MAX_BODY_BYTES
-from vtoken_api.stream.endpoint import MAX_CLIENTS
+from vtoken_api.stream.endpoint import AUTH_TIMEOUT_S, MAX_CLIENTS, MAX_UNAUTHENTICATED
 from vtoken_bench import overhead, planner
 from vtoken_bench.evaluation import variants
 
@@ -80,6 +80,11 @@ def test_the_limits_are_the_servers() -> None:
     assert re.findall(r"\d+", said["streams"]) == [
         str(MAX_CLIENTS), f"{rate.per_second:g}", f"{rate.burst:g}"
     ]  # fmt: skip
+    shares = [RATES[kind] for kind in (READ_TIME, DRY_RUN_TIME)]
+    numbers = [f"{n:g}" for rate in shares for n in (100 * rate.per_second, rate.burst)]
+    assert re.findall(r"\d+", said["the engine's thread"]) == numbers
+    waiting = re.findall(r"\d+", said["streams before the token"])
+    assert waiting == [str(MAX_UNAUTHENTICATED), f"{AUTH_TIMEOUT_S:g}"]
 
 
 def test_every_architecture_that_is_run_is_listed() -> None:

@@ -17,13 +17,15 @@ import websockets
 
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
-from vtoken_api.auth.limits import Rate, RateLimits
+from vtoken.config.request_rules import RequestRules
+from vtoken_api.limits import Rate, RateLimits
 from vtoken_api.rest import inputs
 
 TARGET = Path(__file__).parents[2] / "api/vtoken_api/rest/examples.json"
 BODIES: dict[str, Any] = {
     "vtoken_patch_config": {"theta_f": 0.25, "policy": {"name": "streaming_llm"}},
     "vtoken_compact": {"request_id": "cmpl-1", "batch_size": 8, "dry_run": True},
+    "vtoken_forget": {"spans": [[12, 60]]},
 }
 JSON = {"Content-Type": "application/json"}
 
@@ -39,7 +41,7 @@ def make_engine() -> LiveEngine:
         shadow={"name": "streaming_llm"},
     )
     core.admit("cmpl-1", 100)
-    core.admit("cmpl-2", 80)
+    core.admit("cmpl-2", 80, rules=RequestRules(evict_when="pressure"))
     core.steps(3)
     return core
 
@@ -55,11 +57,16 @@ async def answers(http: httpx.AsyncClient) -> dict[str, Any]:
         return answer
 
     patch = BODIES["vtoken_patch_config"]
-    await call("vtoken_patch_config", "PATCH", "/config?confirm_within_s=300", json=patch)
+    named = {"X-VToken-Change": "nightly-0001"}
+    path = "/config?confirm_within_s=300"
+    await call("vtoken_patch_config", "PATCH", path, json=patch, headers=named)
+    await call("vtoken_change", "GET", "/changes/nightly-0001")
     await call("vtoken_config", "GET", "/config")
     await call("vtoken_confirm", "POST", "/confirm")
     started = await call("vtoken_compact", "POST", "/compactions", json=BODIES["vtoken_compact"])
     await call("vtoken_operation", "GET", f"/operations/{started.json()['id']}")
+    path = "/requests/cmpl-1/forget"
+    await call("vtoken_forget", "POST", path, json=BODIES["vtoken_forget"])
     await call("vtoken_undo", "POST", "/undo")
     for name, path in {
         "vtoken_status": "/status",

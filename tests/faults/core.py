@@ -35,6 +35,7 @@ def _run(fault: Fault, *, watched: bool) -> Noticed | None:
         "policy": {"name": "random", "params": {"recent": 2, "sinks": 1}},
         "budget_tokens": 10,
         "interval_tokens": 4,
+        "evict_when": "always",
         "low_watermark_blocks": NUM_BLOCKS,
         "theta_f": 0.0,
         "headroom_blocks": 4,

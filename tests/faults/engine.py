@@ -33,6 +33,7 @@ CONFIG: dict[str, Any] = {
     "policy": {"name": "random", "params": {"recent": 4, "sinks": 2}},
     "budget_tokens": 48,
     "interval_tokens": 12,
+    "evict_when": "always",
     "theta_f": 0.0,
     "low_watermark_blocks": 96,
     "headroom_blocks": 8,

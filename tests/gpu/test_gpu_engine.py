@@ -39,7 +39,12 @@ print()
 print(json.dumps(tokens))
 """
 POLICIES = ("streaming_llm", "h2o", "scissorhands", "keydiff")
-EVICTING = {"policy": {"name": "streaming_llm"}, "budget_tokens": 64, "interval_tokens": 16}
+EVICTING = {
+    "policy": {"name": "streaming_llm"},
+    "budget_tokens": 64,
+    "interval_tokens": 16,
+    "evict_when": "always",
+}
 NAIVE = EVICTING | {"reclamation": "off"}
 EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 500}
 EAGERLY: dict[str, Any] = {"enforce_eager": True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from vtoken.recording import (
     RecordingWriter,
     scan,
 )
+from vtoken.recording.lines import CHUNK_BYTES
 
 NAMES = ("run.jsonl", "run.jsonl.gz")
 ENTRY = wire.AuditEntry(
@@ -204,21 +206,73 @@ def test_a_file_that_is_not_a_recording_is_refused_by_name(
         RecordingReader(file)
 
 
-def test_a_damaged_line_is_named_and_the_lines_before_stay_usable(tmp_path: Path) -> None:
+def test_small_damage_costs_only_the_lines_that_it_hits(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl.gz"
+    record(file, 20)
+    complete, data = read(file), bytearray(file.read_bytes())
+    assert len(data) < CHUNK_BYTES
+    data[-6] ^= 1  # the check value of the last part
+    file.write_bytes(data)
+    with RecordingReader(file) as reader:
+        assert [entry.line for entry in iter(reader.next, None)] == complete
+        assert "incorrect data check" in str(reader.damage)
+    data[len(data) // 2] ^= 0x55
+    file.write_bytes(data)
+    with RecordingReader(file) as reader:
+        left = [entry.line for entry in iter(reader.next, None)]
+        assert left[:3] == complete[:3]
+        assert reader.damage is not None
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def test_damaged_lines_are_named_and_all_others_are_read(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     record(file)
-    lines = file.read_bytes().splitlines(keepends=True)
+    lines, complete = file.read_bytes().splitlines(keepends=True), read(file)
     lines[100] = b'{"type":"delta","seq":"seven"}\n'
+    lines[120] = b'{"type":"event","event":{"data":{"a":%s}}}\n' % DEEP
     lines[150] = b"\x00\xff\n"
     file.write_bytes(b"".join(lines))
-    with (
-        RecordingReader(file) as reader,
-        pytest.raises(RecordingError, match=r"run\.jsonl, line 101: not a recording: .*seq"),
-    ):
-        list(iter(reader.next, None))
+    with RecordingReader(file) as reader:
+        left = [entry.line for entry in iter(reader.next, None)]
+        assert left == complete[:100] + complete[101:120] + complete[121:150] + complete[151:]
+        assert "run.jsonl, line 101: damaged: " in str(reader.damage)
+        assert str(reader.damage).endswith("; and 2 more damaged places")
     index = indexed(file)
-    assert "line 151" in str(index.error)
+    assert "line 121: damaged: it nests too deep" in str(index.error)
     assert index.keyframes
+    assert index.num_lines == len(lines)
+
+
+@pytest.mark.parametrize("way", ["a byte", "a gap", "the end of a part"])
+def test_damaged_part_of_a_compressed_file_is_named_and_the_others_are_read(
+    tmp_path: Path, way: str
+) -> None:
+    file = tmp_path / "run.jsonl.gz"
+    record(file, 400)
+    complete, data = read(file), bytearray(file.read_bytes())
+    starts = [match.start() for match in re.finditer(rb"\x1f\x8b\x08", data)]
+    start, end = starts[3], starts[4]
+    if way == "a byte":
+        data[(start + end) // 2] ^= 0x55
+    else:
+        del data[(start + end) // 2 : end - 20 if way == "a gap" else end]
+    file.write_bytes(data)
+    with RecordingReader(file) as reader:
+        left = [entry.line for entry in iter(reader.next, None)]
+        assert re.search(r"run\.jsonl\.gz, line \d+: damaged", str(reader.damage))
+    ours = iter(complete)
+    assert all(line in ours for line in left)
+    assert left[-1] == complete[-1]
+    index = indexed(file)
+    assert index.last_ts == complete[-1].ts
+    assert index.error is not None
+    assert len(index.keyframes) >= len(starts) - 3
+    with RecordingReader(file) as reader:
+        reader.seek(index.keyframes[-1].place)
+        assert isinstance(next(iter(reader.next, None)).line, wire.Hello)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,6 +23,7 @@ START = {
     "policy": {"name": "random", "params": {"recent": 4, "sinks": 1}},
     "budget_tokens": 32,
     "interval_tokens": 4,
+    "evict_when": "always",
     "theta_f": 0.0,
     "low_watermark_blocks": 8,
     "recycle": False,

@@ -32,6 +32,7 @@ ARGUMENTS = (
     "--max-num-batched-tokens=256",
     "--vtoken-policy=random",
     "--vtoken-budget-tokens=48",
+    "--vtoken-evict-when=always",
     "--vtoken-interval-tokens=8",
     "--vtoken-theta-f=0",
     "--vtoken-verify-ratio=1",

@@ -107,7 +107,7 @@ class Chance:
         return RequestDraw(draw.prompt, sampling)
 
     def _own_rules(self, policies: list[PolicyInfo], num_prompt: int) -> dict[str, Any]:
-        """`vllm_xargs` of a request: its own policy, budget, interval and protected span."""
+        """`vllm_xargs` of a request: its own policy, budget, interval and one span."""
         rng = self.rng
         out: dict[str, Any] = {"vtoken_budget_tokens": rng.choice((40, 64, 96))}
         if rng.random() < 0.7:
@@ -117,10 +117,15 @@ class Chance:
         if rng.random() < 0.3:
             out["vtoken_interval_tokens"] = rng.choice((0, 8))
         if rng.random() < 0.3:
+            out["vtoken_evict_when"] = rng.choice(("pressure", "always"))
+        if rng.random() < 0.3:
             start = rng.randrange(num_prompt)
             end = min(num_prompt, start + rng.randint(1, 8))
             out["vtoken_protect"] = [start, end]
             out["vtoken_budget_tokens"] += end - start  # the policy's own minimum remains
+        elif rng.random() < 0.3:
+            start = rng.randrange(num_prompt)
+            out["vtoken_forget"] = [start, min(num_prompt, start + rng.randint(1, 40))]
         return out
 
     def patch(self, config: ConfigDocument, policies: list[PolicyInfo]) -> dict[str, Any]:
@@ -172,6 +177,8 @@ class Chance:
             return rng.randint(0, int(bound.maximum or 0))
         if name == "theta_f":
             return rng.choice((0.0, 0.0, 0.0, 0.25, rng.random()))
+        if name == "evict_after_wait_ms":
+            return rng.choice((0, 0, 50, 1000))
         if name == "recycle":
             return rng.random() < 0.35  # recycling leaves little to relocate
         if name == "reclamation":

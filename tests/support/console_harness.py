@@ -10,7 +10,7 @@ import msgspec
 from textual.css.query import QueryError
 
 from tests.support import waiting
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import LiveEngine, make_engine, make_quiet
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
@@ -43,6 +43,34 @@ def make_busy(
         core.admit(f"cmpl-{(0xA91F + 0x1357 * n) % 0x10000:04x}", 340 + 40 * n, **shared)
     core.steps(4)
     return core
+
+
+def make_short(num_blocks: int = 320, concurrency: int = 60) -> LiveEngine:
+    """Make a pool in which blocks are short: requests wait, and others gave tokens for them."""
+    core = make_engine(
+        num_blocks=num_blocks,
+        config={
+            "policy": {"name": "h2o", "params": {"recent_ratio": 0.5, "sinks": 4}},
+            "budget_tokens": 128,
+            "interval_tokens": 32,
+            "evict_when": "pressure",
+            "headroom_blocks": 8,
+        },
+        concurrency=concurrency,
+        prompt_tokens=180,
+        max_tokens=400,
+        prefix_tokens=0,
+        epoch="e1",
+        model="demo/test-llama",
+        prefix_caching=False,
+    )
+    core.core.reserves = True
+    for _ in range(500):
+        core.steps()
+        pressure = core.reporter.status().pressure
+        if pressure.short_blocks and pressure.asked_blocks and pressure.given_tokens:
+            return core
+    raise AssertionError("no block is short")
 
 
 def compact(core: LiveEngine, request_id: str) -> wire.Relocation:

@@ -266,7 +266,9 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for config in configs:
         paged.clear()
         singles.clear()
-        args = plugin.engine_args(config | {"verify_ratio": 1.0}, check_every_step=True)
+        args = plugin.engine_args(
+            {"evict_when": "always", "verify_ratio": 1.0} | config, check_every_step=True
+        )
         llm = LLM(model, **ENGINE, **args | {"worker_cls": f"{__name__}.Worker"})
         params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
         runtime = llm.llm_engine.engine_core.engine_core.scheduler.vtoken

@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from vtoken import commands, wire
 from vtoken.errors import RefusedError
-from vtoken_api.auth.limits import RateLimits
+from vtoken_api.limits import RateLimits
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.service import Service
 
@@ -46,14 +46,24 @@ class SpelledWords:
 
 
 class EngineClient:
-    """The part of vLLM's engine client that the plugin may use."""
+    """The part of vLLM's engine client that the plugin may use.
+
+    As in vLLM, a call that was sent reaches the engine, in order, also if its caller has given up.
+    `hangs`: the engine is stopped. `answers_late`: it handles calls, and its answers are stopped.
+    `most_awaited`: the most calls whose answers were awaited at a time.
+    """
 
     def __init__(self, handle: Callable[[commands.Command], wire.Reply]) -> None:
         self.engine_core = self
         self.errored = False
         self.hangs = False
+        self.answers_late = False
+        self.most_awaited = 0
+        self._awaited = 0
         self.calls: list[commands.Command] = []
         self._handle = handle
+        self._turn = asyncio.Lock()
+        self._sent: set[asyncio.Task[bytes]] = set()
 
     def get_tokenizer(self) -> SpelledWords:
         return SpelledWords()
@@ -62,8 +72,32 @@ class EngineClient:
         assert method == "vtoken_command"
         (payload,) = args
         assert type(payload) is bytes
-        while self.hangs:
+        sent = asyncio.create_task(self._deliver(payload))
+        self._sent.add(sent)
+        sent.add_done_callback(self._sent.discard)
+        self._awaited += 1
+        self.most_awaited = max(self.most_awaited, self._awaited)
+        try:
+            return await asyncio.shield(sent)
+        finally:
+            self._awaited -= 1
+
+    async def close(self) -> None:
+        """Forget the calls that the engine has not answered."""
+        for sent in self._sent:
+            sent.cancel()
+        await asyncio.gather(*self._sent, return_exceptions=True)
+
+    async def _deliver(self, payload: bytes) -> bytes:
+        async with self._turn:
+            while self.hangs:
+                await asyncio.sleep(0.01)
+            answer = self._answer(payload)
+        while self.answers_late:
             await asyncio.sleep(0.01)
+        return answer
+
+    def _answer(self, payload: bytes) -> bytes:
         try:
             command = commands.read_command(payload)
         except RefusedError as error:
@@ -159,6 +193,7 @@ async def _serve(
     finally:
         await service.close()
         await _end(server)
+        await client.close()
 
 
 async def _end(server: uvicorn.Server) -> None:
@@ -174,6 +209,10 @@ async def _end(server: uvicorn.Server) -> None:
                 await asyncio.sleep(0.005)
     for task in state.tasks:
         task.cancel()
+    for connection in list(state.connections):  # of clients that do not answer
+        connection.transport.abort()
+    while state.connections:
+        await asyncio.sleep(0)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
 from tests.support.observe import Observer, runtime_of, watch_victims
 from tests.support.steps_overlap import async_scheduling
 from vtoken.commands import Compact
 from vtoken.errors import UnsupportedError
-from vtoken.vllm import engine_args
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.startup.serve import server_command
 

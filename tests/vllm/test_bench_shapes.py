@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vtoken.vllm import engine_args
+from tests.support.engines import engine_args
 from vtoken_bench.shapes import LLAMA_3_1_8B, build_shape
 from vtoken_bench.target import ModelShape, Target, as_flags, model_folder
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
 from tests.support.profiles import RECALL, made_up
 from vtoken.calibration import command, store
@@ -19,7 +20,6 @@ from vtoken.config.calibration import SignalProfile
 from vtoken.demo.trained_model import TrainedModelError, fetch
 from vtoken.errors import UnsupportedError
 from vtoken.policies.signals import Signal
-from vtoken.vllm import engine_args
 from vtoken.wire import Status
 
 pytestmark = pytest.mark.vllm
@@ -301,3 +301,24 @@ def test_a_named_profile_of_another_model_is_refused(
         started(engine, calibration=str(path))
     for part in ("f" * 32, fingerprint(demo_model), str(path), "vtoken calibrate"):
         assert part in str(refused.value)
+
+
+LAYER_50 = {"num_layers": 51, "signals": {"attention_last": SignalProfile([50], [], RECALL)}}
+
+
+def test_a_cached_profile_with_a_layer_that_the_model_does_not_have_is_not_used(
+    engine: Any, demo_model: Path, cache: Path
+) -> None:
+    path = write_profile(demo_model, **LAYER_50)
+    found = started(engine).calibration
+    assert found is not None
+    assert (found.source, found.fingerprint) == ("default depth", "")
+    assert f"{path} is a profile of 51 layers" in found.detail
+
+
+def test_a_named_profile_with_a_layer_that_the_model_does_not_have_is_refused(
+    engine: Any, demo_model: Path, tmp_path: Path
+) -> None:
+    path = write_profile(demo_model, tmp_path / "deep.json", **LAYER_50)
+    with pytest.raises(UnsupportedError, match="profile of 51 layers with 4 query heads"):
+        started(engine, calibration=str(path))

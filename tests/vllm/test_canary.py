@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
 from tests.support.observe import runtime_of
 from tests.support.steps_overlap import async_scheduling
-from vtoken.vllm import engine_args
 from vtoken.vllm.engine.canary import checks as module
 
 pytestmark = pytest.mark.vllm
@@ -213,6 +213,71 @@ def test_a_request_that_saw_two_revisions_is_not_checked(engine: Any) -> None:
     assert (found.checked, found.skipped) == (0, {"revision changed": 1})
 
 
+def stop_string(llm: Any, output: list[int]) -> str:
+    """A text that the output contains for the first time behind its first third."""
+    text = llm.get_tokenizer().decode(output)
+    for start in range(len(text) // 3, len(text) - 3):
+        if text.find(text[start : start + 4]) == start:
+            return str(text[start : start + 4])
+    raise AssertionError("the output repeats itself from its start")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_that_ends_on_a_stop_string_is_checked(
+    engine: Any, hf_model: Any, greedy: Any, overlap: bool
+) -> None:
+    from vllm import SamplingParams
+
+    with async_scheduling() if overlap else _nothing(), engine(**args()) as llm:
+        scheduler_of(llm).vtoken_controller.patch_config({"canary": {"share": 0.0}})
+        (whole,) = greedy(llm, PROMPTS[:1], NUM_NEW)
+        scheduler_of(llm).vtoken_controller.patch_config({"canary": {"share": 1.0}})
+        stop = stop_string(llm, whole)
+        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True, stop=[stop])
+        inputs = {"prompt_token_ids": PROMPTS[0]}
+        (ended,) = llm.generate(inputs, params, use_tqdm=False)
+        output = ended.outputs[0]
+        assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+        found = finish_checks(llm)
+        num = len(output.token_ids)
+        assert output.token_ids == whole[:num]
+        assert scheduler_of(llm).vtoken_canary.samples._samples == {}
+    assert (found.checked, found.dropped, found.skipped) == (1, 0, {})
+    assert (found.count, found.tokens) == (1, num)
+    expected = full_logprobs(hf_model, PROMPTS[0], whole[:num])
+    agreed = expected.argmax(dim=-1) == torch.tensor(whole[:num])
+    full = expected.gather(1, torch.tensor(whole[:num])[:, None]).mean()
+    assert found.agreement == pytest.approx(float(agreed.float().mean()))
+    assert found.logprob == pytest.approx(float(full), abs=1e-4)
+    assert found.logprob_lost is not None
+
+
+def test_an_aborted_request_is_counted_as_skipped(engine: Any) -> None:
+    with engine(**args()) as llm:
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        for _ in range(10):
+            llm.llm_engine.step()
+        add(llm, "b", PROMPTS[1], NUM_NEW, stop=["never"])  # no token yet
+        llm.llm_engine.abort_request(["a", "b"])
+        found = finish_checks(llm)
+        assert scheduler_of(llm).requests == {}
+    assert (found.checked, found.dropped, found.skipped) == (0, 0, {"aborted": 2})
+
+
+def test_no_check_outlives_the_end_of_all_requests(engine: Any) -> None:
+    from vllm.v1.request import RequestStatus
+
+    with engine(**args()) as llm:
+        scheduler = scheduler_of(llm)
+        add(llm, "a", PROMPTS[0], NUM_NEW, stop=["never"])
+        for _ in range(10):
+            llm.llm_engine.step()
+        (ended,) = scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        assert ended.request_id.startswith("a")
+        assert (scheduler.requests, scheduler.vtoken_canary.num_unfinished) == ({}, 0)
+        assert runtime_of(llm).canary.document().dropped == 1
+
+
 def test_requests_that_cannot_be_checked_are_not_sampled(engine: Any) -> None:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -285,6 +350,42 @@ def test_a_check_is_dropped_when_a_request_needs_its_blocks(engine: Any) -> None
         found = finish_checks(llm)
         assert runtime_of(llm).counters.preemptions == 0
     assert found.dropped >= 1
+
+
+def test_a_check_does_not_keep_the_prefix_cache_of_an_idle_engine_from_a_reset(engine: Any) -> None:
+    """Its blocks are held, but no request of a user is left."""
+    with engine(enable_prefix_caching=True, **args()) as llm:
+        scheduler = scheduler_of(llm)
+        for n, prompt in enumerate(PROMPTS):
+            add(llm, f"done-{n}", prompt, NUM_NEW)
+        run_until_checking(llm)
+        assert scheduler.get_request_counts() == (0, 0)
+        assert scheduler.vtoken_canary.num_unfinished == 3
+        assert scheduler.reset_prefix_cache()
+        assert scheduler.vtoken_canary.num_unfinished == 0
+        found = finish_checks(llm)
+        assert (found.checked, found.dropped) == (0, 3)
+        block_pool = scheduler.kv_cache_manager.block_pool
+        assert block_pool.get_num_free_blocks() == block_pool.num_gpu_blocks - 1
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_reset_beside_a_request_drops_checks_only_if_it_preempts_the_request(
+    engine: Any, running: bool
+) -> None:
+    with engine(enable_prefix_caching=True, **args()) as llm:
+        scheduler = scheduler_of(llm)
+        add(llm, "done", PROMPTS[0], NUM_NEW)
+        run_until_checking(llm)
+        add(llm, "goes on", PROMPTS[1], NUM_NEW)
+        llm.llm_engine.step()  # the check pauses
+        assert scheduler.get_request_counts() == (1, 0)
+        assert scheduler.vtoken_canary.num_unfinished == 1
+        assert scheduler.reset_prefix_cache(reset_running_requests=running) == running
+        assert scheduler.vtoken_canary.num_unfinished == (0 if running else 1)
+        while scheduler.has_unfinished_requests():
+            llm.llm_engine.step()
+        assert scheduler.vtoken_controller.reporter.status().canary.dropped == running
 
 
 def test_a_pause_aborts_checks_and_none_begins(engine: Any) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support import interpreted
+from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 

@@ -303,9 +303,12 @@ def test_the_processor_of_request_arguments_refuses_under_v2_too() -> None:
         validate(SimpleNamespace(extra_args={"vtoken_budget_tokens": -1}))
 
 
-def configuration(mode: str = "FULL_AND_PIECEWISE", *, ubatching: bool = False) -> Any:
+def configuration(
+    mode: str = "FULL_AND_PIECEWISE", *, ubatching: bool = False, sleeps: bool = False
+) -> Any:
     return SimpleNamespace(
         use_v2_model_runner=True,
+        model_config=SimpleNamespace(enable_sleep_mode=sleeps),
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode[mode]),
         parallel_config=SimpleNamespace(use_ubatching=ubatching),
     )
@@ -330,6 +333,7 @@ def test_cuda_and_its_default_runner_are_refused_without_the_opt_in() -> None:
     [
         (configuration("FULL"), "cudagraph mode FULL"),
         (configuration(ubatching=True), "microbatching"),
+        (configuration(sleeps=True), "sleep mode: "),
     ],
 )
 def test_the_opt_in_does_not_allow_everything(config: Any, reason: str) -> None:

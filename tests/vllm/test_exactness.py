@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,7 @@ from tests.faults.catalogue import Fault
 from tests.faults.document import is_current
 from tests.faults.engine import ENGINE_ARGUMENTS, EngineUnderFaults
 from tests.faults.engine_faults import ENGINE
-from vtoken.vllm import engine_args
+from tests.support.engines import engine_args
 
 pytestmark = pytest.mark.vllm
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
 from vtoken.control.trials import Terms
 from vtoken.errors import InvariantViolation
-from vtoken.vllm import engine_args
 from vtoken.vllm.touchpoints import register
 from vtoken.wire import Guard
 
@@ -63,6 +63,18 @@ def step(llm: Any, tokens: dict[str, list[int]], times: int | None = None) -> No
         times = None if times is None else times - 1
 
 
+def check_two_lives(
+    hf_model: Any, tokens: dict[str, list[int]], so_far: dict[str, list[int]], num_new: int
+) -> None:
+    """Requests preempted after `so_far` saw their whole context again, and then evicted anew."""
+    evict = reference.streaming_llm(4, BUDGET, 8)
+    for number, prompt in enumerate(PROMPTS):
+        seen = so_far[f"r{number}"]
+        first = reference.generate(hf_model, prompt, len(seen), evict)
+        rest = reference.generate(hf_model, prompt + seen, num_new - len(seen), evict)
+        assert tokens[f"r{number}"] == first + rest
+
+
 def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
     engine: Any, hf_model: Any
 ) -> None:
@@ -81,12 +93,36 @@ def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
         kinds = [event.kind for event in runtime.events.page(0, 10_000).events]
         assert kinds.count("preemption") == len(PROMPTS)
         assert runtime.counters.violations == 0
-    evict = reference.streaming_llm(4, BUDGET, 8)
-    for number, prompt in enumerate(PROMPTS):
-        seen = so_far[f"r{number}"]
-        first = reference.generate(hf_model, prompt, len(seen), evict)
-        rest = reference.generate(hf_model, prompt + seen, num_new - len(seen), evict)
-        assert tokens[f"r{number}"] == first + rest
+    check_two_lives(hf_model, tokens, so_far, num_new)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_forgets_every_table_and_requests_resume_after_it(
+    engine: Any, hf_model: Any, level: int
+) -> None:
+    num_new, before = 100, 70
+    tokens: dict[str, list[int]] = {}
+    with engine(enable_prefix_caching=True, **args()) as llm:
+        pool = scheduler_of(llm).kv_cache_manager.block_pool
+        submit(llm, PROMPTS, num_new)
+        step(llm, tokens, before)
+        runtime = runtime_of(llm)
+        assert runtime.counters.evicted_tokens > 0
+        so_far = {request: list(ids) for request, ids in tokens.items()}
+        llm.sleep(level=level, mode="keep")
+        assert len(runtime.tables) == 0
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+        assert not pool.cached_block_hash_to_block._cache
+        assert scheduler_of(llm).vtoken_controller.reporter.status().scheduling == "paused"
+        llm.wake_up()
+        step(llm, tokens)
+        assert runtime.counters.preemptions == len(PROMPTS)
+        submit(llm, PROMPTS, num_new, first=len(PROMPTS))
+        step(llm, tokens, before)
+        llm.sleep(level=level, mode="abort")
+        assert (len(runtime.tables), scheduler_of(llm).requests) == (0, {})
+        assert runtime.counters.violations == 0
+    check_two_lives(hf_model, tokens, so_far, num_new)
 
 
 def test_waiting_and_preempted_requests_are_reported_as_such(engine: Any) -> None:

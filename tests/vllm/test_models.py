@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 
 from tests.support import models, reference
+from tests.support.engines import engine_args
 from tests.support.observe import Observer
+from tests.support.profiles import made_up
+from vtoken.calibration import store
+from vtoken.calibration.model_files import fingerprint
 from vtoken.commands import Command, PatchConfig
+from vtoken.config.calibration import SignalProfile
 from vtoken.errors import UnsupportedError
-from vtoken.vllm import engine_args
 from vtoken.vllm.startup import support
 
 pytestmark = pytest.mark.vllm
@@ -46,6 +50,7 @@ RELOCATING = {
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 TWO = {"distributed_executor_backend": "mp"}
+MANY = {"max_num_batched_tokens": 1 << 17}
 
 Log = dict[int, set[int]]
 
@@ -148,6 +153,8 @@ def test_unsupported_models_are_refused_by_their_configuration_alone(
         ({"kv_cache_dtype": "fp8"}, r"quantised KV cache \(fp8\): pass another type"),
         ({"kv_cache_dtype": "bfloat16"}, "a KV cache in bfloat16 for a model in float32"),
         ({"runner": "pooling"}, "runner pooling: nothing is decoded"),
+        ({"block_size": 65_536}, "blocks of 65536 slots: at most 65,535; set --block-size"),
+        ({"max_num_seqs": 65_536, **MANY}, "65,536 requests at a time, .*set --max-num-seqs"),
     ],
 )
 def test_unsupported_flags_are_refused_with_the_fix(
@@ -156,6 +163,20 @@ def test_unsupported_flags_are_refused_with_the_fix(
     support.check_config(configuration(demo_model))
     with pytest.raises(UnsupportedError, match=why):
         support.check_config(configuration(demo_model, **arguments))
+
+
+def test_a_calibration_profile_that_cannot_be_used_is_refused_without_weights(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """A layer that the model does not have would give every token the same score."""
+    path = tmp_path / "profile.json"
+    layers = {"attention_last": SignalProfile([50])}
+    deep = made_up(fingerprint=fingerprint(demo_model), num_layers=51, signals=layers)
+    store.write(deep, path)
+    with pytest.raises(UnsupportedError, match=r"--vtoken-calibration: .* profile of 51 layers"):
+        support.check_config(configuration(demo_model, **engine_args(calibration=str(path))))
+    store.write(made_up(fingerprint=fingerprint(demo_model)), path)
+    support.check_config(configuration(demo_model, **engine_args(calibration=str(path))))
 
 
 def test_a_window_that_is_disabled_is_served_up_to_its_length(tmp_path: Path) -> None:

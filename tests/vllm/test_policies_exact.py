@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import Observer
 from vtoken.commands import Command, PatchConfig
 from vtoken.policies import policy_names
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import Observer
 from tests.support.steps_overlap import async_scheduling
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
 from vtoken.config.values import merge_patch
 from vtoken.control.whatif import what_if
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.engines import engine_args
 from vtoken.errors import SelfTestError
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 

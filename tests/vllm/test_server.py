@@ -49,6 +49,7 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "--max-num-batched-tokens=512",
         "--vtoken-policy=streaming_llm",
         "--vtoken-budget-tokens=128",
+        "--vtoken-evict-when=always",
         "--vtoken-interval-tokens=16",
         "--vtoken-verify-ratio=1.0",
         f"--vtoken-state-dir={log.parent / 'state'}",

@@ -66,6 +66,7 @@ async def test_a_policy_that_costs_quality_is_taken_back_with_its_figures(
     ]
     change: dict[str, Any] = {
         "policy": {"name": "streaming_llm"},
+        "evict_when": "always",
         "budget_tokens": BUDGET_TOKENS,
         "interval_tokens": 0,
         "canary": {"share": 1.0, "control_share": 0.0},

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import Observer
 from tests.vllm.test_policies_exact import generate_under
 from vtoken.policies import make_policy
 from vtoken.policies.signals import Signal
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 

@@ -16,10 +16,10 @@ import pytest
 from tests.faults.engine import CONFIG, ENGINE_ARGUMENTS
 from tests.soak.oracle import Oracle
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
 from vtoken.demo.server import ProcessGroup
 from vtoken.errors import InvariantViolation
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 
@@ -106,6 +106,7 @@ def test_strict_a_server_fails_its_requests_and_its_health_and_names_the_invaria
             "--kv-cache-memory-bytes=16777216",
             "--vtoken-policy=random",
             "--vtoken-budget-tokens=48",
+            "--vtoken-evict-when=always",
             "--vtoken-interval-tokens=12",
             "--vtoken-theta-f=0",
             "--vtoken-low-watermark-blocks=96",

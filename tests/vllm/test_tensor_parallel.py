@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
 from vtoken.errors import InvariantViolation
 from vtoken.protocol.mirror import OFFSET, TOKENS
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 

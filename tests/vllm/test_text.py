@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.engines import engine_args
 from tests.support.steps_overlap import async_scheduling
 from vtoken import wire
-from vtoken.vllm import engine_args
 from vtoken_api.text import RequestTexts
 
 pytestmark = pytest.mark.vllm

@@ -63,7 +63,7 @@ def fingerprint(folder: Path) -> str:
             with path.open("rb") as file:
                 for piece in _pieces(file, path):
                     digest.update(piece)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ProfileError(f"the model in {folder} has no fingerprint: {error}") from None
     return digest.hexdigest()[:32]
 

@@ -1,7 +1,8 @@
 """Calibration profiles as files: JSON, one for each model, in the user's cache.
 
 1. A complete file appears under its name by an atomic rename.
-2. A profile is used only for the weights it was measured on: `require` compares fingerprints.
+2. A profile is used only for the weights it was measured on: `require` compares fingerprints, and
+   the numbers of layers and heads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import msgspec
 
 from vtoken.cache import cache_folder
 from vtoken.config.calibration import FORMAT, CalibrationProfile
+from vtoken.documents import Decoder, MalformedError
 from vtoken.errors import ProfileError
+
+MOST_BYTES = 64 * 1024  # of a profile; the room that `require_writable` asks for
+
+_profiles: Decoder[CalibrationProfile] = Decoder(CalibrationProfile)
 
 
 def default_path(fingerprint: str) -> Path:
@@ -45,7 +51,8 @@ def require_writable(path: Path) -> None:
     """Raises ProfileError if `write` would; called before the measurement, which would be lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(bytes(MOST_BYTES))
     except OSError as error:
         raise _not_written(path, error) from None
 
@@ -59,10 +66,10 @@ def _not_written(path: Path, error: OSError) -> ProfileError:
 def read(path: Path) -> CalibrationProfile:
     """The profile in `path`, with its format and numbers checked; raises ProfileError."""
     try:
-        profile = msgspec.json.decode(path.read_bytes(), type=CalibrationProfile)
+        profile = _profiles.decode(path.read_bytes())
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MalformedError as error:
         raise ProfileError(
             f"{path} is not a calibration profile: {error}; make one with: vtoken calibrate MODEL"
         ) from None
@@ -83,13 +90,24 @@ def read(path: Path) -> CalibrationProfile:
     return profile
 
 
-def require(path: Path, *, model: str, fingerprint: str) -> CalibrationProfile:
-    """The profile in `path`, which must be that of `model`; raises ProfileError."""
+def require(
+    path: Path, *, model: str, fingerprint: str, num_layers: int, num_heads: int
+) -> CalibrationProfile:
+    """The profile in `path`, which must be that of `model`; raises ProfileError.
+
+    `num_layers`, `num_heads` (query heads): the model's. A layer that it does not have would give
+    every token the same score.
+    """
     profile = read(path)
+    again = f"make their profile with: vtoken calibrate {model}"
     if profile.fingerprint != fingerprint:
         raise ProfileError(
             f"{path} is a profile of other weights: {profile.model}, fingerprint "
-            f"{profile.fingerprint}. Those of {model} have {fingerprint}; make their profile with: "
-            f"vtoken calibrate {model}"
+            f"{profile.fingerprint}. Those of {model} have {fingerprint}; {again}"
+        )
+    if (profile.num_layers, profile.num_heads) != (num_layers, num_heads):
+        raise ProfileError(
+            f"{path} is a profile of {profile.num_layers} layers with {profile.num_heads} query "
+            f"heads. The weights of {model} have {num_layers} layers with {num_heads}; {again}"
         )
     return profile

@@ -10,6 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from vtoken.cli.output import OutputError, writing_output
+
 # Commands with their own parser, which gets all arguments after the name.
 OWN_PARSERS = {
     "serve": "vtoken.vllm.startup.serve",
@@ -30,12 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _pass_through(arguments[0], arguments[1:])
             return _run(arguments)
         finally:
-            sys.stdout.flush()
+            with writing_output():
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, `head` for instance, closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except OutputError as error:
+        _discard_output()
+        print(f"vtoken: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _discard_output() -> None:
+    """Write what is left in the buffer of standard output nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from itertools import accumulate
 from typing import Any
 
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.see import config_get, policies
 from vtoken.cli.show import confirm_lines, operation_lines, patch_lines
+from vtoken.cli.show_requests import forgotten_lines
 from vtoken.cli.text import print_document
 from vtoken.cli.values import assignments
 from vtoken.client import Client
+from vtoken.client.request_text import RequestText
 
 
 def config(arguments: Namespace, client: Client) -> int:
@@ -66,6 +69,44 @@ def compact(arguments: Namespace, client: Client) -> int:
         )
     print_document(arguments, operation, operation_lines)
     return 0 if operation.state == "done" else 1
+
+
+def forget(arguments: Namespace, client: Client) -> int:
+    """Forget spans that are given as positions, or the tokens of a text."""
+    numbers, text = arguments.positions, arguments.text
+    if len(numbers) % 2 or (not numbers) == (text is None):
+        raise UsageError("name either START END, one pair for each span, or --text TEXT")
+    spans = list(zip(numbers[::2], numbers[1::2], strict=True))
+    if text is not None:
+        spans = [_span_of(text, arguments.id, client)]
+    print_document(arguments, client.forget(arguments.id, spans), forgotten_lines)
+    return 0
+
+
+def _span_of(text: str, request_id: str, client: Client) -> tuple[int, int]:
+    """The tokens that lie entirely in the only occurrence of `text`.
+
+    A token without a piece of its own begins a character of the next one.
+    """
+    shown = RequestText(request_id)
+    client.refresh_text(shown, 0, 0)
+    pieces = ["\0" if token.text is None else token.text for token in shown.tokens]
+    whole = "".join(pieces)
+    found = whole.count(text) if text else 0
+    if found != 1:
+        raise CommandError(
+            f"the text occurs {found:,} times in {request_id}",
+            "name a text that occurs once, or the positions of its tokens",
+        )
+    first = whole.index(text)
+    ends = [0, *accumulate(map(len, pieces))]
+    inside = [i for i in range(len(pieces)) if first <= ends[i] < ends[i + 1] <= first + len(text)]
+    if not inside:
+        raise CommandError(f"no token of {request_id} lies entirely in the text")
+    start = inside[0]
+    while start and not pieces[start - 1]:
+        start -= 1
+    return start, inside[-1] + 1
 
 
 def _patch(arguments: Namespace, client: Client, patch: dict[str, Any]) -> int:

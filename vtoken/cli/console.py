@@ -125,6 +125,7 @@ def _colors(arguments: Namespace) -> str:
 def _serve(arguments: Namespace, client: Client) -> int:
     try:
         from vtoken_console.output import web
+        from vtoken_console.output.web_login import PageKeyError
     except ModuleNotFoundError as error:
         raise CommandError(
             f"the module {error.name!r} is not installed", "pip install 'vtoken[web]'"
@@ -146,6 +147,8 @@ def _serve(arguments: Namespace, client: Client) -> int:
         return web.run(
             command, host=arguments.host, port=arguments.port, token=token, can_control=can_control
         )
+    except PageKeyError as error:
+        raise CommandError(str(error)) from error
     except OSError as error:
         raise CommandError(
             f"cannot listen on {arguments.host}:{arguments.port}: {error}"

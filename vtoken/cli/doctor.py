@@ -146,8 +146,8 @@ def _invariants(status: wire.Status) -> Finding:
 FIXES = {
     "engine": "see the server's log",
     "frames": "see the server's log; `vtoken status` queries the engine directly",
-    "audit": "free or repair the disk under the state directory (--vtoken-state-dir)",
-    "recorder": "free or repair the disk under the state directory (--vtoken-state-dir);\n"
+    "audit": "repair the state directory, or name another one: --vtoken-state-dir",
+    "recorder": "repair the state directory, or name another one: --vtoken-state-dir;\n"
     "until then, record with: vtoken record FILE",
 }
 

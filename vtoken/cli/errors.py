@@ -14,7 +14,14 @@ import msgspec
 
 from vtoken import wire
 from vtoken.cli.usage import did_you_mean
-from vtoken.client import NotVToken, ProblemError, RefusedError, Unauthorized, Unreachable
+from vtoken.client import (
+    NotVToken,
+    OutcomeUnknown,
+    ProblemError,
+    RefusedError,
+    Unauthorized,
+    Unreachable,
+)
 
 _WORD = re.compile(r"[\w.-]+")
 _LIST = re.compile(r"(?:^one of |: )(?P<words>[\w.-]+(?:, [\w.-]+)+)$")  # of a bound
@@ -52,6 +59,8 @@ def failure_of(error: ProblemError | RefusedError) -> CommandError:
         return UsageError(error.detail, error.bound and f"expected: {error.bound}")
     problem = error.problem
     hint: str | None
+    if isinstance(error, OutcomeUnknown):
+        return CommandError(problem.detail, None, problem)
     if isinstance(error, Unreachable):
         hint = "start a server with: vtoken serve MODEL\nor name another with --url or VTOKEN_URL"
         return CommandError(problem.detail, hint, problem)

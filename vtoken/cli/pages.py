@@ -18,6 +18,7 @@ GROUPS = {
         "config": "read or change the configuration",
         "policy": "list eviction policies, or use one",
         "compact": "compact now, and wait for the result",
+        "forget": "let tokens of a request die before all its others",
         "pause": "stop planning relocations; those in flight finish",
         "resume": "plan relocations again",
         "confirm": "keep the change that is on trial",
@@ -58,6 +59,11 @@ EXAMPLES = {
     "audit": ["vtoken audit -n 50"],
     "doctor": ["vtoken doctor", "vtoken doctor --url http://gpu7:8000"],
     "compact": ["vtoken compact --dry-run", "vtoken compact --request cmpl-7 --batch-size 64"],
+    "forget": [
+        "vtoken forget cmpl-7 120 900",
+        "vtoken forget cmpl-7 120 900 1024 1400",
+        "vtoken forget cmpl-7 --text 'the output of a tool'",
+    ],
     "confirm": ["vtoken config set theta_f=0.1 --confirm-within 5m", "vtoken confirm"],
     "undo": ["vtoken undo --dry-run", "vtoken undo"],
     "record": [

@@ -82,6 +82,7 @@ def make_parser() -> Parser:
     _add_config(_add_actions(commands, "config"), [server, json], dry, trial)
     _add_policy(_add_actions(commands, "policy"), [server, json], dry, trial)
     _add_compact(add("compact", dry))
+    _add_forget(add("forget"))
     for name in ("pause", "resume"):
         add(name, dry, trial)
     for name in ("undo", "confirm"):
@@ -235,6 +236,22 @@ def _add_compact(compact: argparse.ArgumentParser) -> None:
     compact.add_argument("--batch-size", type=positive, metavar="B", help="most source blocks")
     compact.add_argument(
         "--timeout", type=duration_s, default=60.0, metavar="T", help="longest wait (60s)"
+    )
+
+
+def _add_forget(forget: argparse.ArgumentParser) -> None:
+    _add_positional(
+        forget, "id", "REQUEST", help="an id, see `vtoken requests`", complete="requests"
+    )
+    forget.add_argument(
+        "positions",
+        type=count,
+        nargs="*",
+        metavar="START END",
+        help="spans [START, END) of token ids, see `vtoken request REQUEST --tokens`",
+    )
+    forget.add_argument(
+        "--text", metavar="TEXT", help="the tokens of TEXT, if the server shows the request's text"
     )
 
 

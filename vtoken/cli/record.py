@@ -6,6 +6,7 @@ Exits with 0 when interrupted or after the duration, with 1 when the stream ends
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import math
 import time
@@ -13,16 +14,31 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vtoken import wire
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.record_text import TextReader
 from vtoken.cli.text import print_json, print_text
 from vtoken.client import Client
-from vtoken.recording import Recorder, RecordingError, RecordingExistsError, RecordingWriter
+from vtoken.documents import Decoder
+from vtoken.recording import (
+    Recorder,
+    RecordingError,
+    RecordingExistsError,
+    RecordingReader,
+    RecordingWriter,
+)
 from vtoken.recording.recorder import is_audited
 
 AUDIT_LIMIT = 1000
 NOT_MESSAGES = (b'{"type":"recording"', b'{"type":"audit"')
+
+
+class _Line(msgspec.Struct):
+    """Any line of a recording."""
+
+    type: str
 
 
 def record(arguments: Namespace, client: Client) -> int:
@@ -70,15 +86,39 @@ def _download(client: Client, path: Path, seconds: int) -> int:
     if path.exists():
         raise RecordingExistsError(path)
     packed = client.recording(seconds)
-    lines = gzip.decompress(packed)
+    lines, damage = _intact_lines(path, packed)
+    text = b"".join(lines)
+    if path.suffix == ".gz":
+        text = packed if damage is None else gzip.compress(text)
     try:
-        with path.open("xb") as file:
-            file.write(packed if path.suffix == ".gz" else lines)
+        file = path.open("xb")
+        try:
+            with file:
+                file.write(text)
+        except OSError:
+            path.unlink(missing_ok=True)  # it holds a part
+            raise
     except FileExistsError as error:
         raise RecordingExistsError(path) from error
     except OSError as error:
         raise RecordingError(path, f"cannot be written: {error.strerror or error}") from error
-    return sum(not line.startswith(NOT_MESSAGES) for line in lines.splitlines())
+    num_messages = sum(not line.startswith(NOT_MESSAGES) for line in lines)
+    if damage is not None:
+        raise CommandError(f"{damage}; the other {num_messages:,} messages are in {path}")
+    return num_messages
+
+
+def _intact_lines(path: Path, packed: bytes) -> tuple[list[bytes], RecordingError | None]:
+    """The lines of a download that can be read, and the first damage. Raises RecordingError if it
+    is not a recording.
+    """
+    document: Decoder[_Line] = Decoder(_Line)
+    lines = []
+    with RecordingReader(path, io.BytesIO(packed)) as reader:
+        for place, line in iter(reader.raw, None):
+            if reader.parse(document, place, line) is not None:
+                lines.append(line + b"\n")
+        return lines, reader.damage
 
 
 def _record_stream(

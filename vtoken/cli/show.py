@@ -58,6 +58,9 @@ def status_lines(status: wire.Status) -> list[str]:
             f"{invariants.violations:,} violations{'' if invariants.strict else ' (not strict)'}",
         ),
     ]
+    if status.pressure is not None:
+        place = next(i for i, (name, _) in enumerate(rows) if name == "reclamation")
+        rows.insert(place, ("pressure", pressure_line(status.pressure)))
     if status.latency is not None:
         rows.insert(2, ("latency", _latency(status.latency)))
     if status.prices is not None:
@@ -73,6 +76,44 @@ def status_lines(status: wire.Status) -> list[str]:
         rows.append(("health", f"ok: {found}"))
     sentence = fragmentation.sentence or fragmentation.cause
     return [*failing_lines(status), coloured(sentence, fragmentation.cause), *table(rows)]
+
+
+def pressure_line(found: wire.MemoryPressure) -> str:
+    """Which blocks are short and for whom, who gave and can give, and what still lives."""
+    parts = [_short(found)]
+    if found.recent_tokens:
+        parts.append(
+            f"{_counted(found.recent_givers, 'request')} gave "
+            f"{_counted(found.recent_tokens, 'token')} in the last {found.window_s:g} s"
+        )
+    can_give = f"can give {found.givable_tokens:,} in {_counted(found.givable_blocks, 'block')}"
+    parts.append(
+        f"{_counted(found.givers, 'request')} {can_give}" if found.givers else "no request can give"
+    )
+    parts.append(f"{found.spared_tokens:,} live that fixed budgets would have evicted")
+    parts.append(f"{found.given_tokens:,} given since the start")
+    if found.preemptions_above_floor:
+        parts.append(f"{found.preemptions_above_floor:,} preempted while a request could give")
+    return "; ".join(parts)
+
+
+def _short(found: wire.MemoryPressure) -> str:
+    if not found.short_blocks:
+        return "no block is short" + (", but one may be soon" if found.near else "")
+    needs = [
+        f"{number:,} for {who}"
+        for number, who in (
+            (found.growth_blocks, "running requests"),
+            (found.asked_blocks, "the first that waits"),
+        )
+        if number
+    ]
+    verb = "is" if found.short_blocks == 1 else "are"
+    return f"{_counted(found.short_blocks, 'block')} {verb} short (needed: {', '.join(needs)})"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def failing_lines(status: wire.Status) -> list[str]:
@@ -278,7 +319,24 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
     if effect.deferred_reason:
         preview += f"; deferred: {effect.deferred_reason}"
     closed = [f"no automatic round: {gate.detail}" for gate in effect.gates if not gate.open]
-    return [*changed, preview, *closed]
+    return [*changed, preview, *_room(effect), *closed]
+
+
+def _room(effect: wire.WhatIf) -> list[str]:
+    """What running requests could give under a change, and how many more would fit."""
+    lines = []
+    if effect.givable_blocks or effect.short_blocks:
+        short = f"{_counted(effect.short_blocks, 'block')} short now"
+        lines.append(
+            f"under pressure: {short if effect.short_blocks else 'no block is short now'}, running "
+            f"requests can give {_counted(effect.givable_tokens, 'token')} in "
+            f"{_counted(effect.givable_blocks, 'block')}"
+        )
+    if effect.more_requests is not None:
+        lines.append(
+            f"room for {_counted(effect.more_requests, 'more request')} like the running ones"
+        )
+    return lines
 
 
 def confirm_lines(result: wire.PatchResult) -> list[str]:

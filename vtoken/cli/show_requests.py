@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vtoken import wire
-from vtoken.cli.text import clock, plain, table
+from vtoken.cli.text import clock, plain, table, when
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 FLAG_WORDS = {
@@ -20,9 +20,19 @@ def request_lines(rows: list[wire.RequestRow]) -> list[str]:
     """One line for each request, ordered by blocks held."""
     if not rows:
         return ["no request holds or waits for blocks"]
-    head = ("REQUEST", "STATE", "LIVE", "DEAD", "BLOCKS/BOUND", "POLICY", "BUDGET")
+    head: tuple[str, ...] = ("REQUEST", "STATE", "LIVE", "DEAD", "BLOCKS/BOUND", "POLICY", "BUDGET")
     ordered = sorted(rows, key=lambda row: -row.blocks)
-    return table([head, *(_request_row(row) for row in ordered)])
+    cells = [_request_row(row) for row in ordered]
+    if any(row.evict_when == "pressure" and row.policy != "none" for row in rows):
+        head += ("CAN GIVE", "GAVE")
+        cells = [cell + _pressure_cells(row) for row, cell in zip(ordered, cells, strict=True)]
+    return table([head, *cells])
+
+
+def _pressure_cells(row: wire.RequestRow) -> tuple[str, ...]:
+    gives = row.evict_when == "pressure" and row.policy != "none"
+    can_give = f"{row.givable_tokens:,}" if gives else "-"
+    return can_give, f"{row.given_tokens:,}" if gives or row.given_tokens else "-"
 
 
 def _request_row(row: wire.RequestRow) -> tuple[str, ...]:
@@ -38,17 +48,20 @@ def _request_row(row: wire.RequestRow) -> tuple[str, ...]:
 
 
 def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
-    """One request, and its block table as block:live pairs."""
+    """One request, and its block table as block:live pairs; of a finished one, what it kept."""
+    if detail.state == "finished":
+        return _finished_lines(detail)
     rows = [
         ("request", f"{detail.id}, {detail.state}"),
         ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
         ("length", f"{detail.prompt_tokens:,} prompt, {detail.output_tokens:,} output"),
-        ("policy", f"{detail.policy}, budget {detail.budget_tokens:,} tokens"),
+        ("policy", _policy(detail)),
         (
             "blocks",
             f"{detail.blocks:,} held, {detail.bound_blocks:,} at least, "
             f"{detail.naive_blocks:,} under naive eviction",
         ),
+        *_pressure(detail),
         *_protection(detail),
         ("layout", "dense: stock attention path" if detail.dense else "has holes"),
         (
@@ -68,23 +81,78 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
     return [*table(rows), "block table, as block:live", *(f"  {line}" for line in lines)]
 
 
+def _policy(detail: wire.RequestDetail) -> str:
+    budget = "floor" if detail.evict_when == "pressure" else "budget"
+    return f"{detail.policy}, {budget} {detail.budget_tokens:,} tokens"
+
+
+def _pressure(detail: wire.RequestDetail) -> list[tuple[str, str]]:
+    """What a running request that gives under pressure gave, and what is left to give."""
+    if detail.evict_when != "pressure" or detail.policy == "none" or not detail.block_table:
+        return []
+    gave = f"gave {detail.given_tokens:,} tokens because memory was short, "
+    return [("pressure", f"{gave}can give {detail.givable_tokens:,} more in whole blocks")]
+
+
+def _finished_lines(detail: wire.RequestDetail) -> list[str]:
+    num_tokens = detail.live + detail.dead
+    share = f"{detail.live / num_tokens:.1%}" if num_tokens else "-"
+    ended = "" if detail.ended_ts is None else f" at {when(detail.ended_ts)}"
+    rows = [
+        ("request", f"{detail.id}, finished{ended}"),
+        ("kept", f"{share}: {detail.live:,} of {num_tokens:,} tokens"),
+        ("lost", _lost(detail)),
+        ("length", f"{detail.prompt_tokens:,} prompt, {detail.output_tokens:,} output"),
+        ("policy", _policy(detail)),
+        ("preempted", f"{detail.preemptions:,} times"),
+    ]
+    return table(rows)
+
+
+def _lost(detail: wire.RequestDetail) -> str:
+    """Why the dead tokens of a finished request died."""
+    reasons = [
+        f"{number:,} {why}"
+        for number, why in (
+            (detail.given_tokens, "gave way because memory was short"),
+            (detail.dead - detail.given_tokens, "were beyond its budget"),
+        )
+        if number
+    ]
+    return ", ".join(reasons) or "nothing"
+
+
 def _protection(detail: wire.RequestDetail) -> list[tuple[str, str]]:
-    spans = ", ".join(f"{start:,}-{end - 1:,}" for start, end in detail.protected)
-    fields = [("protected", f"tokens {spans}")] if spans else []
+    fields = [("protected", f"tokens {_spans(detail.protected)}")] if detail.protected else []
     if detail.protection_cut:
         fields.append(
             ("cut", f"budget too small to protect all of: {', '.join(detail.protection_cut)}")
         )
+    if detail.forgotten:
+        fields.append(("forgotten", f"tokens {_spans(detail.forgotten)}"))
     return fields
+
+
+def _spans(spans: list[tuple[int, int]]) -> str:
+    return ", ".join(f"{start:,}-{end - 1:,}" for start, end in spans)
+
+
+def forgotten_lines(forgotten: wire.Forgotten) -> list[str]:
+    """What a call to forget tokens has added, and what is forgotten now."""
+    return [
+        f"{forgotten.new_tokens:,} more tokens of {forgotten.request_id} die first",
+        f"forgotten: tokens {_spans(forgotten.spans)}, {forgotten.live_tokens:,} of them live",
+        *forgotten.notes,
+    ]
 
 
 def token_line(row: wire.TokenRow) -> str:
     """One token, in fixed columns."""
     slot = "-" if row.block is None else f"{row.block}:{row.offset}"
     score = "" if row.score is None else f"  {row.score:.6g}"
-    protected = "  protected" if row.protected else ""
+    mark = "  protected" if row.protected else "  forgotten" if row.forgotten else ""
     state = "live" if row.live else "dead"
-    return f"{row.token_id:>8}  {state}  {slot:<12}{score}{protected}".rstrip()
+    return f"{row.token_id:>8}  {state}  {slot:<12}{score}{mark}".rstrip()
 
 
 def block_lines(block: wire.BlockDetail) -> list[str]:

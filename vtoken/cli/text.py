@@ -12,14 +12,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from vtoken.cli.output import writing_output
+
 T = TypeVar("T")
 
 _COLORS = {"ok": "32", "fragmented": "33", "full": "31", "violation": "31", "dim": "2"}
 
 
 def print_text(line: str) -> None:
-    """Print one line to standard output and flush it."""
-    print(line, flush=True)
+    """Print one line to standard output and flush it; raises OutputError."""
+    with writing_output():
+        print(line, flush=True)
 
 
 def print_json(document: Any) -> None:

@@ -105,6 +105,8 @@ def assignments(pairs: list[str]) -> dict[str, Any]:
             node[path[-1]] = json.loads(text)
         except ValueError:
             node[path[-1]] = text
+        except RecursionError:
+            raise ValueError(f"{key}: the value nests too deep") from None
     return tree
 
 

@@ -11,7 +11,9 @@ are imported on first use.
 
 from vtoken.client.asynchronous import AsyncClient, AsyncStream
 from vtoken.client.errors import (
+    NotApplied,
     NotVToken,
+    OutcomeUnknown,
     ProblemError,
     RefusedError,
     StreamClosed,
@@ -28,7 +30,9 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Client",
+    "NotApplied",
     "NotVToken",
+    "OutcomeUnknown",
     "ProblemError",
     "RefusedError",
     "RequestText",

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from vtoken import wire
 from vtoken.client import calls, request_text, sequences
-from vtoken.client.answers import answer, unreachable
+from vtoken.client.answers import answer, no_answer, unreachable
 from vtoken.client.calls import Call
-from vtoken.client.errors import ProblemError, Unreachable
+from vtoken.client.errors import OutcomeUnknown, ProblemError
 from vtoken.client.methods import as_method
+from vtoken.client.outcome import looked_up
 from vtoken.client.reader import ALL_TOPICS, CONNECT, Format, Reader, Topic, broken, refused
 from vtoken.client.sequences import Pages, Steps
 from vtoken.client.server import TIMEOUT_S, Server
@@ -50,17 +51,28 @@ def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[AsyncClient, P],
 
 
 class AsyncClient:
-    """One server. Every method raises ProblemError; a refused call has changed nothing.
+    """One server. Every method raises ProblemError; a refused call has changed nothing. Whether a
+    change without an answer was applied is looked up for `lookup_s` seconds, after a call of
+    `on_lookup`; by default OutcomeUnknown is raised at once.
 
     `server`: its address, a `Server` with a token, or None for VTOKEN_URL and VTOKEN_TOKEN of the
     environment.
     """
 
-    def __init__(self, server: Server | str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        server: Server | str | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        lookup_s: float = 0.0,
+        on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None,
+    ) -> None:
         if server is None:
             server = Server.from_environment()
         self.server = Server(server) if isinstance(server, str) else server
         self.timeout_s = timeout_s
+        self.lookup_s = lookup_s
+        self.on_lookup = on_lookup
         self._http: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
@@ -82,8 +94,11 @@ class AsyncClient:
     undo = _sent(calls.undo)
     policies = _sent(calls.policies)
     compact = _sent(calls.compact)
+    forget = _sent(calls.forget)
     operation = _sent(calls.operation)
     wait_operation = _run(sequences.wait_operation)
+    change = _sent(calls.change)
+    wait_change = _run(sequences.wait_change)
     blocks = _sent(calls.blocks)
     block_live = _sent(calls.block_live)
     block = _sent(calls.block)
@@ -114,6 +129,16 @@ class AsyncClient:
 
     async def send(self, call: Call[T]) -> T:
         """Send one call and return the decoded answer."""
+        try:
+            return await self._send(call)
+        except OutcomeUnknown as lost:
+            if not self.lookup_s:
+                raise
+            self.on_lookup(lost)
+            found: T = await self._drive(looked_up(lost, self.lookup_s))
+            return found
+
+    async def _send(self, call: Call[T]) -> T:
         import httpx
 
         if self._http is None:
@@ -130,25 +155,26 @@ class AsyncClient:
                 headers=call.headers,
                 content=call.content,
             )
-        except httpx.TimeoutException as error:
-            detail = f"no answer from {self.server.url} within {self.timeout_s:g} s"
-            raise Unreachable.of(detail) from error
         except httpx.HTTPError as error:
-            raise unreachable(self.server, error) from error
+            raise no_answer(self.server, call, error, self.timeout_s) from error
         content_type = response.headers.get("Content-Type")
         return answer(self.server, call, response.status_code, content_type, response.content)
 
     async def _drive(self, sequence: Steps[T]) -> T:
         answered: object = None
+        failed: ProblemError | None = None
         while True:
             try:
-                step = sequence.send(answered)
+                step = sequence.send(answered) if failed is None else sequence.throw(failed)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            answered = None
+            answered = failed = None
             if isinstance(step, Call):
-                answered = await self.send(step)
+                try:
+                    answered = await self.send(step)
+                except ProblemError as error:
+                    failed = error
             else:
                 await asyncio.sleep(step)
 

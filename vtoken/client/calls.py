@@ -6,14 +6,16 @@ name that sends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from vtoken import wire
+from vtoken.documents import Decoder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +25,7 @@ T = TypeVar("T")
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"
+CHANGE_HEADER = "X-VToken-Change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Call(Generic[T]):
     params: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     content: bytes | None = None
+    change_id: str | None = None  # names a call that changes something, see `change`
 
 
 def status() -> Call[wire.Status]:
@@ -80,7 +84,8 @@ def patch_config(
     )
     headers = {"Content-Type": "application/merge-patch+json"} | _if_match(revision)
     content = msgspec.json.encode(patch)
-    return Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content)
+    call = Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content)
+    return call if validate_only else _named(call)
 
 
 def confirm(*, revision: int | None = None, validate_only: bool = False) -> Call[wire.PatchResult]:
@@ -112,12 +117,29 @@ def compact(
         body["batch_size"] = batch_size
     headers = {"Content-Type": JSON}
     content = msgspec.json.encode(body)
-    return Call("POST", "/compactions", _json(wire.Operation), {}, headers, content)
+    call = Call("POST", "/compactions", _json(wire.Operation), {}, headers, content)
+    return call if dry_run else _named(call)
+
+
+def forget(request_id: str, spans: Sequence[tuple[int, int]]) -> Call[wire.Forgotten]:
+    """Let tokens of a request die before all its others.
+
+    `spans`: [start, end) of token ids, which count prompt and output from 0. Calls add up.
+    """
+    path = f"/requests/{quote(request_id, safe='')}/forget"
+    content = msgspec.json.encode({"spans": spans})
+    headers = {"Content-Type": JSON}
+    return _named(Call("POST", path, _json(wire.Forgotten), {}, headers, content))
 
 
 def operation(operation_id: str) -> Call[wire.Operation]:
     """The state of a compaction."""
     return _get(wire.Operation, f"/operations/{quote(operation_id, safe='')}")
+
+
+def change(change_id: str) -> Call[wire.Change]:
+    """What became of a change whose answer was lost; `wait_change` waits for the engine."""
+    return _get(wire.Change, f"/changes/{quote(change_id, safe='')}")
 
 
 def blocks() -> Call[wire.BlocksDocument]:
@@ -141,7 +163,10 @@ def requests() -> Call[list[wire.RequestRow]]:
 
 
 def request(request_id: str) -> Call[wire.RequestDetail]:
-    """One request and its block table."""
+    """One request and its block table; of the newest 1,024 finished ones, what they kept.
+
+    `request_id` may also be the id of the answer of the OpenAI API.
+    """
     return _get(wire.RequestDetail, f"/requests/{quote(request_id, safe='')}")
 
 
@@ -180,7 +205,14 @@ def _get(kind: type[T], path: str, **params: float | str | None) -> Call[T]:
 
 def _settle(path: str, revision: int | None, validate_only: bool) -> Call[wire.PatchResult]:
     params = _params(validate_only="true" if validate_only else None)
-    return Call("POST", path, _json(wire.PatchResult), params, _if_match(revision))
+    call = Call("POST", path, _json(wire.PatchResult), params, _if_match(revision))
+    return call if validate_only else _named(call)
+
+
+def _named(call: Call[T]) -> Call[T]:
+    """`call` under a new id."""
+    change_id = uuid.uuid4().hex
+    return replace(call, headers=call.headers | {CHANGE_HEADER: change_id}, change_id=change_id)
 
 
 def _if_match(revision: int | None) -> dict[str, str]:
@@ -188,7 +220,7 @@ def _if_match(revision: int | None) -> dict[str, str]:
 
 
 def _json(kind: type[T]) -> Callable[[bytes], T]:
-    return msgspec.json.Decoder(kind).decode
+    return Decoder[T](kind).decode
 
 
 def _octets(content: bytes) -> npt.NDArray[np.uint8]:

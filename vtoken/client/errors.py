@@ -5,6 +5,8 @@ VTokenError
 └── ProblemError        `problem` is the problem document
     ├── Unauthorized    the server needs a token, or another one (401)
     ├── Unreachable     no server answers, or not in time
+    │   └── OutcomeUnknown  a change was sent, and no answer tells whether it was applied
+    ├── NotApplied      a change was sent and looked up: it was not applied
     ├── NotVToken       the server is not vToken, or has another schema version
     └── StreamClosed    the stream ended, with the reason
         └── StreamGap   a message is missing, so the accumulated state is invalid
@@ -21,7 +23,9 @@ from vtoken import wire
 from vtoken.errors import RefusedError, VTokenError
 
 __all__ = [
+    "NotApplied",
     "NotVToken",
+    "OutcomeUnknown",
     "ProblemError",
     "RefusedError",
     "StreamClosed",
@@ -33,7 +37,9 @@ __all__ = [
 
 
 class ProblemError(VTokenError):
-    """`problem` names field, value and bound, if there are any; nothing was changed."""
+    """`problem` names field, value and bound, if there are any; nothing was changed, unless it is
+    an OutcomeUnknown.
+    """
 
     title = "Refused"
 
@@ -53,6 +59,20 @@ class Unauthorized(ProblemError):  # noqa: N818 - named for what happened
 
 class Unreachable(ProblemError):  # noqa: N818
     title = "No answer from the server"
+
+
+class OutcomeUnknown(Unreachable):
+    """`change_id`: for `wait_change`, which tells whether the change was applied."""
+
+    title = "Outcome unknown"
+
+    @property
+    def change_id(self) -> str:
+        return self.problem.change or ""
+
+
+class NotApplied(ProblemError):  # noqa: N818
+    title = "Not applied"
 
 
 class NotVToken(ProblemError):  # noqa: N818

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
-
-import msgspec
 
 from vtoken import wire
 from vtoken.client.answers import refusal
 from vtoken.client.errors import NotVToken, ProblemError, StreamClosed, StreamGap, Unauthorized
 from vtoken.client.server import Server
+from vtoken.documents import Decoder, MalformedError
 
 Topic: TypeAlias = Literal["blocks", "requests", "events", "metrics"]
 Format: TypeAlias = Literal["json", "msgpack"]
@@ -62,8 +61,7 @@ class Reader:
         self.raw: str | bytes = b""
         self.received_bytes = 0
         self._query = {"topics": ",".join(topics), "fps": f"{fps:g}", "format": format}
-        kinds = msgspec.json if format == "json" else msgspec.msgpack
-        self._decode: Callable[[Any], wire.StreamMessage] = kinds.Decoder(wire.StreamMessage).decode
+        self._decoder: Decoder[wire.StreamMessage] = Decoder(wire.StreamMessage, format)
         self._failures = 0
         self._ever_open = False
         self._seq: int | None = None
@@ -82,8 +80,8 @@ class Reader:
         self.raw = raw
         self.received_bytes += len(raw)
         try:
-            message = self._decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            message = self._decoder.decode(raw)
+        except MalformedError as error:
             raise NotVToken.of(f"a message does not fit the schema: {error}") from error
         if isinstance(message, wire.Hello) and message.schema != wire.SCHEMA_VERSION:
             raise NotVToken.of(

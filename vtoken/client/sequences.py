@@ -1,7 +1,8 @@
-"""Operations of several calls: waiting for a compaction, the newest events, all pages of tokens.
+"""Operations of several calls: waiting for a compaction or for the outcome of a change, the newest
+events, all pages of tokens.
 
-Each is a generator that yields calls and is sent the answers, so that the sync and the async client
-share the code.
+Each is a generator that yields calls and is sent the answers or thrown the errors, so that the sync
+and the async client share the code.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from vtoken import wire
 from vtoken.client import calls
 from vtoken.client.calls import Call
+from vtoken.client.errors import OutcomeUnknown, ProblemError, Unreachable
 
 T = TypeVar("T")
 
@@ -21,6 +23,7 @@ Steps: TypeAlias = Generator[Call[Any] | Pause, Any, T]  # is sent the answer; r
 Pages: TypeAlias = Generator[Call[T], T, None]  # is sent the requested page
 
 POLL_S = (0.02, 0.5)  # shortest and longest polling interval of an operation
+RETRIED = (429, 503)  # what passes: too many calls, an engine that does not answer
 MAX_EVENTS = 1000  # the server's bounds of a page
 MAX_TOKENS = 4096
 
@@ -33,6 +36,35 @@ def wait_operation(operation_id: str, *, timeout_s: float = 60.0) -> Steps[wire.
         left_s = deadline - time.monotonic()
         if operation.state not in ("pending", "running") or left_s <= 0:
             return operation
+        yield min(pause_s, left_s)
+        pause_s = min(2 * pause_s, POLL_S[1])
+
+
+def wait_change(change_id: str, *, timeout_s: float = 60.0) -> Steps[wire.Change]:
+    """Wait until the engine tells what became of a change; raises OutcomeUnknown after `timeout_s`
+    without an answer.
+    """
+    deadline, pause_s = time.monotonic() + timeout_s, POLL_S[0]
+    while True:
+        try:
+            change: wire.Change = yield calls.change(change_id)
+            if change.state != "pending":
+                return change
+            detail = "it still waits for the engine"
+        except ProblemError as error:
+            if not (isinstance(error, Unreachable) or error.problem.status in RETRIED):
+                raise
+            detail = error.problem.detail
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            problem = wire.Problem(
+                status=0,
+                title=OutcomeUnknown.title,
+                detail=f"nobody told within {timeout_s:g} s whether the change {change_id} was "
+                f"applied: {detail}; ask again: GET /vtoken/v1/changes/{change_id}",
+                change=change_id,
+            )
+            raise OutcomeUnknown(problem)
         yield min(pause_s, left_s)
         pause_s = min(2 * pause_s, POLL_S[1])
 

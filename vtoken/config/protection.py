@@ -12,18 +12,15 @@ policy's minimum budget,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from vtoken.arrays import Ints
-from vtoken.bounds import read_json
+from vtoken.arrays import Bools, Ints
 from vtoken.config.prompt_parts import PromptParts, Span, Spans
-from vtoken.errors import RefusedError
+from vtoken.config.spans import covered, num_tokens, spans_of
 from vtoken.wire import Protect
 
 PROTECT = "vtoken_protect"
-SHAPE = "[[start, end], ...] as text, or start, end, ... as integers"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,21 +36,14 @@ class Protection:
     cut: tuple[str, ...] = ()
 
     def spans(self) -> list[Span]:
-        return [(int(start), int(end)) for start, end in self.pairs.reshape(-1, 2)]
+        return spans_of(self.pairs)
 
-    def covers(self, ids: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def covers(self, ids: Ints) -> Bools:
         """Which of `ids` [n] are protected."""
-        covered: np.ndarray[Any, np.dtype[np.bool_]] = (
-            np.searchsorted(self.pairs, ids, side="right") % 2 == 1
-        )
-        return covered
+        return covered(self.pairs, ids)
 
 
 NOTHING = Protection(np.empty(0, dtype=np.int64))
-
-
-def num_tokens(spans: Spans) -> int:
-    return sum(end - start for start, end in spans)
 
 
 def protection(
@@ -84,39 +74,3 @@ def protection(
         quota -= len(ids)
     pairs = np.flatnonzero(np.diff(protected, prepend=False, append=False))
     return Protection(pairs, int(np.count_nonzero(protected)), tuple(cut))
-
-
-def read_spans(value: Any) -> Spans:
-    """The spans in a request's `vtoken_protect`, ascending; raises RefusedError."""
-    try:
-        document = read_json(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise _refuse(value, f"is not JSON: {error}", SHAPE) from None
-    if not isinstance(document, list):
-        raise _refuse(value, "is not a list of spans", SHAPE)
-    flat = [*document]
-    if all(isinstance(part, list) and len(part) == 2 for part in document):
-        flat = [number for part in document for number in part]
-    if len(flat) % 2 or any(type(number) is not int for number in flat):
-        raise _refuse(value, "is not a list of spans", SHAPE)
-    spans = sorted(zip(flat[::2], flat[1::2], strict=True))
-    last = 0
-    for start, end in spans:
-        if start < 0 or end <= start:
-            raise _refuse([start, end], "is not a span", "0 <= start < end")
-        if start < last:
-            raise _refuse([start, end], "overlaps another span", f"start at least {last}")
-        last = end
-    return tuple(spans)
-
-
-def check_inside(spans: Spans, num_prompt_tokens: int) -> None:
-    """Raises RefusedError if a span leaves the prompt."""
-    if spans and spans[-1][1] > num_prompt_tokens:
-        start, end = spans[-1]
-        why = f"leaves the prompt of {num_prompt_tokens} tokens"
-        raise _refuse([start, end], why, f"0 <= start < end <= {num_prompt_tokens}")
-
-
-def _refuse(value: Any, why: str, bound: str) -> RefusedError:
-    return RefusedError(f"{PROTECT} = {value!r} {why}", field=PROTECT, value=value, bound=bound)

@@ -16,20 +16,15 @@ from msgspec import structs
 
 from vtoken.bounds import fault, read_json
 from vtoken.config.prompt_parts import NO_PARTS, PromptParts, Spans
-from vtoken.config.protection import (
-    NOTHING,
-    Protection,
-    check_inside,
-    num_tokens,
-    protection,
-    read_spans,
-)
+from vtoken.config.protection import NOTHING, PROTECT, Protection, protection
+from vtoken.config.spans import check_apart, check_inside, num_tokens, read_spans
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, make_policy
-from vtoken.wire import BudgetRatio, BudgetTokens, IntervalTokens
+from vtoken.wire import BudgetRatio, BudgetTokens, EvictWhen, IntervalTokens
 
 PREFIX = "vtoken_"
+FORGET = "vtoken_forget"
 NO_POLICY = make_policy("none", {})
 
 
@@ -47,7 +42,9 @@ class Arguments(
     budget_tokens: BudgetTokens | None = None
     budget_ratio: BudgetRatio | None = None
     interval_tokens: IntervalTokens | None = None
+    evict_when: EvictWhen | None = None
     protect: list[Any] | str | None = None  # spans of prompt tokens, see `read_spans`
+    forget: list[Any] | str | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +62,18 @@ class Prompt:
 
 @dataclass(slots=True)
 class RequestRules:
-    """The rules of one request; None where it follows the live configuration."""
+    """The rules of one request; None where it follows the live configuration.
+
+    `forget`: tokens that die before all others, see `vtoken.runtime.policy_runner`.
+    """
 
     policy: Policy | None = None
     budget_tokens: int | None = None
     interval_tokens: int | None = None
     budget_ratio: float | None = None
+    evict_when: EvictWhen | None = None
     protect: Spans = ()
+    forget: Spans = ()
     prompt: Prompt = Prompt()
     _merged: tuple[VTokenConfig, VTokenConfig, Protection] | None = field(
         default=None, init=False, repr=False
@@ -92,7 +94,8 @@ class RequestRules:
 
     def check_prompt(self) -> None:
         """Raises RefusedError if the request's rules do not fit its prompt."""
-        check_inside(self.protect, self.prompt.num_tokens)
+        check_inside(self.protect, self.prompt.num_tokens, PROTECT)
+        check_inside(self.forget, self.prompt.num_tokens, FORGET)
         policy = self.policy
         if policy is not None and self.lacks_words(VTokenConfig(policy=policy)):
             raise RefusedError(
@@ -113,22 +116,22 @@ class RequestRules:
         if self.lacks_words(config):
             policy = NO_POLICY
         interval = config.interval_tokens if self.interval_tokens is None else self.interval_tokens
+        when = config.evict_when if self.evict_when is None else self.evict_when
         min_budget, named = policy.min_budget_tokens(), num_tokens(self.protect)
         budget = max(self._budget(config), named + min_budget)
         protected = NOTHING
         if policy.name != "none":
             parts = self.prompt.find_parts() if any(_flags(config)) else NO_PARTS
             protected = protection(self.protect, parts, config.protect, budget, min_budget)
-        if (policy, budget, interval) == (
-            config.policy,
-            config.budget_tokens,
-            config.interval_tokens,
-        ):
+        own = {
+            "policy": policy,
+            "budget_tokens": budget,
+            "interval_tokens": interval,
+            "evict_when": when,
+        }
+        if all(getattr(config, name) == value for name, value in own.items()):
             return config, protected
-        merged = structs.replace(
-            config, policy=policy, budget_tokens=budget, interval_tokens=interval
-        )
-        return merged, protected
+        return structs.replace(config, **own), protected
 
     def _budget(self, config: VTokenConfig) -> int:
         """The request's own budget in tokens, its own as a share, or the configuration's."""
@@ -159,10 +162,20 @@ def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
     except msgspec.ValidationError as error:
         raise fault(error, ours, Arguments) from None
     policy, budget = _policy(given), given.budget_tokens
-    protect = () if given.protect is None else read_spans(given.protect)
+    protect = () if given.protect is None else read_spans(given.protect, PROTECT)
+    forget = () if given.forget is None else read_spans(given.forget, FORGET)
+    check_apart(forget, protect, FORGET)
     if budget is not None:
         _check_budget(budget, policy, given.budget_ratio, num_tokens(protect))
-    return RequestRules(policy, budget, given.interval_tokens, given.budget_ratio, protect)
+    return RequestRules(
+        policy,
+        budget,
+        given.interval_tokens,
+        given.budget_ratio,
+        given.evict_when,
+        protect,
+        forget,
+    )
 
 
 def _check_budget(budget: int, policy: Policy | None, ratio: float | None, protected: int) -> None:

@@ -32,6 +32,11 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
         return self.policy.name != "none"
 
     @property
+    def gives(self) -> bool:
+        """Whether a request of these rules loses tokens only for blocks that are short."""
+        return self.evicts and self.evict_when == "pressure"
+
+    @property
     def recycles(self) -> bool:
         """Whether a new token may be written to a dead slot of its request."""
         return self.recycle and self.reclamation != "off"

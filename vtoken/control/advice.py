@@ -13,7 +13,7 @@ from vtoken.config.values import VTokenConfig
 from vtoken.control.cached_preview import CachedPreview, Gain
 from vtoken.planning.gates import Pressure
 from vtoken.runtime.events import counted
-from vtoken.wire import Cause, Gate, SchedulingState
+from vtoken.wire import Cause, Gate, MemoryPressure, SchedulingState
 
 MAX_LENGTH = 180
 
@@ -42,6 +42,8 @@ class Situation:
     moved_bytes: int
     preview: CachedPreview
     planned_s: float | None
+    memory: MemoryPressure | None = None  # of requests that give under pressure
+    waits_for_end: bool = False  # all that can be given is not enough for the first waiting request
 
     @property
     def closed_gate(self) -> Gate | None:
@@ -62,11 +64,11 @@ def sentence(situation: Situation) -> str:
     free = situation.pressure.free_blocks
     if situation.gain.likely:
         held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
-        return f"OK: {counted(free, 'block')} free; {_gain(situation)}{held}."
+        return f"OK: {counted(free, 'block')} free; {_gain(situation)}{held}{_spared(situation)}."
     waiting = ""
     if situation.num_waiting and free > situation.config.low_watermark_blocks:
         waiting = f"; {_wait(situation.num_waiting)}, not for blocks"
-    return f"OK: {counted(free, 'block')} free; {_holes(situation)}{waiting}."
+    return f"OK: {counted(free, 'block')} free; {_holes(situation)}{waiting}{_spared(situation)}."
 
 
 def paused_sentence(state: SchedulingState, num_running: int, num_waiting: int) -> str:
@@ -134,9 +136,34 @@ def _below(f: float) -> str:
     return f"{floor(f * 10_000) / 10_000:.4f}"
 
 
+def _spared(situation: Situation) -> str:
+    """How many tokens live that a fixed budget would have evicted."""
+    memory = situation.memory
+    if memory is None or not memory.spared_tokens:
+        return ""
+    return f"; {counted(memory.spared_tokens, 'token')} live beyond the budgets"
+
+
+def _given(memory: MemoryPressure, *, waits_for_end: bool) -> str:
+    """Who gave tokens, and who still can."""
+    gave = ""
+    if memory.recent_tokens:
+        gave = (
+            f"{counted(memory.recent_givers, 'request')} gave "
+            f"{counted(memory.recent_tokens, 'token')} in the last {memory.window_s:g} s; "
+        )
+    if not memory.givers:
+        return f"{gave}every request is at its floor: smaller budget or fewer requests"
+    more = "more" if gave else "tokens"
+    enough = ", which is not enough: it waits until one ends" if waits_for_end else ""
+    return f"{gave}{memory.givers:,} can give {memory.givable_tokens:,} {more}{enough}"
+
+
 def _full(situation: Situation) -> str:
     """Why compaction frees nothing, and what would free blocks."""
     config, preview = situation.config, situation.preview
+    if situation.memory is not None and situation.planned_s is None:
+        return _given(situation.memory, waits_for_end=situation.waits_for_end)
     if situation.planned_s is not None:
         holes = "" if situation.lacking_blocks else f"{_holes(situation)}; "
         planned = f"compacting was last planned {situation.planned_s:.1f} s ago"

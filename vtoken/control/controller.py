@@ -15,6 +15,9 @@ from vtoken import commands
 from vtoken.bounds import check
 from vtoken.commands import AnyCall, Command, read_command, refused
 from vtoken.config.values import bounds, merge_patch
+from vtoken.control.changes import Changes
+from vtoken.control.dry_runs import DryRuns
+from vtoken.control.forgetting import forget
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
 from vtoken.control.trials import Clock, Terms
@@ -45,7 +48,9 @@ class Controller:
         self.runtime = reporter.runtime
         self.telemetry_endpoint = telemetry_endpoint
         self.started_ts = time.time()
-        self.revisions = Revisions(self.runtime, reporter.scheduling, clock)
+        self.dry_runs = DryRuns(self.runtime)
+        self.revisions = Revisions(self.runtime, reporter.scheduling, self.dry_runs, clock)
+        self.changes = Changes()
         self._rows_version = -1  # `num_changes` of the tables when rows were last sent
 
     def note_started(self) -> None:
@@ -63,7 +68,25 @@ class Controller:
 
     def handle(self, command: Command) -> Reply:
         """Execute one command. Bad input is answered with a problem; an exception is a bug."""
+        started = time.thread_time()
         self.revisions.check_trial()
+        reply = self._reply_once(command)
+        reply.engine_s = time.thread_time() - started
+        return reply
+
+    def _reply_once(self, command: Command) -> Reply:
+        change_id = command.change_id
+        if change_id is None:
+            return self._reply(command)
+        try:
+            self.changes.require_new(change_id)
+        except RefusedError as error:
+            return refused(error)
+        reply = self._reply(command)
+        self.changes.note(change_id, reply)
+        return reply
+
+    def _reply(self, command: Command) -> Reply:
         try:
             if command.expires_ts is not None and time.time() > command.expires_ts:
                 raise RefusedError(
@@ -81,7 +104,11 @@ class Controller:
             command = read_command(payload)
         except RefusedError as error:
             return msgspec.msgpack.encode(refused(error))
-        return msgspec.msgpack.encode(self.handle(command))
+        reply = self.handle(command)
+        started = time.thread_time()
+        reply.value = msgspec.Raw(msgspec.msgpack.encode(reply.value))
+        reply.engine_s += time.thread_time() - started
+        return msgspec.msgpack.encode(reply)
 
     def _answer(self, call: AnyCall, actor: str) -> Any:
         match call:
@@ -111,6 +138,8 @@ class Controller:
                 return self.runtime.events.page(call.after, call.limit, call.kind)
             case commands.Operation():
                 return self.runtime.operations.get(call.id)
+            case commands.Change():
+                return self.changes.get(call.id)
             case commands.PatchConfig():
                 self.revisions.require(call.if_match)
                 return self.patch_config(call.patch, call.validate_only, Terms.of(call), actor)
@@ -126,6 +155,9 @@ class Controller:
                 return self.revisions.confirm(actor)
             case commands.Compact():
                 return self.compact(call, actor)
+            case commands.Forget():
+                num_known = self.reporter.num_tokens(call.request_id)
+                return forget(self.runtime, call, num_known, actor)
         assert_never(call)
 
     # ------------------------------------------------------------ reading
@@ -216,13 +248,12 @@ class Controller:
         if call.batch_size is not None:
             bound = bounds(runtime.geometry.num_blocks, runtime.geometry.num_layers)["batch_size"]
             check("batch_size", size, bound)
-        operation = runtime.operations.add(actor, request_id, size, call.dry_run)
+        operation = runtime.operations.add(
+            actor, request_id, size, call.dry_run, revision=runtime.state.revision
+        )
         if call.dry_run:
-            ids = None if request_id is None else [request_id]
-            preview = runtime.round_planner.preview(
-                runtime.config, request_ids=ids, batch_size=size
-            )
-            runtime.operations.planned(operation, preview.round, runtime.geometry.bytes_per_token)
+            found = self.dry_runs.compaction(request_id, size)
+            runtime.operations.planned(operation, found, runtime.geometry.bytes_per_token)
             runtime.operations.finish(operation)
         elif len(runtime.tables) == 0:
             runtime.operations.finish(operation)  # no request holds a block: nothing to move

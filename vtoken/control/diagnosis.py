@@ -5,6 +5,7 @@ request lacks, are at the low watermark, or when a waiting request lacks any blo
 - Fragmented: the pool is short, and compacting would free blocks.
 - Full: compacting would free none, and either no more blocks are free than one round may take, or a
   request waits for blocks.
+- OK: neither. The sentence says what compacting would free nevertheless.
 
 "Compacting now would free ..." is the effect of a manual trigger at this moment: one round of the
 real planner within B and the headroom. This preview is cached. It is planned again after every
@@ -29,9 +30,7 @@ from vtoken.control.advice import Situation, sentence
 from vtoken.control.cached_preview import CachedPreview, TablePlan
 from vtoken.planning.gates import describe_gates, headroom_gate
 from vtoken.runtime.runtime import Runtime
-from vtoken.wire import Cause, Fragmentation
-
-StateVersion = tuple[int, int, int, int]  # equal versions: a round would be planned equally
+from vtoken.wire import Cause, Fragmentation, MemoryPressure
 
 PREVIEW_TTL_S = 0.1
 MAX_SHARE = 0.0005  # of the engine's time that planning previews may take
@@ -49,11 +48,15 @@ class Diagnosis:
         # Of the cached preview: rounds before it, when, in which state, for which configuration.
         self._planned_after = 0
         self._planned_at = 0.0
-        self._planned_in: StateVersion = (-1, 0, 0, 0)
+        self._planned_in: tuple[int, ...] = ()
         self._planned_for: VTokenConfig | None = None
 
-    def fragmentation(self, free: int, num_low: int) -> Fragmentation:
-        """The diagnosis now. `free`: free blocks; `num_low`: used blocks at most half live."""
+    def fragmentation(
+        self, free: int, num_low: int, memory: MemoryPressure | None
+    ) -> Fragmentation:
+        """The diagnosis now. `free`: free blocks; `num_low`: used blocks at most half live;
+        `memory`: the pressure now.
+        """
         runtime, config = self._runtime, self._runtime.config
         pool = runtime.tables.pool
         preview = self._current_preview()
@@ -66,12 +69,13 @@ class Diagnosis:
         gates.append(
             headroom_gate(preview.available_blocks, preview.missing_blocks, gains=gain.likely)
         )
-        lacking = runtime.admission.lacking_blocks if self._count_waiting() else 0
+        demand = runtime.admission.demand if self._count_waiting() else None
+        lacking = 0 if demand is None else demand.missing_blocks
         short = free - runtime.state.wanted_blocks <= config.low_watermark_blocks or lacking > 0
         cause: Cause = "ok"
         if short and gain.likely:
             cause = "fragmented"
-        elif free <= config.headroom_blocks or lacking > 0:
+        elif not gain.likely and (free <= config.headroom_blocks or lacking > 0):
             cause = "full"
         moved_bytes = gain.moved_tokens * runtime.geometry.bytes_per_token
         situation = Situation(
@@ -90,6 +94,8 @@ class Diagnosis:
             moved_bytes=moved_bytes,
             preview=preview,
             planned_s=age_s,
+            memory=memory,
+            waits_for_end=demand is not None and not demand.satisfiable,
         )
         return Fragmentation(
             f=pool.fragmentation,
@@ -119,25 +125,16 @@ class Diagnosis:
             started = time.thread_time()
             self._preview = self._plan()
             self._planned_after, self._planned_for = rounds, config
-            self._planned_at, self._planned_in = now, self._version()
+            self._planned_at, self._planned_in = now, self._runtime.version
             self._expires = now + PREVIEW_TTL_S
             self._backoff_until = now + (time.thread_time() - started) / MAX_SHARE
         return self._preview
 
     def _age_s(self) -> float | None:
         """The cached preview's age in seconds; None while a new one would equal it."""
-        if len(self._runtime.tables) == 0 or self._planned_in == self._version():
+        if len(self._runtime.tables) == 0 or self._planned_in == self._runtime.version:
             return None
         return time.monotonic() - self._planned_at
-
-    def _version(self) -> StateVersion:
-        runtime = self._runtime
-        return (
-            runtime.step,
-            runtime.tables.num_changes,
-            runtime.state.store.num_free_blocks(),
-            runtime.relocator.num_in_flight_tokens,
-        )
 
     def _plan(self) -> CachedPreview:
         runtime, config = self._runtime, self._runtime.config

@@ -13,13 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.arrays import Bools
+from vtoken.config.spans import covered
 from vtoken.control.advice import paused_sentence
 from vtoken.control.diagnosis import Diagnosis
+from vtoken.control.memory_pressure import ended_detail, memory_pressure, set_givable
+from vtoken.control.request_names import named
 from vtoken.control.scheduling import Scheduling
 from vtoken.control.text import score_of, text_source
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, WaitingQueue, waiting_row
-from vtoken.errors import RefusedError
+from vtoken.errors import RefusedError, UnknownRequestError
 from vtoken.policies import params_dict
+from vtoken.runtime.given import MAX_FINISHED
 from vtoken.runtime.relocation.pricing import NOTHING
 from vtoken.runtime.runtime import Runtime
 from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS
@@ -192,11 +196,14 @@ class Reporter:
             preemptions=runtime.counters.preempted_per_request.get(request_id, 0),
         )
         row.number = table.number
+        row.evict_when = rules.evict_when
+        row.given_tokens = state.given_tokens
         return row
 
     def rows(self) -> list[RequestRow]:
         """Every request that holds blocks, then the first `MAX_WAITING_ROWS` of the queue."""
         rows = [self.row(table) for table in self.runtime.tables]
+        set_givable(self.runtime, rows)
         for queued in self._queue.first(MAX_WAITING_ROWS):
             if queued.request_id not in self.runtime.state.requests:
                 rows.append(waiting_row(self.runtime, queued))
@@ -206,7 +213,29 @@ class Reporter:
         return rows
 
     def request(self, request_id: str) -> RequestDetail:
+        """A request that runs or waits, or what a finished one kept; also by the id of its answer.
+
+        Raises RefusedError if there is none, or several of that answer.
+        """
+        state = self.runtime.state
+        known = named([*state.request_rules, *state.finished.ids()], request_id)
+        if len(known) == 1:
+            request_id = known[0]
+        elif known:
+            raise RefusedError(
+                f"the answer {request_id!r} is of {len(known):,} requests: {', '.join(known[:8])}",
+                field="request_id",
+                value=request_id,
+                bound="the id of one of them",
+                status=409,
+                title="Several requests",
+            )
         queued = self._queue.find(request_id)
+        if queued is None and request_id not in self.runtime.tables:
+            ended = self.runtime.state.finished.get(request_id)
+            if ended is None:
+                raise UnknownRequestError(request_id, num_kept=MAX_FINISHED)
+            return ended_detail(ended)
         if queued is not None and request_id not in self.runtime.state.requests:
             detail = RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
         else:
@@ -216,11 +245,27 @@ class Reporter:
                 block_table=list(table.blocks),
                 block_live=table.block_live().tolist(),
             )
+            set_givable(self.runtime, [detail])
             if queued is not None:
                 detail.state = "waiting"
         protection = self.runtime.state.protection(request_id)
         detail.protected, detail.protection_cut = protection.spans(), list(protection.cut)
+        detail.forgotten = [*self.runtime.state.forgotten.get(request_id, ())]
         return detail
+
+    def num_tokens(self, request_id: str) -> int:
+        """The known tokens of a request that runs or waits, computed or not.
+
+        Raises UnknownRequestError; a finished request has none.
+        """
+        state = self.runtime.state
+        request = state.requests.get(request_id)
+        if request is not None:
+            return max(self.runtime.tables[request_id].num_tokens, request.prefill_end)
+        queued = self._queue.find(request_id)
+        if queued is not None:
+            return queued.num_prompt_tokens + queued.num_output_tokens
+        raise UnknownRequestError(request_id, ended=state.finished.get(request_id) is not None)
 
     def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
         """Rows of the tokens `start` .. `start + limit`, dead ones included.
@@ -231,13 +276,17 @@ class Reporter:
             return TokenPage(
                 request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
             )
-        table = self.runtime.tables[request_id]
+        table = self._table(request_id)
         scores = self.runtime.scoring.newest(request_id)
         ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
-        protected = self.runtime.state.protection(request_id).covers(ids).tolist()
-        slots = table.slots_of(ids).tolist()
+        state = self.runtime.state
+        protected = state.protection(request_id).covers(ids)
+        forgotten = covered(state.forgotten_pairs(request_id), ids) & ~protected
+        columns = ids, table.slots_of(ids), protected, forgotten
         rows = []
-        for token_id, slot, is_protected in zip(ids.tolist(), slots, protected, strict=True):
+        for token_id, slot, is_protected, is_forgotten in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
             has_slot = slot >= 0
             rows.append(
                 TokenRow(
@@ -248,6 +297,7 @@ class Reporter:
                     live=table.is_live(token_id),
                     score=score_of(scores, token_id),
                     protected=is_protected,
+                    forgotten=is_forgotten,
                 )
             )
         return TokenPage(
@@ -268,7 +318,15 @@ class Reporter:
                 request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
             )
             return TextSource(page=page, words=[])
+        self._table(request_id)
         return text_source(self.runtime, request_id, start, limit)
+
+    def _table(self, request_id: str) -> TokenTable:
+        """The token table; raises UnknownRequestError, also for a finished request."""
+        if request_id in self.runtime.tables:
+            return self.runtime.tables[request_id]
+        ended = self.runtime.state.finished.get(request_id) is not None
+        raise UnknownRequestError(request_id, ended=ended)
 
     def _is_queued(self, request_id: str) -> bool:
         """Whether the request is in the queue and holds no block."""
@@ -291,7 +349,8 @@ class Reporter:
         free = runtime.state.store.num_free_blocks()
         size = runtime.geometry.block_size
         num_low = pool.num_low_utilization()
-        fragmentation = self._diagnosis.fragmentation(free, num_low)
+        pressure = memory_pressure(runtime)
+        fragmentation = self._diagnosis.fragmentation(free, num_low, pressure)
         if self.scheduling.state != "running":
             fragmentation.sentence = paused_sentence(
                 self.scheduling.state, facts.running, facts.waiting
@@ -377,6 +436,7 @@ class Reporter:
             budget_floor_tokens=config.budget_floor_tokens,
             calibration=self._calibration(),
             canary=self._canary(),
+            pressure=pressure,
         )
 
     def _calibration(self) -> Calibration:

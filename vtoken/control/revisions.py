@@ -13,25 +13,29 @@ from typing import Any
 
 import msgspec
 
-from vtoken.config.descriptions import describe_changes, inactive_notes
+from vtoken.config.descriptions import describe_changes, inactive_notes, mode_notes
 from vtoken.config.values import VTokenConfig, bounds, diff
+from vtoken.control.dry_runs import DryRuns
 from vtoken.control.scheduling import Scheduling
 from vtoken.control.trials import Clock, RunningTrial, Terms, guard_p95_ms
-from vtoken.control.whatif import what_if
 from vtoken.errors import RefusedError, StaleRevisionError
 from vtoken.runtime.runtime import Runtime
 from vtoken.runtime.scoring import swap_notes
 from vtoken.wire import ConfigDocument, PatchResult
 
+FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
 MAX_HISTORY = 64
 
 
 class Revisions:
     """Changes the configuration of one runtime; `clock` must be the one of its latencies."""
 
-    def __init__(self, runtime: Runtime, scheduling: Scheduling, clock: Clock) -> None:
+    def __init__(
+        self, runtime: Runtime, scheduling: Scheduling, dry_runs: DryRuns, clock: Clock
+    ) -> None:
         self._runtime = runtime
         self._scheduling = scheduling
+        self._dry_runs = dry_runs
         self._clock = clock
         self._history: list[VTokenConfig] = []
         self._trial: RunningTrial | None = None
@@ -123,7 +127,12 @@ class Revisions:
         """What `confirm` would do; nothing is changed."""
         self.require_trial()
         note = f"revision {self._runtime.state.revision} would be confirmed and stay"
-        return self._preview(self._runtime.config, [note])
+        return self._preview(self._runtime.config, [note, *self._without_evidence()])
+
+    def _without_evidence(self) -> list[str]:
+        """A note on the limits of the running trial's guard that were never evaluated, if any."""
+        names = [] if self._trial is None else self._trial.unevaluated
+        return [f"its guard had no evidence for {', '.join(names)}"] if names else []
 
     def _preview(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
         runtime = self._runtime
@@ -131,7 +140,10 @@ class Revisions:
         result = self._result(runtime.config, changes, notes)
         result.applied_at_step, result.outcome = None, "dry_run"
         result.overtaken = self._superseded() if changes else None
-        result.what_if = what_if(runtime, config)
+        result.what_if = found = self._dry_runs.what_if(config)
+        gives = config.evicts and config.evict_when == "pressure" and len(runtime.tables) > 0
+        if gives and found.givable_blocks == 0 and not FLOOR.isdisjoint(changes):
+            result.notes.append("no running request can give: none has a block above this floor")
         return result
 
     def notes(self, config: VTokenConfig, terms: Terms | None = None) -> list[str]:
@@ -141,6 +153,7 @@ class Revisions:
         runtime = self._runtime
         notes = swap_notes(runtime.config, config, runtime.scoring.resolve)
         notes += inactive_notes(runtime.config, config)
+        notes += mode_notes(runtime.config, config)
         superseded = self._superseded()
         if superseded is not None:
             notes.append(f"revision {superseded} is superseded: no step has run with it")
@@ -185,11 +198,11 @@ class Revisions:
     def confirm(self, actor: str) -> PatchResult:
         """Keep the revision that is on trial; its number stays."""
         self.require_trial()
-        revision = self._runtime.state.revision
-        self._end_trial(actor, f"rev {revision} confirmed by {actor}", {"confirmed": revision})
-        result = self._result(self._runtime.config, {})
-        result.notes.append(f"revision {revision} is confirmed and stays")
-        return result
+        revision, notes = self._runtime.state.revision, self._without_evidence()
+        data = {"confirmed": revision, "notes": notes}
+        self._end_trial(actor, f"rev {revision} confirmed by {actor}", data)
+        note = f"revision {revision} is confirmed and stays"
+        return self._result(self._runtime.config, {}, [note, *notes])
 
     def check_trial(self) -> None:
         """End the trial if its time is over or its guard is violated; called before every step."""
@@ -201,6 +214,7 @@ class Revisions:
         revision = self._runtime.state.revision
         if not verdict.reverts:
             data = {"kept": revision, "reason": verdict.reason}
+            data["unevaluated"] = self._trial.unevaluated
             self._end_trial(verdict.by, f"rev {revision} is kept: {verdict.reason}", data)
             return
         self._leave_trial()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vtoken.arrays import Floats
+from vtoken.config.spans import covered
 from vtoken.errors import RefusedError
 from vtoken.policies import params_dict
 from vtoken.runtime.requests import ShadowComparison
@@ -60,12 +61,16 @@ def _rows(
     runtime: Runtime, table: TokenTable, ids: range, compared: ShadowComparison | None
 ) -> list[TextToken]:
     scores = runtime.scoring.newest(table.request_id)
-    protected = runtime.state.protection(table.request_id).covers(np.array(ids, dtype=np.int64))
+    numbers = np.array(ids, dtype=np.int64)
+    protected = runtime.state.protection(table.request_id).covers(numbers)
+    forgotten = covered(runtime.state.forgotten_pairs(table.request_id), numbers) & ~protected
     victims: set[int] = set() if compared is None else set(compared.victims.tolist())
     chosen: set[int] = set() if compared is None else set(compared.chosen.tolist())
     num_compared = 0 if compared is None else compared.num_tokens
     rows = []
-    for token_id, is_protected in zip(ids, protected.tolist(), strict=True):
+    for token_id, is_protected, is_forgotten in zip(
+        ids, protected.tolist(), forgotten.tolist(), strict=True
+    ):
         live = table.is_live(token_id)
         was_live = token_id < num_compared and (live or token_id in victims)
         rows.append(
@@ -77,6 +82,7 @@ def _rows(
                 protected=is_protected,
                 score=score_of(scores, token_id),
                 shadow_live=token_id not in chosen if was_live else None,
+                forgotten=is_forgotten,
             )
         )
     return rows

@@ -8,7 +8,9 @@ carry Unix times for display.
 2. a p95 needs at least `MIN_INTERVALS` inter-token times, so that one outlier does not decide it
 3. the quality canary's figures are those of requests that ran under the revision on trial from
    their first step to their last; a mean needs at least `Guard.canary_count` of them
-4. once a trial has ended, its verdict no longer changes
+4. a limit that has had no value in the entire trial was never evaluated. If the change is kept, its
+   event and the answer to `confirm` name such limits
+5. once a trial has ended, its verdict no longer changes
 """
 
 from __future__ import annotations
@@ -185,6 +187,7 @@ class RunningTrial:
             lasts = terms.guard_for_s or within or GUARD_SECONDS
         self._expires = None if within is None else now + within
         self._guard_until = None if lasts is None else now + lasts
+        self.unevaluated: list[str] = []  # names of limits that had no value yet
         self.document = Trial(
             revision=revision,
             actor=actor,
@@ -194,19 +197,28 @@ class RunningTrial:
             guard_until_ts=None if lasts is None else started_ts + lasts,
             changes=changes,
         )
+        if terms.guard is not None:
+            self.unevaluated = [limit.name for limit in self._limits(0)]
 
     def verdict(self, preemptions: int) -> Verdict | None:
         """How the trial ended; None while it runs. An expiring guard is evaluated once more."""
         now = self._clock()
         if self._guard_until is not None:
             limits = self._limits(preemptions - self._preemptions)
+            missing = {limit.name for limit in limits if limit.value is None}
+            self.unevaluated = [name for name in self.unevaluated if name in missing]
             for limit in limits:
                 if limit.violated:
                     return Verdict("guard", True, str(limit))
             if now >= self._guard_until and self._expires is None:
                 seconds = self._terms.guard_for_s or GUARD_SECONDS
-                held = ", ".join(map(str, limits))
-                return Verdict("guard", False, f"its guard held for {seconds} s: {held}")
+                held = f"held for {seconds} s"
+                if self.unevaluated:
+                    is_part = len(self.unevaluated) < len(limits)
+                    how = "evaluated only in part" if is_part else "never evaluated"
+                    held = f"was {how} in {seconds} s"
+                values = ", ".join(map(str, limits))
+                return Verdict("guard", False, f"its guard {held}: {values}")
             if now >= self._guard_until:
                 self._guard_until = None
         if self._expires is not None and now >= self._expires:

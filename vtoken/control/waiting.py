@@ -66,6 +66,7 @@ def waiting_row(runtime: Runtime, queued: QueuedRequest) -> RequestRow:
         policy=rules.policy.name,
         budget_tokens=rules.budget_tokens,
         dense=True,
+        evict_when=rules.evict_when,
     )
     row.preemptions = runtime.counters.preempted_per_request.get(queued.request_id, 0)
     return row

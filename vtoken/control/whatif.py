@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
+from vtoken.control.outlook import Outlook
 from vtoken.planning.gates import Pressure, describe_gates, headroom_gate
 from vtoken.runtime.relocation.operations import describe_round
 from vtoken.runtime.runtime import Runtime
@@ -21,26 +22,34 @@ from vtoken.wire import WhatIf
 def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     """The victims that `config` would choose now, and what one planning round after that would do.
 
-    The round bypasses the gates like a manual trigger; `gates` reports whether an automatic round
-    would run. With reclamation `off` only all-dead blocks count as freed. Raises RefusedError when
-    the policy fails on a request; the failure has no other effect.
+    Under `pressure` the victims are those that would be given for the shortage of this moment; the
+    share of a request without scores waits for them. The round bypasses the gates like a manual
+    trigger; `gates` reports whether an automatic round would run. With reclamation `off` only
+    all-dead blocks count as freed. Raises RefusedError when the policy fails on a request; the
+    failure has no other effect.
     """
     waiting = 0  # tokens that are evicted once the policy has the scores it needs
     victims: dict[str, Ints] = {}
+    outlook = Outlook(runtime, config)
+    keeps = outlook.keeping()
     for table in runtime.tables:
-        if not runtime.evictor.is_due(table, config):
-            continue
-        chosen = runtime.policy_runner.preview(table, config)
         rules = runtime.state.rules(table.request_id, config)
+        if runtime.evictor.is_due(table, config):
+            keeps[table.request_id] = rules.budget_tokens
+        elif table.request_id not in keeps:
+            continue
+        target = keeps[table.request_id]
+        chosen = runtime.policy_runner.preview(table, config, target)
         if chosen is not None:
             victims[table.request_id] = chosen
         elif not runtime.policy_runner.is_suspended(rules.policy):
-            waiting += table.num_live - rules.budget_tokens
+            waiting += table.num_live - target
     preview = runtime.round_planner.preview_after(config, victims)
     missing = preview.round.missing_blocks
     plan = describe_round(preview.round, runtime.geometry.bytes_per_token)
     pressure = replace(
         _pressure_after(runtime, victims, preview.holders),
+        short_blocks=outlook.shortage.blocks,
         worth=cache(partial(runtime.pricer.worth_after, config, victims)),
     )
     gates = describe_gates(config, pressure)
@@ -55,6 +64,10 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
         source_blocks=plan.source_blocks,
         destination_blocks=plan.destination_blocks,
         gates=gates,
+        short_blocks=outlook.shortage.blocks,
+        givable_tokens=outlook.givable_blocks * runtime.geometry.block_size,
+        givable_blocks=outlook.givable_blocks,
+        more_requests=outlook.more_requests(),
     )
 
 

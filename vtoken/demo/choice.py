@@ -40,7 +40,7 @@ def choose(model: str | None, out: Path, server_flags: Sequence[str]) -> Choice:
     """
     dtype = _flag_value(server_flags, "--dtype") or _served_dtype()
     named = _flag_value(server_flags, "--vtoken-policy")
-    policy = [] if named else ["--vtoken-policy=snapkv"]
+    policy = [] if named else ["--vtoken-policy=auto"]
     if model is not None:
         _log(f"sizing the cache of {model}")
         config = sizing.read_config(model)

@@ -17,12 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from vtoken.client import Client, ProblemError
 from vtoken.demo.choice import Choice, choose
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
 from vtoken.demo.traffic import TrafficReport
+from vtoken.documents import Decoder, MalformedError
 
 if TYPE_CHECKING:
     from vtoken.demo.exercise import Row
@@ -97,6 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(arguments, server_flags)
     except DemoError as error:
         print(f"vtoken demo: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # a full disk, for instance
+        place = "the demo writes into a folder, which --out names"
+        print(f"vtoken demo: {error}; {place}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("vtoken demo: interrupted", file=sys.stderr)
@@ -236,8 +239,8 @@ def take_screenshots(server: Server, folder: Path) -> None:
 def read_traffic(path: Path, log: Path) -> TrafficReport:
     """The report of the traffic process. Raises DemoError if it is missing or invalid."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=TrafficReport)
-    except (OSError, msgspec.MsgspecError) as error:
+        return Decoder[TrafficReport](TrafficReport).decode(path.read_bytes())
+    except (OSError, MalformedError) as error:
         raise DemoError(f"the traffic process wrote no report ({error}); see {log}") from error
 
 

@@ -28,6 +28,8 @@ MAX_FAILURES_SHOWN = 20
 MAX_ANSWERS_KEPT = 100
 MAX_PASSAGE_CHARS = 3600
 THINK_S = (0.5, 5.0)  # before each question
+BUSY_S, QUIET_S = 30.0, 20.0  # the load swings: memory is short, then ample
+QUIET_SHARE = 0.25  # of the clients send while it is quiet
 TEMPLATE_TOKENS = 64  # an upper bound of the tokens that the chat template adds
 
 
@@ -64,8 +66,17 @@ class IncompleteError(RuntimeError):
     """The server ended a stream early."""
 
 
+def quiet_left_s(elapsed_s: float) -> float:
+    """Seconds until the next busy phase, `elapsed_s` after the start; 0 in a busy one."""
+    phase = elapsed_s % (BUSY_S + QUIET_S)
+    return 0.0 if phase < BUSY_S else BUSY_S + QUIET_S - phase
+
+
 class Traffic:
-    """`num_workers` clients, each with at most one request in flight."""
+    """`num_workers` clients, each with at most one request in flight.
+
+    Most of them rest in quiet phases, between two conversations.
+    """
 
     def __init__(self, url: str, *, num_workers: int, seed: int) -> None:
         self.report = TrafficReport()
@@ -75,6 +86,7 @@ class Traffic:
         self._stop = asyncio.Event()
         self._client: Any  # openai.AsyncOpenAI
         self._model: str
+        self._started: float
         self._max_model_len: int
 
     def stop(self) -> None:
@@ -85,7 +97,7 @@ class Traffic:
         """Send requests until `stop`; then requests in flight have `drain_s` to finish."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        start = time.monotonic()
+        start = self._started = time.monotonic()
         self._client = AsyncOpenAI(
             base_url=f"{self._url}/v1",
             api_key="none",
@@ -114,6 +126,8 @@ class Traffic:
     async def _work(self, number: int) -> None:
         rng = random.Random(f"{self._seed}/{number}")
         while not self._stop.is_set():
+            if number >= QUIET_SHARE * self._num_workers:
+                await self._pause(quiet_left_s(time.monotonic() - self._started))
             # Characters are an upper bound on tokens for any tokenizer.
             max_chars = min(MAX_PASSAGE_CHARS, self._max_model_len * 3 // 4)
             await self._converse(make_conversation(rng, max_chars))

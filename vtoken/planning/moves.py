@@ -217,8 +217,10 @@ def lay_out(
 
     Tokens of sources move in id order, then those that leave the open end. They fill holes from the
     fullest remaining block to the emptiest, then fresh blocks from the front; the i-th fresh block
-    is -1 - i, its slots -1 - (i * S + offset). The table has read-only blocks first, the others by
-    descending occupancy; without recycling, a block with an open last slot is last, if any exists.
+    is -1 - i, its slots -1 - (i * S + offset). If every token of the last block leaves its open
+    end, one of them goes to the block's first slot: a block that stays is never empty. The table
+    has read-only blocks first, the others by descending occupancy; without recycling, a block with
+    an open last slot is last, if any exists.
     """
     n, size = grid.shape
     num_sources, num_movers = 0, 0
@@ -255,12 +257,16 @@ def lay_out(
             moves[1, k] = blocks[last] * size + o
             filled[last] -= 1
             k += 1
+    num_left, first = num_moves, 0
+    if num_moves > num_movers and filled[last] == 0:
+        num_left, first = num_moves - 1, 1
+        moves[2, num_left] = blocks[last] * size
+        filled[last] = 1
 
     k = 0
     for r in fillable:
-        limit = end if r == last else size
-        for o in range(limit):
-            if k == num_moves:
+        for o in range(first if r == last else 0, end if r == last else size):
+            if k == num_left:
                 break
             if grid[r, o] < 0:
                 moves[2, k] = blocks[r] * size + o

@@ -18,6 +18,7 @@ the next token take a block (`vtoken.planning.moves` has the rule):
 4. blocks that are not movable are never sources of `search`; hashed and shared ones are
    never destinations of any plan
 5. if any place is left in the blocks that `plug` fills, the next token can use one
+6. no block that stays becomes empty: a block is emptied as a source, within B, and freed
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A recording is text, one JSON document a line, gzip-compressed if its name ends 
 then stream messages in order of arrival, audit lines and, optionally, text of requests.
 
 1. A killed writer loses at most the last `FLUSH_S`; everything written before stays readable.
-2. An existing file is never overwritten.
+2. An existing file is never overwritten. A damaged part costs nothing but itself.
 3. Every `hello` followed by its `snapshot` is a key frame: reading can begin there.
 """
 

@@ -15,6 +15,7 @@ from typing import get_args
 import msgspec
 
 from vtoken import wire
+from vtoken.documents import Decoder
 from vtoken.recording.errors import RecordingError
 from vtoken.recording.lines import Place
 from vtoken.recording.reader import RecordingReader
@@ -65,7 +66,7 @@ class Index:
     num_lines: int = 0
     complete: bool = False
     truncated: str = ""
-    error: RecordingError | None = None  # a damaged line that ended the scan
+    error: RecordingError | None = None  # damage that was skipped, or why the scan ended
 
     @property
     def duration_s(self) -> float:
@@ -105,22 +106,18 @@ class _Peek(msgspec.Struct):
 def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
     """Fill `index` from the start of the file, yielding it every `YIELD_LINES` and at the end.
 
-    A damaged line ends the scan with `error` set; the index up to that line stays usable.
+    Damaged lines are skipped, and `error` names them.
     """
-    decoder = msgspec.json.Decoder(_Peek)
+    decoder: Decoder[_Peek] = Decoder(_Peek)
     reader.rewind()
     hello: tuple[float, Place] | None = None
     try:
         while (found := reader.raw()) is not None:
             place, line = found
             index.num_lines += 1
-            try:
-                peek = decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                if reader.is_of_another_type(line):
-                    continue
-                reason = f"not a recording: {error}"
-                raise RecordingError(reader.path, reason, place.number) from error
+            peek = reader.parse(decoder, place, line)
+            if peek is None:
+                continue
             if peek.type == "text" and peek.page is not None:
                 index.add_text(peek.page.request_id, index.last_ts, place)
             if peek.type not in MESSAGES:
@@ -136,6 +133,7 @@ def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
                 index.marks.append(Mark(ts, event.kind, event.summary))
             if index.num_lines % YIELD_LINES == 0:
                 yield index
+        index.error = reader.damage
     except RecordingError as error:
         index.error = error
     index.truncated = reader.truncated

@@ -1,23 +1,28 @@
 """The lines of a file, plain or gzip, one at a time, with seeking to lines read before.
 
 Gzip is detected by the file's first bytes, not by its name; it may have several members. `next`
-returns None at the current end and may be called again, since the file may still be growing.
+returns None at the current end and may be called again, since the file may still be growing. After
+damage in a gzip member, reading continues with the next member that begins behind it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import zlib
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from vtoken.recording.errors import RecordingError
+from vtoken.recording.errors import DamageError, RecordingError
 
 CHUNK_BYTES = 16 * 1024
 MAX_LINE_BYTES = 64 * 1024 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
+MEMBER = re.compile(rb"\x1f\x8b\x08[\x00\x08]")  # the start of one, without or with a file's name
+MEMBER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,13 @@ class _Text(NamedTuple):
     start: int
     skip: int
     data: bytes
+
+
+class _DamagedMember(Exception):  # noqa: N818 - `Lines` converts it
+    """The gzip member that begins at byte `start` cannot be decompressed completely."""
+
+    def __init__(self, start: int, error: zlib.error) -> None:
+        super().__init__(f"damaged after byte {start:,}: {error}")
 
 
 class _Plain:
@@ -63,6 +75,7 @@ class _Gzip:
         self._skip: int
         self._input: bytes
         self._inflate: zlib._Decompress
+        self._damage: _DamagedMember | None  # behind the text read so far
         self._begin(0, b"")
 
     @property
@@ -83,10 +96,15 @@ class _Gzip:
                 self._rest = _Text(text.start, skip, text.data[offset:])
 
     def read(self) -> _Text | None:
+        """The next text; None at the current end. May be called again after _DamagedMember."""
         if self._rest is not None:
             rest, self._rest = self._rest, None
             return rest
         while True:
+            if self._damage is not None:
+                damage = self._damage
+                self._begin_after(self._start)
+                raise damage
             if self._inflate.eof:
                 unused = self._inflate.unused_data
                 self._begin(self._file.tell() - len(unused), unused)
@@ -95,26 +113,54 @@ class _Gzip:
             if not data:
                 return None
             self._consumed = True
-            text = self._inflate.decompress(data)
+            before = self._inflate.copy()
+            try:
+                text = self._inflate.decompress(data)
+            except zlib.error as error:
+                text = _text_before_damage(before, data)
+                self._damage = _DamagedMember(self._start, error)
             if text:
                 at, self._skip = self._skip, self._skip + len(text)
                 return _Text(self._start, at, text)
+
+    def _begin_after(self, start: int) -> None:
+        """Continue with the first member that begins after byte `start`, else at the end."""
+        at, tail = start + 1, b""
+        self._file.seek(at)
+        while piece := self._file.read(CHUNK_BYTES):
+            if (found := MEMBER.search(tail + piece)) is not None:
+                at += found.start() - len(tail)
+                break
+            at += len(piece)
+            tail = (tail + piece)[1 - MEMBER_BYTES :]
+        self._file.seek(at)
+        self._begin(at, b"")
 
     def _begin(self, start: int, rest: bytes) -> None:
         self._start, self._skip = start, 0
         self._input = rest
         self._inflate = zlib.decompressobj(wbits=31)
+        self._damage = None
         self._consumed = False
+
+
+def _text_before_damage(inflate: zlib._Decompress, data: bytes) -> bytes:
+    """The text of `data` up to the byte at which `inflate` fails."""
+    text = bytearray()
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
+            text += inflate.decompress(data[at : at + 1])
+    return bytes(text)
 
 
 class Lines:
     """Reads lines with `next`; a context manager that closes the file."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises RecordingError when the file cannot be opened."""
+    def __init__(self, path: Path, content: BinaryIO | None = None) -> None:
+        """Reads `content`, else the file; raises RecordingError if that cannot be opened."""
         self.path = path
         try:
-            self._file: BinaryIO = path.open("rb")
+            self._file: BinaryIO = path.open("rb") if content is None else content
             magic = self._file.read(2)
             self._file.seek(0)
         except OSError as error:
@@ -145,17 +191,23 @@ class Lines:
         self._number = place.number
         try:
             self._source.seek(place.start, place.skip)
-        except (OSError, zlib.error) as error:
+        except (OSError, zlib.error, _DamagedMember) as error:
             reason = f"cannot seek to this line: {error}"
             raise RecordingError(self.path, reason, place.number) from error
 
     def next(self) -> tuple[Place, bytes] | None:
-        """The next complete line without its newline; None if there is none yet."""
+        """The next complete line without its newline; None if there is none yet.
+
+        Raises DamageError, after which it continues behind the damage, and RecordingError.
+        """
         while not self._ready:
             try:
                 text = self._source.read()
-            except (OSError, zlib.error) as error:
-                reason = f"damaged: {error}"
+            except _DamagedMember as damage:
+                self._tail, self._tail_at = io.BytesIO(), None
+                raise DamageError(self.path, str(damage), self._number) from damage
+            except OSError as error:
+                reason = f"cannot be read: {error.strerror or error}"
                 raise RecordingError(self.path, reason, self._number) from error
             if text is None:
                 return None

@@ -36,10 +36,12 @@ def header_line(source: str, *, holds_text: bool = False) -> bytes:
 class RecordingWriter:
     """A new recording at `path`, compressed if the name ends in `.gz`.
 
-    If it `holds_text` of requests, only its owner may read it (mode 0600).
+    Only its owner may read it (mode 0600) if it is `private`, or `holds_text` of requests.
     """
 
-    def __init__(self, path: Path, *, source: str, holds_text: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, source: str, holds_text: bool = False, private: bool = False
+    ) -> None:
         """Creates the file and writes the header; raises RecordingError."""
         self.path = path
         self.num_lines = 0
@@ -47,7 +49,7 @@ class RecordingWriter:
         self._deflate = None if path.suffix != ".gz" else _deflate()
         self._flushed_at = time.monotonic()
         try:
-            mode = 0o600 if holds_text else 0o666  # less the umask
+            mode = 0o600 if holds_text or private else 0o666  # less the umask
             new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             self._file = open(new, "wb", buffering=0)  # noqa: SIM115 - `close` closes it
         except FileExistsError as error:

@@ -1,7 +1,9 @@
 """Which requests are due for eviction under their rules, as columns by row.
 
-Independent of policies' choices and of blocks. A request is due when more than budget + interval of
-its tokens are live, in the phases of its rules:
+Independent of policies' choices and of blocks. Under `evict_when: always` a request is due when
+more than budget + interval of its tokens are live. Under `pressure` it may give tokens as long as
+more than its budget are live; `vtoken.runtime.shortage` decides whether it does. Both in the phases
+of its rules:
 
     decode    its prompt is computed and its first token sampled
     prefill   between the chunks of its prompt
@@ -19,22 +21,33 @@ from vtoken.runtime import kernels
 from vtoken.wire import MAX_TOKENS
 
 NEVER = MAX_TOKENS << 1
+COLUMNS = (
+    "limit", "floor", "target", "interval", "prefill_end", "in_prefill", "in_decode", "waits",
+)  # fmt: skip
 
 
 def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
-    """budget + interval of `rules`, whether they evict in prefill, and whether in decode."""
-    limit = rules.budget_tokens + rules.interval_tokens if rules.evicts else NEVER
+    """budget + interval of `rules`, whether they evict in prefill, and whether in decode.
+
+    The first is `NEVER` where nothing is due by its length alone.
+    """
+    by_length = rules.evicts and not rules.gives
+    limit = rules.budget_tokens + rules.interval_tokens if by_length else NEVER
     return limit, rules.evict_during != "decode", rules.evict_during != "prefill"
 
 
 class DueColumns:
-    """By row: `limit` = budget + interval, `budget`, the phases, the prompt's end, and `waits`: the
-    request had no scores at its prompt's end. `protection`: only rows that protect tokens.
+    """By row: `limit` = budget + interval; `floor` = budget of requests that give under pressure,
+    of others `NEVER`; `target`: the live tokens that a due request is cut down to; the interval,
+    the phases, the prompt's end, and `waits`: the request had no scores at its prompt's end.
+    `protection`: only rows that protect tokens.
     """
 
     def __init__(self) -> None:
         self.limit: Ints = np.zeros(0, dtype=np.int64)
-        self.budget: Ints = np.zeros(0, dtype=np.int64)
+        self.floor: Ints = np.zeros(0, dtype=np.int64)
+        self.target: Ints = np.zeros(0, dtype=np.int64)
+        self.interval: Ints = np.zeros(0, dtype=np.int64)
         self.prefill_end: Ints = np.zeros(0, dtype=np.int64)
         self.in_prefill: Bools = np.zeros(0, dtype=np.bool_)
         self.in_decode: Bools = np.zeros(0, dtype=np.bool_)
@@ -46,7 +59,7 @@ class DueColumns:
     ) -> None:
         """Set the columns of a new request that computes `prefill_end` tokens before it decodes."""
         if row >= len(self.limit):
-            for name in ("limit", "budget", "prefill_end", "in_prefill", "in_decode", "waits"):
+            for name in COLUMNS:
                 old = getattr(self, name)
                 grown = np.zeros(max(8, 2 * row), dtype=old.dtype)
                 grown[: len(old)] = old
@@ -58,7 +71,9 @@ class DueColumns:
     def set_rules(self, row: int, rules: VTokenConfig, protection: Protection) -> None:
         """Set the rules in force for the request and the tokens they protect."""
         self.limit[row], self.in_prefill[row], self.in_decode[row] = phases(rules)
-        self.budget[row] = rules.budget_tokens
+        self.floor[row] = rules.budget_tokens if rules.gives else NEVER
+        self.target[row] = rules.budget_tokens
+        self.interval[row] = rules.interval_tokens
         if protection.num_tokens:
             self.protection[row] = protection
         else:
@@ -72,10 +87,17 @@ class DueColumns:
         return Ragged.joined([protection.pairs for protection in found])
 
     def select(self, rows: Ints, num_live: Ints, num_tokens: Ints) -> Ints:
-        """Those of `rows` [k] that are due; `num_live`, `num_tokens` by row."""
+        """Those of `rows` [k] that are due by length; `num_live`, `num_tokens` by row."""
+        return self._longer_than(self.limit, rows, num_live, num_tokens)
+
+    def above_floor(self, rows: Ints, num_live: Ints, num_tokens: Ints) -> Ints:
+        """Those of `rows` [k] that may give tokens under pressure now; otherwise as `select`."""
+        return self._longer_than(self.floor, rows, num_live, num_tokens)
+
+    def _longer_than(self, limit: Ints, rows: Ints, num_live: Ints, num_tokens: Ints) -> Ints:
         out = np.empty(len(rows), dtype=np.int64)
         found = kernels.select_due(
             rows, num_live, num_tokens, self.prefill_end, self.waits,
-            self.limit, self.in_prefill, self.in_decode, out,
+            limit, self.in_prefill, self.in_decode, out,
         )  # fmt: skip
         return out[:found]

@@ -12,10 +12,11 @@ import numpy as np
 from vtoken.arrays import Bools, Ints, Ragged
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.sharing import keeps_dead_shared_blocks
-from vtoken.runtime.due import phases
+from vtoken.runtime.due import NEVER, phases
 from vtoken.runtime.events import counted
 from vtoken.runtime.kernels import is_due
 from vtoken.runtime.policy_runner import PolicyRunner
+from vtoken.runtime.shortage import Shortage, ShortageMonitor
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables import kernels
 from vtoken.tables.token_table import TokenTable
@@ -32,28 +33,39 @@ REFUSED = {
 class Evictor:
     """Applies the configured policy to the tables of one runtime."""
 
-    def __init__(self, state: RuntimeState, policy_runner: PolicyRunner) -> None:
+    def __init__(
+        self, state: RuntimeState, policy_runner: PolicyRunner, shortages: ShortageMonitor
+    ) -> None:
         self._state = state
+        self._shortages = shortages
         self._policy_runner = policy_runner
         self._any_retained = False  # whether some request may retain dead blocks
 
     def is_due(self, table: TokenTable, config: VTokenConfig) -> bool:
         """Whether `config` would evict from `table` before its next tokens are computed."""
-        due = self._state.due
-        rules = phases(self._state.rules(table.request_id, config))
+        return self._is_longer(table, *phases(self._state.rules(table.request_id, config)))
+
+    def may_give(self, table: TokenTable, rules: VTokenConfig) -> bool:
+        """Whether a request of these `rules` may give tokens before its next ones are computed."""
+        return rules.gives and self._is_longer(table, rules.budget_tokens, *phases(rules)[1:])
+
+    def _is_longer(self, table: TokenTable, limit: int, in_prefill: bool, in_decode: bool) -> bool:
+        due, row = self._state.due, table.row
         return bool(
             is_due(
                 table.num_live,
                 table.num_tokens,
-                due.prefill_end[table.row],
-                due.waits[table.row],
-                *rules,
+                due.prefill_end[row],
+                due.waits[row],
+                limit,
+                in_prefill,
+                in_decode,
             )
         )
 
-    def evict_due(self, ready: Iterable[str], freed: list[int]) -> bool:
-        """Evict what is due among `ready`; returns whether any token died. Dropped blocks go to
-        `freed`.
+    def evict_due(self, ready: Iterable[str], freed: list[int], shortage: Shortage) -> bool:
+        """Evict what is due among `ready`, and what they give for `shortage`; returns whether any
+        token died. Dropped blocks go to `freed`.
         """
         state, tables = self._state, self._state.tables
         columns, known = tables.columns, tables.rows
@@ -61,21 +73,55 @@ class Evictor:
         if self._policy_runner.profiles():
             for row in rows.tolist():
                 self._policy_runner.take_profiles(tables[tables.names[row]])
-        rows = state.due.select(rows, columns.num_live, columns.num_tokens)
-        if len(rows) == 0:
+        due = self._not_moved(state.due.select(rows, columns.num_live, columns.num_tokens))
+        if shortage.blocks:
+            able, least = self._able_to_give(rows)
+            due = np.append(due, self._shortages.share(able, least, shortage))
+        if len(due) == 0:
             return False
-        rows, victims, policies = self.choose(rows)
+        rows, victims, policies = self.choose(due)
         return self._evict(rows, victims, policies, freed)
+
+    def _not_moved(self, rows: Ints) -> Ints:
+        """Those of the due `rows` that this step has not relocated; the others stay due.
+
+        The worker evicts before it moves, so a relocated token dies in a later step.
+        """
+        state = self._state
+        if not state.draft.moved:
+            return rows
+        moved = np.isin(rows, list(state.draft.moved))
+        late = rows[moved]
+        at_end = state.tables.columns.num_tokens[late] == state.due.prefill_end[late]
+        state.due.waits[late] |= at_end
+        return rows[~moved]
+
+    def _able_to_give(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Those of `rows` that may give and be relocated now, [k], and the fewest live tokens of
+        each: its floor, or what its forgotten tokens leave while its policy cannot choose.
+        """
+        state, tables = self._state, self._state.tables
+        above = state.due.above_floor(rows, tables.columns.num_live, tables.columns.num_tokens)
+        able = np.array(
+            [r for r in above.tolist() if not state.requests[tables.names[r]].in_flight_step],
+            dtype=np.int64,
+        )
+        most = [self._policy_runner.most_victims(tables[tables.names[r]]) for r in able.tolist()]
+        live = tables.columns.num_live[able]
+        least = np.maximum(state.due.floor[able], live - np.array(most, dtype=np.int64))
+        return able[least < live], least[least < live]
 
     def choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
         """The due `rows` [k] whose policy can choose, their victims, and the policies' names."""
         state, runner = self._state, self._policy_runner
         policy = state.config.policy
+        done, found, names = rows[:0], Ragged.empty(), set[str]()
         if not state.own_policies and runner.supports_batches(policy):
-            found = runner.victims_together(policy, rows)
-            if found is not None:
-                return *found, {policy.name}
-        chosen, victims, names = [], [], set()
+            alone = state.are_forgetting(rows)
+            together = None if alone.all() else runner.victims_together(policy, rows[~alone])
+            if together is not None:
+                (done, found), names, rows = together, {policy.name}, rows[alone]
+        chosen, victims = [], []
         for row in rows.tolist():
             table = state.tables[state.tables.names[row]]
             ids = runner.victims(table)
@@ -86,7 +132,11 @@ class Evictor:
             chosen.append(row)
             victims.append(ids)
             names.add(state.rules(table.request_id).policy.name)
-        return np.array(chosen, dtype=np.int64), Ragged.joined(victims), names
+        return (
+            np.append(done, np.array(chosen, dtype=np.int64)),
+            found.followed_by(Ragged.joined(victims)),
+            names,
+        )
 
     def _evict(self, rows: Ints, victims: Ragged, policies: set[str], freed: list[int]) -> bool:
         state, tables = self._state, self._state.tables
@@ -96,7 +146,7 @@ class Evictor:
         due.waits[rows] = False
         for row in rows[tables.columns.virtual[rows] == 0].tolist():
             state.begin_evicting(tables[tables.names[row]])
-        num_due = tables.columns.num_live[rows] - due.budget[rows]
+        num_due = tables.columns.num_live[rows] - due.target[rows]
         codes, num_emptied = tables.evict(
             rows, victims.starts, victims.values, num_due, due.protected(rows)
         )
@@ -114,17 +164,27 @@ class Evictor:
             table = tables[tables.names[rows[i]]]
             num_blocks += self._drop_dead_blocks(table, table.block_live() == 0, freed)
         name = ", ".join(sorted(policies))
+        gave = state.due.floor[rows] < NEVER
+        num_given = 0
+        for i in np.flatnonzero(died & gave).tolist():
+            name, count = tables.names[rows[i]], int(victims.counts[i])
+            state.requests[name].given_tokens += count
+            state.given.note(name, count)
+            num_given += count
         state.counters.evicted_tokens += num_tokens
+        state.counters.given_tokens += num_given
         state.counters.moved_then_evicted_tokens += self._num_wasted(rows[died])
         state.counters.reclaimed_blocks += num_blocks
         num_requests = int(np.count_nonzero(died))
         state.events.add(
             state.step,
             "eviction",
-            f"{name} evicted {num_tokens} tokens of {num_requests} requests",
+            f"{name} evicted {num_tokens} tokens of {num_requests} requests"
+            + (f", {num_given} of them for blocks that were short" if num_given else ""),
             {
                 "requests": num_requests,
                 "tokens": num_tokens,
+                "given": num_given,
                 "policy": name,
             },
         )

@@ -6,6 +6,10 @@ nothing more, and everything else continues. (It cannot cause a wrong token, so 
 does not stop the engine.)
 
 The shadow policy runs on its own view right before the eviction; its victims are only compared.
+
+Live tokens of forgotten spans are the first victims, oldest first; the policy chooses only those
+that are missing then. Its view has no forgotten token, and the budget less the protected tokens, as
+without any. The newest token and protected ones are not forgotten.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ from __future__ import annotations
 import numpy as np
 
 from vtoken.arrays import Floats, Ints, Ragged
+from vtoken.config.spans import covered
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation, RefusedError
 from vtoken.policies import Policy, View
 from vtoken.policies.base import supports_batches
 from vtoken.policies.tokenizer_info import Vocabulary
+from vtoken.protocol.step import NO_IDS
 from vtoken.runtime.batch import TableBatch
 from vtoken.runtime.requests import ShadowComparison
 from vtoken.runtime.scoring import Scoring
@@ -59,11 +65,30 @@ class PolicyRunner:
         """Whether `policy` has failed and is no longer called."""
         return policy in self._state.suspended
 
+    def can_choose(self, table: TokenTable) -> bool:
+        """Whether the request's policy has all that it needs to choose victims now."""
+        state, name = self._state, table.request_id
+        rules, request = state.rules(name), state.requests[name]
+        policy = rules.policy
+        if self.is_suspended(policy) or (policy.profiles and policy not in request.profiles):
+            return False
+        if policy.reads is None:
+            return True
+        return self._scoring.current(request, policy.reads, rules) is not None
+
+    def most_victims(self, table: TokenTable) -> int:
+        """The most victims that can be named now: without scores, the forgotten tokens."""
+        if self.can_choose(table):
+            return table.num_live
+        if self.is_suspended(self._state.rules(table.request_id).policy):
+            return 0
+        return len(self._forgotten(table, self._state.config))
+
     def victims(self, table: TokenTable) -> Ints | None:
         """The ids [live - budget] to evict from `table` now; None if the policy cannot choose."""
         config = self._state.config
         try:
-            return self._victims(table, config)
+            return self._victims(table, config, self._target(table))
         except Exception as error:  # a policy of another package may raise anything
             self._suspend(self._state.rules(table.request_id, config).policy, error)
             return None
@@ -90,7 +115,7 @@ class PolicyRunner:
             late = rows[waits]
             due.waits[late] |= state.tables.columns.num_tokens[late] == due.prefill_end[late]
             rows, scores = rows[~waits], [one for one in known if one is not None]
-        batch = TableBatch(state.tables, rows, due.budget[rows], scores, due.protected(rows))
+        batch = TableBatch(state.tables, rows, due.target[rows], scores, due.protected(rows))
         try:
             found = policy.select_many(batch)
         except Exception as error:  # a policy of another package may raise anything
@@ -98,12 +123,12 @@ class PolicyRunner:
             return rows[:0], Ragged.empty()
         return None if found is None else (rows, found)
 
-    def preview(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
-        """`victims` under a configuration that is not in force; raises RefusedError if the policy
-        fails.
+    def preview(self, table: TokenTable, config: VTokenConfig, target: int) -> Ints | None:
+        """`victims` under a configuration that is not in force, if `target` tokens stay live;
+        raises RefusedError if the policy fails.
         """
         try:
-            return self._victims(table, config)
+            return self._victims(table, config, target)
         except Exception as error:
             name = self._state.rules(table.request_id, config).policy.name
             raise RefusedError(
@@ -113,12 +138,29 @@ class PolicyRunner:
                 bound="a policy that names as many live tokens as are due",
             ) from None
 
-    def _victims(self, table: TokenTable, config: VTokenConfig) -> Ints | None:
+    def _target(self, table: TokenTable) -> int:
+        """The live tokens that the request is cut down to."""
+        return int(self._state.due.target[table.row])
+
+    def _victims(self, table: TokenTable, config: VTokenConfig, target: int) -> Ints | None:
         policy = self._state.rules(table.request_id, config).policy
         if self.is_suspended(policy):
             return None
-        view = self._view(table, config, policy)
-        return None if view is None else _checked(policy, view)
+        first = self._forgotten(table, config)[: table.num_live - target]
+        if len(first) and len(first) == table.num_live - target:
+            return first
+        view = self._view(table, config, policy, target)
+        return None if view is None else _joined(first, _checked(policy, view))
+
+    def _forgotten(self, table: TokenTable, config: VTokenConfig) -> Ints:
+        """The live tokens that die before all others, oldest first."""
+        state, name = self._state, table.request_id
+        if name not in state.forgotten:
+            return NO_IDS
+        ids = table.live_ids()
+        ids = ids[covered(state.forgotten_pairs(name), ids) & (ids < table.num_tokens - 1)]
+        forgotten: Ints = ids[~state.protection(name, config).covers(ids)]
+        return forgotten
 
     def profiles(self) -> bool:
         """Whether any policy in force profiles its requests."""
@@ -131,25 +173,31 @@ class PolicyRunner:
         )
 
     def compare(self, table: TokenTable, victims: Ints) -> None:
-        """Run the shadow, if there is one, on a request whose `victims` are about to die."""
+        """Run the shadow, if there is one, on a request whose `victims` are about to die.
+
+        Only those that a policy chose are compared.
+        """
         shadow = self._state.shadow
         policy = shadow.active_policy
         if policy is None:
             return
+        first = self._forgotten(table, self._state.config)[: len(victims)]
+        if len(first) == len(victims):
+            return
         try:
-            view = self._view(table, self._state.config, policy)
+            view = self._view(table, self._state.config, policy, self._target(table))
             if view is None or view.budget_tokens < policy.min_budget_tokens():
                 shadow.count_without_scores()
             else:
                 chosen = _checked(policy, view)
-                shadow.count(victims, chosen)
+                shadow.count(np.setdiff1d(victims, first, assume_unique=True), chosen)
                 self._state.requests[table.request_id].compared = ShadowComparison(
                     policy,
                     self._state.step,
                     table.num_tokens,
                     table.num_dead + len(victims),
                     victims,
-                    chosen,
+                    _joined(first, chosen),
                 )
         except Exception as error:
             shadow.fail(error)
@@ -167,7 +215,8 @@ class PolicyRunner:
                 continue
             try:
                 self.require(policy)
-                view = self._view(table, state.config, policy, profiled=False)
+                budget = self._target(table)
+                view = self._view(table, state.config, policy, budget, profiled=False)
                 if view is not None:
                     kept = {p: seen for p, seen in request.profiles.items() if p in policies}
                     request.profiles = {**kept, policy: policy.profile(view)}
@@ -178,18 +227,27 @@ class PolicyRunner:
                     shadow.fail(error)
 
     def _view(
-        self, table: TokenTable, config: VTokenConfig, policy: Policy, *, profiled: bool = True
+        self,
+        table: TokenTable,
+        config: VTokenConfig,
+        policy: Policy,
+        budget: int,
+        *,
+        profiled: bool = True,
     ) -> View | None:
-        """The view of a request for `policy` under `config`: its unprotected live tokens, and the
-        budget minus the protected ones. None while required inputs are missing.
+        """The view of a request for `policy` under `config`: its live tokens that are neither
+        protected nor forgotten, and `budget` minus the protected ones. None while required inputs
+        are missing.
         """
         state, name = self._state, table.request_id
         request, rules = state.requests[name], state.rules(name, config)
-        ids, budget = table.live_ids(), rules.budget_tokens
+        ids = table.live_ids()
         protection = state.protection(name, config)
         if protection.num_tokens:
             protected = protection.covers(ids)
             ids, budget = ids[~protected], budget - int(np.count_nonzero(protected))
+        if name in state.forgotten:
+            ids = np.setdiff1d(ids, self._forgotten(table, config), assume_unique=True)
         view = View(ids, table.num_tokens, request.num_prompt_tokens, budget, request.seed)
         if policy.profiles and profiled:
             if policy not in request.profiles:
@@ -222,6 +280,11 @@ class PolicyRunner:
         self._state.events.add(
             self._state.step, "violation", detail, {"invariant": "policy", "detail": detail}
         )
+
+
+def _joined(first: Ints, others: Ints) -> Ints:
+    """Both, ascending."""
+    return np.sort(np.append(first, others)) if len(first) else others
 
 
 def _checked(policy: Policy, view: View) -> Ints:

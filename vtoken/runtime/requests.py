@@ -54,13 +54,15 @@ class RequestState:
     seed: int
     # Evictor
     retained_dead_blocks: frozenset[int] = frozenset()
+    given_tokens: int = 0  # died because memory was short
     # Relocator
     in_flight_step: int = 0  # step of the relocation that is not reported yet
     moved_tokens: int = 0
     last_moves: LastMoves | None = None  # created by the first relocation
-    # Scoring: what the policy and the shadow read, and the rules and shadow it was set for
+    # Scoring: what the policy and the shadow read, and what it was set for: rules, shadow, whether
+    # the signals are kept at all
     signals: dict[Signal, SignalState] = field(default_factory=dict)
-    signals_for: tuple[VTokenConfig, Policy | None] | None = None
+    signals_for: tuple[VTokenConfig, Policy | None, bool] | None = None
     # PolicyRunner
     profiles: dict[Policy, Any] = field(default_factory=dict)  # of the prompt, by policy
     compared: ShadowComparison | None = None  # the newest eviction with a shadow
@@ -83,6 +85,7 @@ class Counters:
     """
 
     evicted_tokens: int = 0
+    given_tokens: int = 0  # of these, under pressure
     generated_tokens: int = 0
     relocations: int = 0
     moved_tokens: int = 0
@@ -98,6 +101,7 @@ class Counters:
     shared_copied_tokens: int = 0
     shared_freed_blocks: int = 0
     preemptions: int = 0
+    preemptions_above_floor: int = 0  # while somebody could still give a block under pressure
     finished_requests: int = 0
     commits_checked: int = 0
     violations: int = 0

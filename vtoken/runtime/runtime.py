@@ -41,6 +41,7 @@ from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.admission import Admission
 from vtoken.runtime.block_store import BlockStore
 from vtoken.runtime.eviction import Evictor
+from vtoken.runtime.given import Finished
 from vtoken.runtime.growth import Scheduled, TokenAppender
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.prices import Prices
@@ -49,6 +50,7 @@ from vtoken.runtime.relocation.pricing import RoundPricer
 from vtoken.runtime.relocation.relocator import Relocator
 from vtoken.runtime.relocation.round_planner import RoundPlanner
 from vtoken.runtime.scoring import Scoring
+from vtoken.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
 from vtoken.runtime.state import RuntimeState
 from vtoken.wire import MAX_TOKENS, Geometry
 
@@ -70,6 +72,7 @@ class Runtime:
         check_every_step: bool = False,
         report_lag_steps: int = 0,
         max_chunk_tokens: int = MAX_TOKENS,
+        max_step_tokens: int = MAX_TOKENS,
         borrows_blocks: bool = True,
         vocabulary: Vocabulary | None = None,
         calibration: CalibrationProfile | None = None,
@@ -94,14 +97,15 @@ class Runtime:
         self.appender = TokenAppender(self.state)
         self.scoring = Scoring(self.state)
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
-        self.evictor = Evictor(self.state, self.policy_runner)
+        self.admission = Admission(self.state, max_chunk_tokens)
+        self.shortages = ShortageMonitor(self.state, self.admission, max_step_tokens)
+        self.evictor = Evictor(self.state, self.policy_runner, self.shortages)
         self.round_planner = RoundPlanner(self.state)
         self.prices = Prices()
         self.pricer = RoundPricer(self.state, self.prices)
         self.relocator = Relocator(
             self.state, self.round_planner, self.operations, self.prices, self.pricer
         )
-        self.admission = Admission(self.state, max_chunk_tokens)
 
     # ------------------------------------------------------------ reading
 
@@ -115,9 +119,28 @@ class Runtime:
         return self.state.step
 
     @property
+    def version(self) -> tuple[int, ...]:
+        """The state that plans depend on, besides the configuration.
+
+        Equal versions: victims would be chosen and a round would be planned equally.
+        """
+        state = self.state
+        return (
+            state.step,
+            state.num_reports,
+            state.num_forgets,
+            self.tables.num_changes,
+            state.store.num_free_blocks(),
+            self.relocator.num_in_flight_tokens,
+        )
+
+    @property
     def idle(self) -> bool:
-        """Whether no policy may evict and no request with blocks has evicted."""
-        return not self.state.may_evict and not self.tables.any_virtual
+        """Whether nothing can be due in the coming step and no request with blocks has evicted."""
+        state = self.state
+        if self.tables.any_virtual:
+            return False
+        return not state.may_evict or not (state.evicts_by_length or self.shortages.is_near())
 
     def concerns_worker(self, plan: StepPlan) -> bool:
         """Whether the worker needs `plan`: a request has evicted or is probed.
@@ -135,15 +158,17 @@ class Runtime:
         *,
         num_prompt_tokens: int = 0,
         max_tokens: int = 0,
+        priority: int = 0,
         prompt: Prompt | None = None,
     ) -> None:
         """A request has arrived; `rules` are its own, None for those of the configuration.
 
-        `max_tokens`: prompt and output at most; `prompt`: further facts about the prompt.
+        `max_tokens`: prompt and output at most; `priority`: vLLM's, lower is more important;
+        `prompt`: further facts about the prompt.
         """
         prompt = Prompt(num_prompt_tokens) if prompt is None else prompt
         self.state.announce(request_id, replace(rules or RequestRules(), prompt=prompt))
-        self.admission.announce(request_id, num_prompt_tokens, max_tokens)
+        self.admission.announce(request_id, num_prompt_tokens, max_tokens, priority)
         self.latency.arrived(request_id, time.monotonic())
 
     def announce_check(self, request_id: str) -> None:
@@ -157,9 +182,11 @@ class Runtime:
         if request_id not in state.requests:
             return
         num_dead = num_tokens = 0
-        if preempted:  # a finished request's table does not need to be caught up
+        if preempted:
             table = state.tables[request_id]
             num_dead, num_tokens = table.num_dead, table.num_tokens
+        elif request_id != self.canary.request_id:
+            self._note_end(request_id)
         self.relocator.drop(request_id)
         state.release(request_id)
         if not state.requests:
@@ -168,6 +195,7 @@ class Runtime:
             per_request = self.counters.preempted_per_request
             self.admission.preempted(request_id, num_tokens + 1)
             self.counters.preemptions += 1
+            self.counters.preemptions_above_floor += self.admission.can_give()
             per_request[request_id] = per_request.get(request_id, 0) + 1
             self.events.add(
                 self.step,
@@ -178,6 +206,25 @@ class Runtime:
         else:
             self.counters.finished_requests += request_id != self.canary.request_id
             self.forget(request_id)
+
+    def _note_end(self, request_id: str) -> None:
+        """Record what a request that ends has lost."""
+        state, rules = self.state, self.state.rules(request_id)
+        table, request = self.tables[request_id], state.requests[request_id]
+        state.finished.add(
+            Finished(
+                request_id,
+                time.time(),
+                request.num_prompt_tokens,
+                table.num_tokens,
+                table.num_dead,
+                request.given_tokens,
+                self.counters.preempted_per_request.get(request_id, 0),
+                rules.policy.name,
+                rules.budget_tokens,
+                rules.evict_when,
+            )
+        )
 
     def forget(self, request_id: str) -> None:
         """The request has ended, whether it was ever scheduled or not; its blocks are released."""
@@ -198,10 +245,17 @@ class Runtime:
         state.begin_step()
         freed: list[int] = []
         self.evictor.drop_retained(freed)
+        self.relocator.forget_step()
+        ready = list(ready)
+        shortage = self._shortage(ready, prefilling, freed)
         due = chain(ready, (request_id for request_id, _ in prefilling))
-        died = state.may_evict and self.evictor.evict_due(due, freed)
+        died = state.may_evict and self.evictor.evict_due(due, freed, shortage)
         missing = self._missing_blocks(prefilling, freed) if prefilling else 0
-        self.relocator.plan_step(freed, new_holes=died, missing_blocks=missing)
+        if shortage.now_blocks:
+            missing = max(missing, shortage.now_blocks - self._num_free(freed))
+        self.relocator.plan_step(
+            freed, new_holes=died, missing_blocks=missing, short_blocks=shortage.blocks
+        )
         state.begin_allocation()
         if freed:
             freed.reverse()  # the block freed first is the first to leave the prefix cache
@@ -220,7 +274,8 @@ class Runtime:
         plan = StepPlan(self.state.step, requests=requests)
         if self.scoring.has_readers():
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
-            self.scoring.request_signals(plan, scheduled.request_ids, rows, before)
+            giving = self.shortages.soon(rows)
+            self.scoring.request_signals(plan, scheduled.request_ids, rows, before, giving)
         self.relocator.hand_over(plan)
         self._count_commit()
         return plan
@@ -242,12 +297,30 @@ class Runtime:
             if table is not None and table.virtual:
                 places = table.append_start + num_new
                 needed += max(0, -(-places // size) - table.num_blocks)
-        holders = tables.pool.holders
-        free = state.store.num_free_blocks() + len({b for b in freed if holders[b] == 0})
-        return needed - free
+        return needed - self._num_free(freed)
+
+    def _num_free(self, freed: list[int]) -> int:
+        """The free blocks once `freed` are returned."""
+        holders = self.tables.pool.holders
+        return self.state.store.num_free_blocks() + len({b for b in freed if holders[b] == 0})
+
+    def _shortage(
+        self, ready: list[str], prefilling: Sequence[tuple[str, int]], freed: list[int]
+    ) -> Shortage:
+        """The shortage that remains after a round, if requests may give for it."""
+        self.state.set_near(self.shortages.is_near())
+        if not self.state.is_short_soon:
+            return NO_SHORTAGE
+        shortage = self.shortages.measure(ready, prefilling, self._num_free(freed))
+        if shortage.blocks and self.relocator.reclaim_excess(
+            freed, missing_blocks=shortage.missing_blocks
+        ):
+            return self.shortages.measure(ready, prefilling, self._num_free(freed))
+        return shortage
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """Process the end of `step`; `report` is None if the worker sent none."""
+        self.state.num_reports += 1
         # Steps run in order: outstanding reports of earlier steps are lost.
         for earlier in self.relocator.steps_in_flight(before=step):
             self.relocator.finish_step(earlier, 0, self._check_copies(None, earlier))

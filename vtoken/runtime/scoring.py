@@ -23,6 +23,7 @@ from vtoken.config.values import VTokenConfig
 from vtoken.policies import Policy
 from vtoken.policies.signals import WARM_QUERIES, Signal
 from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.runtime.due import NEVER
 from vtoken.runtime.requests import RequestState, SignalState
 from vtoken.runtime.state import RuntimeState
 from vtoken.wire import Probe
@@ -40,14 +41,15 @@ class Scoring:
         self._resolved_for: Probe | None = None
 
     def has_readers(self) -> bool:
-        """Whether any policy in force reads a signal. If none does, drops all scores."""
+        """Whether any policy in force reads a signal now. If none does, drops all scores."""
         state = self._state
         shadow = state.shadow.active_policy
-        if (
+        reads = (
             state.config.policy.reads is not None
             or (shadow is not None and shadow.reads is not None and state.may_evict)
             or any(policy.reads is not None for policy in state.own_policies.values())
-        ):
+        )
+        if reads and (state.is_short_soon or state.evicts_by_length):
             self.active = True
         elif self.active:
             self.active = False
@@ -56,27 +58,31 @@ class Scoring:
         return self.active
 
     def request_signals(
-        self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints
+        self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints, giving: Ints
     ) -> None:
         """Write into `plan` the signals that the worker keeps, probes and reports.
 
-        `rows` [k] of the scheduled requests; `num_before` [k]: their tokens before this step. With
-        a report lag, a request's scores are requested that many tokens before it is due.
+        `rows` [k] of the scheduled requests; `num_before` [k]: their tokens before this step;
+        `giving`: those that are to give soon. With a report lag, a request's scores are requested
+        that many tokens before it is due. Requests under `pressure` have no signals while no
+        shortage is near.
         """
         state = self._state
         probes_decode = state.step % state.config.probe.every_steps == 0
         shadow = state.shadow.active_policy
         probed, want = [], []
         own, rules = state.request_rules, state.config
-        numbers = rows.tolist(), num_before.tolist(), self.soon_due(rows).tolist()
-        for request_id, row, known_before, due in zip(names, *numbers, strict=True):
+        due_soon = self.soon_due(rows) | np.isin(rows, giving)
+        keeps = state.is_short_soon | (state.due.floor[rows] == NEVER)
+        numbers = rows.tolist(), num_before.tolist(), due_soon.tolist(), keeps.tolist()
+        for request_id, row, known_before, due, keep in zip(names, *numbers, strict=True):
             request = state.requests[request_id]
             if own:
                 rules = state.rules(request_id)
             known = request.signals_for
-            if known is None or known[0] is not rules or known[1] is not shadow:
-                self._set_signals(request, rules)
-                request.signals_for = rules, shadow
+            if known is None or known[0] is not rules or known[1:] != (shadow, keep):
+                self._set_signals(request, rules, keep=keep)
+                request.signals_for = rules, shadow, keep
             if not request.signals:
                 continue
             attends = False
@@ -103,13 +109,16 @@ class Scoring:
         plan.probed = frozenset(probed)
         plan.want_scores = tuple(want)
 
-    def _set_signals(self, request: RequestState, rules: VTokenConfig) -> None:
-        """Set a request's signals to those of its policy and, if it evicts, of the shadow.
+    def _set_signals(self, request: RequestState, rules: VTokenConfig, *, keep: bool) -> None:
+        """Set a request's signals to those of its policy and, if it evicts, of the shadow; to none
+        unless `keep`.
 
         Existing signals continue, others start from zero; the policy is the reader of a common one.
         """
         shadow = self._state.shadow.active_policy if rules.evicts else None
         before, request.signals = request.signals, {}
+        if not keep:
+            return
         for reader in (rules.policy,) if shadow is None else (rules.policy, shadow):
             if reader.reads is None:
                 continue

@@ -5,9 +5,14 @@ Independent of the engine; makes no decisions. Every invariant violation is repo
 
 from __future__ import annotations
 
+import numpy as np
+
+from vtoken.arrays import Bools, Ints
 from vtoken.config.calibration import CalibrationProfile
+from vtoken.config.prompt_parts import Spans
 from vtoken.config.protection import NOTHING, Protection
 from vtoken.config.request_rules import RequestRules
+from vtoken.config.spans import merged, pairs_of
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.policies import Policy
@@ -15,8 +20,9 @@ from vtoken.policies.shadow import ShadowTally
 from vtoken.runtime.block_store import BlockStore
 from vtoken.runtime.canary import CanaryTally
 from vtoken.runtime.draft import StepDraft
-from vtoken.runtime.due import DueColumns
+from vtoken.runtime.due import NEVER, DueColumns
 from vtoken.runtime.events import EventLog
+from vtoken.runtime.given import FinishedLog, GivenTally
 from vtoken.runtime.latency import LatencyMeter
 from vtoken.runtime.requests import Counters, RequestState
 from vtoken.tables.token_table import TokenTable
@@ -60,14 +66,21 @@ class RuntimeState:
         self.requests: dict[str, RequestState] = {}  # requests with a table
         self.request_rules: dict[str, RequestRules] = {}  # of announced requests
         self.own_policies: dict[str, Policy] = {}  # of requests with their own policy
+        # Spans of tokens that die first, of announced requests that have such; a preempted one too.
+        self.forgotten: dict[str, Spans] = {}
+        self.num_forgets = 0  # changes of `forgotten` besides arrivals and ends
         self.suspended: list[Policy] = []  # failed policies, which evict nothing more
         # Blocks that the first waiting request lacked in the last step, withheld ones included.
         self.wanted_blocks = 0
+        self.is_short_soon = False  # requests under `pressure` keep their signals
+        self.num_reports = 0  # steps that ended
         self.shadow = ShadowTally()
         self.canary = CanaryTally()
         self.counters = Counters()
         self.events = EventLog()
         self.latency = LatencyMeter()
+        self.given = GivenTally()
+        self.finished = FinishedLog()
 
     # ------------------------------------------------------------ tables and requests
 
@@ -153,11 +166,30 @@ class RuntimeState:
         self.request_rules[request_id] = rules
         if rules.policy is not None:
             self.own_policies[request_id] = rules.policy
+        if rules.forget:
+            self.forgotten[request_id] = rules.forget
 
     def forget(self, request_id: str) -> None:
         """Remove the rules of a request that has ended."""
         self.request_rules.pop(request_id, None)
         self.own_policies.pop(request_id, None)
+        self.forgotten.pop(request_id, None)
+
+    def forget_tokens(self, request_id: str, spans: Spans) -> None:
+        """Let these tokens of an announced request die before its others."""
+        self.forgotten[request_id] = merged(self.forgotten.get(request_id, ()), spans)
+        self.num_forgets += 1
+
+    def forgotten_pairs(self, request_id: str) -> Ints:
+        """The forgotten spans of a request, as start, end, start, end, …"""
+        return pairs_of(self.forgotten.get(request_id, ()))
+
+    def are_forgetting(self, rows: Ints) -> Bools:
+        """Which of `rows` [k] have forgotten spans."""
+        if not self.forgotten:
+            return np.zeros(len(rows), dtype=np.bool_)
+        names = self.tables.names
+        return np.array([names[row] in self.forgotten for row in rows.tolist()], dtype=np.bool_)
 
     def rules(self, request_id: str, config: VTokenConfig | None = None) -> VTokenConfig:
         """The configuration for one request; `config`: under that one instead."""
@@ -187,6 +219,24 @@ class RuntimeState:
                 "which have no words",
                 {"requests": 1, "tokens": 0, "policy": policy.name},
             )
+
+    def giving_rows(self) -> Ints:
+        """The rows that may give tokens under pressure, now or later in their lives."""
+        due, rows = self.due, self.tables.all_rows
+        in_prompt = self.tables.columns.num_tokens[rows] <= due.prefill_end[rows]
+        later = due.in_decode[rows] | in_prompt
+        return rows[(due.floor[rows] < NEVER) & later]
+
+    @property
+    def evicts_by_length(self) -> bool:
+        """Whether any request may become due by its length alone, or the rules have changed."""
+        if self._due_under is not self.config:
+            return True
+        return bool((self.due.limit[self.tables.all_rows] < NEVER).any())
+
+    def set_near(self, is_near: bool) -> None:
+        """Record whether a shortage of blocks is near in the step being planned."""
+        self.is_short_soon = is_near
 
     @property
     def may_evict(self) -> bool:

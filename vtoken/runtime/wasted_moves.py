@@ -7,7 +7,6 @@ the highest id relocated.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from vtoken.arrays import Ints
 
@@ -19,13 +18,13 @@ class LastMoves:
     """The step of each token's newest move, for one request."""
 
     def __init__(self) -> None:
-        self._steps: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)  # by id
+        self._steps: Ints = np.empty(0, dtype=np.int64)  # by id
 
     def moved(self, ids: Ints, step: int) -> None:
         """Record that tokens `ids` [n], in any order, are copied before the forward of `step`."""
         known, needed = len(self._steps), int(ids.max(initial=-1)) + 1
         if needed > known:
-            steps = np.full(max(needed, 2 * known), NEVER, dtype=np.int32)
+            steps = np.full(max(needed, 2 * known), NEVER, dtype=np.int64)
             steps[:known] = self._steps
             self._steps = steps
         self._steps[ids] = step

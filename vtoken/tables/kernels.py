@@ -35,6 +35,9 @@ UNKNOWN, DEAD, MISCOUNTED, NEWEST = 5, 6, 7, 8
 DUPLICATE_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
 NO_BLOCK = 13
 PROTECTED = 14
+CROWDED = 15
+
+MAX_HOLDERS = 65_535  # `holders` and `readers` are uint16
 
 # Indices of `counted` in `append`.
 WRITTEN, RECYCLED = 0, 1
@@ -129,6 +132,9 @@ def append(
             if added[at] < 0 or added[at] >= len(holders):
                 detail[0] = added[at]
                 return NO_BLOCK, j
+            if holders[added[at]] == MAX_HOLDERS:
+                detail[0] = added[at]
+                return CROWDED, j
         place = fact.extent
         if fact.virtual:
             if num_new == 1 and fact.hole >= 0:

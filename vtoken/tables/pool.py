@@ -19,17 +19,29 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.arrays import Ints
-from vtoken.errors import InvariantViolation
+from vtoken.errors import InvariantViolation, UnsupportedError
 from vtoken.wire import FLAG_SHARED, FLAG_USED
+
+MAX_BLOCK_SIZE = 65_535  # `live` is uint16
+MAX_SLOTS = 2**31 - 1  # slots and places are int32 in columns, mirrors and page tables
 
 
 class PoolLiveness:
     """`readers` [N * S]; `live`, `holders`, `usage`, `owner`, `owner_stale` [N].
 
-    `counts`: num_used and num_live.
+    `counts`: num_used and num_live. Raises UnsupportedError when the pool is too large to count.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
+        if block_size > MAX_BLOCK_SIZE:
+            raise UnsupportedError(
+                f"blocks of {block_size:,} slots: at most {MAX_BLOCK_SIZE:,}; set --block-size"
+            )
+        if num_blocks * block_size > MAX_SLOTS:
+            raise UnsupportedError(
+                f"{num_blocks:,} blocks of {block_size:,} slots: at most {MAX_SLOTS:,} slots in "
+                "all; set --num-gpu-blocks-override"
+            )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.readers = np.zeros(num_blocks * block_size, dtype=np.uint16)

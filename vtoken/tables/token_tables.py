@@ -156,6 +156,10 @@ class TokenTables:
             raise InvariantViolation("I2", f"{name}: place {detail[0]} is occupied")
         if code == kernels.NO_BLOCK:
             raise InvariantViolation("I4", f"{name} holds {detail[0]}, which is no block")
+        if code == kernels.CROWDED:
+            raise InvariantViolation(
+                "I4", f"{name} is holder {kernels.MAX_HOLDERS + 1:,} of block {detail[0]}: too many"
+            )
         if code == kernels.SHRANK:
             raise InvariantViolation(
                 "I4", f"{name} has {total} tokens, its table has {self.columns.num_tokens[row]}"

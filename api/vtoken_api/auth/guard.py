@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
@@ -18,8 +19,18 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vtoken_api.auth.access import Access, Grant, address_of
-from vtoken_api.auth.limits import COSTS, DRY_RUN_COST, RateLimits
 from vtoken_api.auth.refusals import Refusals
+from vtoken_api.limits import (
+    BILL,
+    CONTROLLERS,
+    COSTS,
+    DRY_RUN_COST,
+    DRY_RUN_TIME,
+    READ_TIME,
+    READERS,
+    Bill,
+    RateLimits,
+)
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 
@@ -44,6 +55,7 @@ class AccessControl:
     show_text: bool = False
     limits: RateLimits = field(default_factory=RateLimits)
     refusals: Refusals = field(default_factory=Refusals)
+    num_unauthenticated: int = 0  # open streams whose client has not sent its token
 
     def check_text(self, grant: Grant) -> None:
         """Raises 403 for a caller who may not read the text of requests."""
@@ -78,6 +90,7 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             return
         started = False
+        BILL.set(None)
 
         async def tracked_send(message: Message) -> None:
             nonlocal started
@@ -124,6 +137,13 @@ def _admit(scope: Scope, control: AccessControl) -> None:
     if grant is not None and changes:
         grant.check_control()
     scope[GRANT] = grant
+    if grant is not None and http and scope["method"] in SAFE_METHODS:
+        BILL.set(_bill(scope, control, READ_TIME))
+
+
+def _bill(scope: Scope, control: AccessControl, kind: str) -> Bill:
+    payer = CONTROLLERS if scope[GRANT].can_control else READERS
+    return Bill(control.limits, payer, kind, partial(control.refusals.note, scope))
 
 
 def permit(scope: Scope, control: AccessControl, *, dry_run: bool) -> None:
@@ -132,6 +152,7 @@ def permit(scope: Scope, control: AccessControl, *, dry_run: bool) -> None:
     try:
         if dry_run:
             control.limits.spend(address, "read", DRY_RUN_COST)
+            BILL.set(_bill(scope, control, DRY_RUN_TIME))
         else:
             scope[GRANT].check_control()
             control.limits.spend(address, "change")

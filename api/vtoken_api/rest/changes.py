@@ -1,7 +1,8 @@
-"""The REST routes that change something: configuration, confirm, undo, compaction.
+"""The REST routes that change something: configuration, confirm, undo, compaction, forget.
 
-A call that is refused, here or by the engine, changes nothing. Readers may call all of them as a
-dry run (`validate_only`, `dry_run`). A route calls `permit` as soon as it knows whether it is one.
+A call that is refused, here or by the engine, changes nothing. Readers may call all but the last as
+a dry run (`validate_only`, `dry_run`). A route with dry runs calls `permit` as soon as it knows
+whether it is one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from vtoken import commands, wire
 from vtoken_api.auth.access import Grant, actor_of
 from vtoken_api.auth.guard import GRANT, permit
 from vtoken_api.rest.inputs import (
+    CHANGE_HEADER,
     JSON_TYPES,
     ChangeQuery,
     CompactionRequest,
+    ForgetRequest,
     PatchQuery,
+    change_id,
     if_match,
     query,
     read_compaction,
+    read_forget,
     read_patch,
     refuse_body,
 )
@@ -39,6 +44,14 @@ IF_MATCH = {
     "required": False,
     "description": "apply only if this is still the current revision (ETag of GET /config)",
     "schema": {"type": "string"},
+}
+
+CHANGE_ID = {
+    "name": CHANGE_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "a new id of this change, to look it up with GET /changes/{id}",
+    "schema": {"type": "string", "pattern": "^[0-9A-Za-z-]{8,64}$"},
 }
 
 
@@ -58,9 +71,10 @@ def _changed(description: str) -> dict[int | str, dict[str, Any]]:
 
 
 def _caller(request: Request) -> Caller:
-    """The caller's name and rights."""
+    """The caller's name and rights, and the id of its change."""
     grant: Grant = request.scope[GRANT]
-    return Caller(actor_of(request.headers, request.client), grant.can_control)
+    name = actor_of(request.headers, request.client)
+    return Caller(name, grant.can_control, change_id(request))
 
 
 async def _settled(
@@ -83,7 +97,7 @@ async def _settled(
     summary="Change the configuration atomically, between two steps",
     operation_id="vtoken_patch_config",
     openapi_extra={
-        **parameters(PatchQuery, IF_MATCH),
+        **parameters(PatchQuery, IF_MATCH, CHANGE_ID),
         **body(MERGE_PATCH_SCHEMA, *JSON_TYPES, required=True),
     },
     responses=_changed("The change that the engine applied, or would apply"),
@@ -102,7 +116,7 @@ async def patch_config(
     "/confirm",
     summary="Keep the change that is on trial",
     operation_id="vtoken_confirm",
-    openapi_extra=parameters(ChangeQuery, IF_MATCH),
+    openapi_extra=parameters(ChangeQuery, IF_MATCH, CHANGE_ID),
     responses=_changed("The change stays; the revision is the same"),
 )
 async def post_confirm(
@@ -116,7 +130,10 @@ async def post_confirm(
     status_code=202,
     summary="Compact now: overrides the gates, not the safety rules",
     operation_id="vtoken_compact",
-    openapi_extra=body(ref(CompactionRequest), JSON_TYPES[0], required=False),
+    openapi_extra={
+        "parameters": [CHANGE_ID],
+        **body(ref(CompactionRequest), JSON_TYPES[0], required=False),
+    },
     responses=answers(
         ref(wire.Operation),
         "Accepted; follow Location",
@@ -142,10 +159,31 @@ async def post_compaction(request: Request, service: Served) -> Response:
 
 
 @router.post(
+    "/requests/{request_id}/forget",
+    summary="Let tokens of a request die before all its others",
+    operation_id="vtoken_forget",
+    description="The next tokens that the request loses are those of the spans, oldest first, "
+    "whatever its policy ranks. Nothing is evicted by the call itself. Calling again adds spans.",
+    openapi_extra={
+        "parameters": [CHANGE_ID],
+        **body(ref(ForgetRequest), JSON_TYPES[0], required=True),
+    },
+    responses=answers(
+        ref(wire.Forgotten), "What the request forgets", 400, 404, 408, 409, 413, 415
+    ),
+    dependencies=NO_QUERY,
+)
+async def post_forget(request: Request, request_id: str, service: Served) -> Response:
+    asked = await read_forget(request)
+    call = commands.Forget(request_id=request_id, spans=asked.spans)
+    return document(await service.forget(call, _caller(request)))
+
+
+@router.post(
     "/undo",
     summary="Restore the previous revision as a new revision",
     operation_id="vtoken_undo",
-    openapi_extra=parameters(ChangeQuery, IF_MATCH),
+    openapi_extra=parameters(ChangeQuery, IF_MATCH, CHANGE_ID),
     responses=_changed("The change that the engine applied, or would apply"),
 )
 async def post_undo(

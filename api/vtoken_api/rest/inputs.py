@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from vtoken import wire
 from vtoken.bounds import fault, read_json
@@ -36,9 +37,14 @@ MAX_ID = 2**31 - 1
 MAX_SEQ = 2**53 - 1
 EVENTS_LIMIT = 1000
 TOKENS_LIMIT = 4096
+CHANGE_HEADER = "X-VToken-Change"
+_CHANGE_ID = re.compile(r"[0-9A-Za-z-]{8,64}")
 _ETAG = re.compile(r'\s*"([0-9]{1,18})"\s*')
 _INTEGER = re.compile(r"[0-9]{1,18}")
 _NUMBER = re.compile(r"[0-9]{1,9}\.[0-9]{1,6}")
+
+
+TokenId = Annotated[int, Meta(ge=0, le=MAX_ID)]
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,6 +143,12 @@ class CompactionRequest(Model, frozen=True):
     dry_run: bool = False
 
 
+class ForgetRequest(Model, frozen=True):
+    """Body of `POST /requests/{id}/forget`: [start, end) of token ids, prompt and output."""
+
+    spans: Annotated[list[tuple[TokenId, TokenId]], Meta(min_length=1)]
+
+
 M = TypeVar("M", bound=Model)
 
 
@@ -171,7 +183,10 @@ def plain(text: str) -> Any:
 
 
 async def read_body(request: Request, *, required: bool) -> bytes:
-    """Read the body, at most MAX_BODY_BYTES declared as JSON; raises 400, 408, 413, 415."""
+    """Read the body, at most MAX_BODY_BYTES declared as JSON; raises 400, 408, 413, 415.
+
+    Also 400 if the client disconnects before its end; nobody reads that answer.
+    """
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and (len(declared) > 9 or int(declared) > MAX_BODY_BYTES):
         raise refuse(413, "the body is too long", bound=f"{MAX_BODY_BYTES} bytes")
@@ -185,6 +200,8 @@ async def read_body(request: Request, *, required: bool) -> bytes:
     except TimeoutError as error:
         detail = "the body did not arrive in time"
         raise refuse(408, detail, bound=f"{BODY_TIMEOUT_S:g} s") from error
+    except ClientDisconnect as error:
+        raise refuse(400, "the connection ended before the body did") from error
     if not body:
         if required:
             raise refuse(400, "the body is empty", bound="a JSON object")
@@ -212,6 +229,12 @@ async def read_compaction(request: Request) -> CompactionRequest:
     return read_model(_object(body, "the body") if body else {}, CompactionRequest)
 
 
+async def read_forget(request: Request) -> ForgetRequest:
+    """The body of `POST /requests/{id}/forget`."""
+    body = await read_body(request, required=True)
+    return read_model(_object(body, "the body"), ForgetRequest)
+
+
 def if_match(request: Request) -> int | None:
     """The revision in `If-Match`; None if it is absent or `*`; raises 400."""
     header = request.headers.get("if-match")
@@ -227,6 +250,22 @@ def if_match(request: Request) -> int | None:
             bound='"REVISION" in double quotes, or *',
         )
     return int(match[1])
+
+
+def change_id(request: Request) -> str:
+    """The id of a change: the caller's, else a new one; raises 400."""
+    header = request.headers.get(CHANGE_HEADER)
+    if header is None:
+        return uuid.uuid4().hex
+    if _CHANGE_ID.fullmatch(header) is None:
+        raise refuse(
+            400,
+            "not an id of a change",
+            field=CHANGE_HEADER,
+            value=header[:80],
+            bound="8 to 64 letters, digits or hyphens, new for every change",
+        )
+    return header
 
 
 async def refuse_body(request: Request, call: str) -> None:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from vtoken import wire
 from vtoken_api.problems import PROBLEM_JSON
 from vtoken_api.rest import examples
-from vtoken_api.rest.inputs import CompactionRequest
+from vtoken_api.rest.inputs import CompactionRequest, ForgetRequest
 
 PREFIX = "VToken"
 SECURITY = "VTokenBearer"
@@ -25,6 +25,8 @@ DOCUMENTED: tuple[Any, ...] = (
     wire.PatchResult,
     wire.PolicyInfo,
     wire.Operation,
+    wire.Forgotten,
+    wire.Change,
     wire.BlocksDocument,
     wire.BlockDetail,
     wire.RequestRow,
@@ -35,6 +37,7 @@ DOCUMENTED: tuple[Any, ...] = (
     wire.AuditPage,
     wire.Problem,
     CompactionRequest,
+    ForgetRequest,
 )
 
 PROBLEMS: dict[int, str] = {
@@ -48,7 +51,8 @@ PROBLEMS: dict[int, str] = {
     413: "The body is longer than 64 KiB",
     415: "The body is not declared as JSON",
     422: "A field or a value is invalid; nothing was changed",
-    429: "Too many calls are waiting, or came from this address",
+    429: "Too many calls are waiting or came from this address, or reads or dry runs used their "
+    "share of the engine's thread; Retry-After says when to call again",
     503: "The engine has stopped or does not answer",
 }
 

@@ -20,6 +20,7 @@ from vtoken import commands, wire
 from vtoken_api.auth.guard import permit_text
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest.inputs import (
+    CHANGE_HEADER,
     AuditQuery,
     BlockPath,
     EventsQuery,
@@ -120,6 +121,20 @@ async def get_operation(operation_id: str, service: Served) -> Response:
 
 
 @router.get(
+    "/changes/{change_id}",
+    summary="What became of a change whose answer was lost",
+    operation_id="vtoken_change",
+    description="`change_id` is the one that the problem names, or that the caller sent in the "
+    f"header `{CHANGE_HEADER}`. `not_applied`: the engine handled no change of this id and refuses "
+    "one that comes later.",
+    responses=answers(ref(wire.Change), "The change"),
+    dependencies=NO_QUERY,
+)
+async def get_change(change_id: str, service: Served) -> Response:
+    return document(await service.outcome(change_id))
+
+
+@router.get(
     "/blocks",
     summary="Live tokens, flags and owner of every block",
     operation_id="vtoken_blocks",
@@ -172,9 +187,15 @@ async def get_requests(service: Served) -> Response:
 
 @router.get(
     "/requests/{request_id}",
-    summary="One request and its block table",
+    summary="One request and its block table, or what a finished request kept",
     operation_id="vtoken_request",
-    responses=answers(ref(wire.RequestDetail), "The request", 404),
+    description="`request_id` may also be the id of the answer of the OpenAI API.",
+    responses=answers(
+        ref(wire.RequestDetail),
+        "The request; of finished ones the newest 1,024 are known",
+        404,
+        409,
+    ),
     dependencies=NO_QUERY,
 )
 async def get_request(request_id: str, service: Served) -> Response:

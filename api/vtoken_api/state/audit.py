@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from vtoken import wire
+from vtoken.documents import Decoder, MalformedError
 from vtoken_api.log import logger
 from vtoken_api.state.journal import MAX_BYTES, Journal
 from vtoken_api.state.statedir import StateDir
@@ -30,6 +31,8 @@ from vtoken_api.state.statedir import StateDir
 AUDIT_FILE = "audit.jsonl"
 MAX_UNWRITTEN = 1000
 SETTLE_S = 1.0  # the longest that a call waits for its entry to reach the disk
+
+_entries: Decoder[wire.AuditEntry] = Decoder(wire.AuditEntry)
 
 
 class AuditLog:
@@ -147,12 +150,12 @@ class AuditLog:
     def _held(self, limit: int) -> tuple[list[wire.AuditEntry], int]:
         """The newest `limit` written entries, and how many are no longer held; raises OSError.
 
-        Skips a line that a crash truncated.
+        Skips damaged lines, also one that a crash truncated.
         """
         self._state_dir.acquire()
         lines, dropped = self._journal.read(limit)
         entries = []
         for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):
-                entries.append(msgspec.json.decode(line, type=wire.AuditEntry))
+            with contextlib.suppress(MalformedError):
+                entries.append(_entries.decode(line))
         return entries, dropped

@@ -117,9 +117,8 @@ class FlightRecorder:
             fresh.cancel()
 
     def _stop(self, problem: str, *, fault: bool) -> None:
-        if not self.problem:
+        if not self.problem:  # later ones, often the same with another file name, are no news
             self.stopped_ts = time.time()
-        if problem != self.problem:
             logger.warning("vtoken: the flight recorder stopped: %s", problem)
         self.problem = problem
         self.num_faults += fault
@@ -189,7 +188,8 @@ class FlightRecorder:
 
     def _begin(self) -> None:
         self.segments.prune(self._segment_bytes)
-        self._writer = RecordingWriter(self.segments.new_path(), source=FLIGHT_RECORDER)
+        path = self.segments.new_path()
+        self._writer = RecordingWriter(path, source=FLIGHT_RECORDER, private=True)
         self._ends_at = time.monotonic() + SEGMENT_S
 
     def _put(self, lines: list[bytes]) -> None:

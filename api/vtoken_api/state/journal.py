@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from vtoken.documents import Decoder, MalformedError
 from vtoken_api.state.statedir import FILE_MODE
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -29,6 +30,9 @@ class _Head(msgspec.Struct):
     """The first line of a file."""
 
     lines_before: int
+
+
+_heads: Decoder[_Head] = Decoder(_Head)
 
 
 class Journal:
@@ -101,8 +105,8 @@ def _read(path: Path) -> bytes:
 
 def _head(data: bytes) -> int:
     try:
-        return msgspec.json.decode(data.partition(b"\n")[0], type=_Head).lines_before
-    except msgspec.DecodeError:
+        return _heads.decode(data.partition(b"\n")[0]).lines_before
+    except MalformedError:
         return 0
 
 

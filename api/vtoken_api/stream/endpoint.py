@@ -14,8 +14,9 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from vtoken_api.auth.access import Grant, unauthorized
-from vtoken_api.auth.guard import CLOSE_CODE_BASE, GRANT, deny
+from vtoken.documents import Decoder, MalformedError
+from vtoken_api.auth.access import Access, Grant, unauthorized
+from vtoken_api.auth.guard import CLOSE_CODE_BASE, GRANT, AccessControl, deny
 from vtoken_api.fanout.frame import TOPICS
 from vtoken_api.fanout.session import Session, StreamQuery
 from vtoken_api.log import logger
@@ -25,6 +26,7 @@ from vtoken_api.service import Service
 QUERY_PARAMETERS = ("topics", "fps", "format", "resume")
 MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.1, 30.0, 10.0
 MAX_CLIENTS = 64
+MAX_UNAUTHENTICATED = 32  # connections whose client has not sent its token, apart from MAX_CLIENTS
 AUTH_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 MAX_AUTH_CHARS = 4096
@@ -38,19 +40,20 @@ class AuthMessage(msgspec.Struct, tag_field="type", tag="auth"):
     token: str
 
 
+_auth_messages: Decoder[AuthMessage] = Decoder(AuthMessage)
+
+
 async def stream(websocket: WebSocket) -> None:
     """Serve one client until it leaves, is too slow, or the engine stops."""
     service: Service = websocket.app.state.service
     try:
         query = parse_query(websocket)
-        if service.hub.num_clients >= MAX_CLIENTS:
-            raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
         grant: Grant | None = websocket.scope[GRANT]
         if grant is None:
-            await websocket.accept()
-            grant = await _first_message(websocket, service)
+            grant = await _authenticated(websocket, service.auth)
         await _serve(websocket, service, query, grant)
     except ProblemError as error:
+        service.auth.refusals.note(websocket.scope, error)
         await _refuse(websocket, error)
     except TimeoutError:
         await _close(websocket, 1008, "the client reads too slowly")
@@ -71,8 +74,10 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
         except RuntimeError as error:  # the server closed it after a protocol error of the client
             raise WebSocketDisconnect(1006) from error
 
+    if service.hub.num_clients >= MAX_CLIENTS:
+        raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
     session = Session(service.hub, query, send)
-    service.hub.join(session)
+    service.hub.join(session)  # without an await since the check
     try:
         await session.prepare()
         if websocket.application_state is WebSocketState.CONNECTING:
@@ -149,7 +154,24 @@ def _parse_resume(text: str | None) -> tuple[str, int] | None:
     return match[1], int(match[2])
 
 
-async def _first_message(websocket: WebSocket, service: Service) -> Grant:
+async def _authenticated(websocket: WebSocket, control: AccessControl) -> Grant:
+    """Accept the connection and wait for its token. Raises 429 if too many others wait, and 401."""
+    if control.num_unauthenticated >= MAX_UNAUTHENTICATED:
+        raise refuse(
+            429,
+            f"{control.num_unauthenticated} clients have not sent their token yet",
+            bound=f"{MAX_UNAUTHENTICATED} connections without a token in the header",
+            headers={"Retry-After": "1"},
+        )
+    control.num_unauthenticated += 1
+    try:
+        await websocket.accept()
+        return await _first_message(websocket, control.access)
+    finally:
+        control.num_unauthenticated -= 1
+
+
+async def _first_message(websocket: WebSocket, access: Access) -> Grant:
     """Raises 401 unless the client sends {"type": "auth", "token": TOKEN} in time."""
     try:
         async with asyncio.timeout(AUTH_TIMEOUT_S):
@@ -158,15 +180,13 @@ async def _first_message(websocket: WebSocket, service: Service) -> Grant:
         raise unauthorized() from error
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1005))
+    text = message.get("text") or ""
+    if len(text) > MAX_AUTH_CHARS:
+        raise unauthorized()
     try:
-        text = message.get("text") or ""
-        if len(text) > MAX_AUTH_CHARS:
-            raise unauthorized()
-        return service.auth.access.grant_token(msgspec.json.decode(text, type=AuthMessage).token)
-    except (msgspec.DecodeError, UnicodeEncodeError, ProblemError) as error:
-        refused = unauthorized()
-        service.auth.refusals.note(websocket.scope, refused)
-        raise refused from error
+        return access.grant_token(_auth_messages.decode(text).token)
+    except (MalformedError, UnicodeEncodeError) as error:
+        raise unauthorized() from error
 
 
 async def _until_disconnect(websocket: WebSocket) -> None:

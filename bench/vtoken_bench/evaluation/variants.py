@@ -30,6 +30,7 @@ NEUTRAL: dict[str, Any] = {
     "prefix_sharing": "index",
     "verify_ratio": 0.0,
     "interval_tokens": 16,
+    "evict_when": "always",
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     NAIVE: {"reclamation": "off"},

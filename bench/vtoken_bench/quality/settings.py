@@ -55,6 +55,7 @@ class Setting:
             "vtoken_policy_params": json.dumps(params_dict(self.policy)),
             "vtoken_budget_tokens": self.budget_tokens(num_prompt),
             "vtoken_interval_tokens": INTERVAL_TOKENS,
+            "vtoken_evict_when": "always",
         }
 
     def key(self) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def _engine(spec: dict[str, Any]) -> Any:
     if spec["vtoken"] is not None:
         from vtoken.vllm import engine_args
 
-        extra = engine_args(spec["vtoken"], **spec["settings"])
+        config = {"evict_when": "always"} | spec["vtoken"]
+        extra = engine_args(config, **spec["settings"])
     given = dict(spec["engine"])
     processors = given.pop("logits_processors", []) + extra.pop("logits_processors", [])
     from vllm import EngineArgs, LLMEngine
@@ -104,9 +105,11 @@ def _runner_hooks(runner: type) -> tuple[type, tuple[str, ...]]:
     return VTokenV2Mixin, V2_HOOKS
 
 
-CUMULATIVE = (
+COUNTERS = (
     "recycled_slots",
     "evicted_tokens",
+    "given_tokens",
+    "preemptions_above_floor",
     "relocations",
     "moved_tokens",
     "reclaimed_blocks",
@@ -117,6 +120,7 @@ CUMULATIVE = (
     "packed_tokens",
     "pack_us",
 )
+CUMULATIVE = (*COUNTERS, "kept_share_sum")  # of the facts
 
 
 def _facts(scheduler: Any) -> dict[str, Any]:
@@ -128,7 +132,8 @@ def _facts(scheduler: Any) -> dict[str, Any]:
         "num_blocks": runtime.geometry.num_blocks,
         "block_size": runtime.geometry.block_size,
         "violations": runtime.counters.violations,
-        **{name: getattr(runtime.counters, name) for name in CUMULATIVE},
+        **{name: getattr(runtime.counters, name) for name in COUNTERS},
+        "kept_share_sum": runtime.state.finished.kept_sum,
     }
 
 

@@ -17,7 +17,7 @@ from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.widgets.notice import problem_text
 
 if TYPE_CHECKING:
-    from vtoken.client import AsyncClient
+    from vtoken.client import AsyncClient, OutcomeUnknown
 
 Call = Callable[["AsyncClient"], Coroutine[Any, Any, str]]
 
@@ -40,6 +40,7 @@ class Controls:
         self._changes = ChangeWatch()
         self._health = HealthWatch()
         self._last_key = ("", 0.0)  # the newest key's name and monotonic time
+        session.on_lookup = self._tell_lookup
 
     # ------------------------------------------------------------ keys
 
@@ -82,6 +83,15 @@ class Controls:
             health = self._health.poll(status.health) if status is not None else []
             for alert in (*self._changes.poll(view.model, view.monotonic), *health):
                 self._dashboard.show_message(alert.text, sticky=alert.sticky)
+
+    def _tell_lookup(self, lost: OutcomeUnknown) -> None:
+        """Shows that the outcome of a change is unknown and is looked up."""
+        from vtoken_console.screens.control import ControlScreen
+
+        text = f"{lost.problem.detail}. Looking it up …"
+        self._dashboard.show_message(text, is_error=True)
+        if isinstance(self._app.screen, ControlScreen):
+            self._app.screen.show_lookup(text)
 
     def _refused(self, *, dry_run: bool = False) -> bool:
         """Whether controls are off or the connection is down; if so, shows the reason.

@@ -54,6 +54,8 @@ def load(path: Path) -> tuple[Key, ...]:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise KeyFileError(f"{path}: {error}") from None
+    except RecursionError:
+        raise KeyFileError(f"{path}: it nests too deep") from None
     return remapped(document, _Lines(path, text))
 
 

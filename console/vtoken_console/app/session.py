@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vtoken.client import OutcomeUnknown
     from vtoken.stream.reducer import StreamState
     from vtoken_console.feed.replay import Replay
     from vtoken_console.feed.source import Source
@@ -21,7 +23,8 @@ HEAVY = ("httpx", "websockets.asyncio.client", "vtoken_console.feed.live")
 class Session:
     """`source` is None until its libraries are imported.
 
-    `read_only`: requested by the viewer. `recording`: a file to play from `moment` on.
+    `read_only`: requested by the viewer. `recording`: a file to play from `moment` on. `on_lookup`:
+    called when the outcome of a change is unknown and is looked up.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Session:
         self.read_only = read_only
         self.source: Source | None = None
         self.replay: Replay | None = None  # the source, if it is a recording
+        self.on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None
         self._token = token
         self._fps = fps
         self._recording = recording
@@ -59,5 +63,5 @@ class Session:
         else:
             from vtoken_console.feed.live import LiveSource
 
-            self.source = LiveSource(self.url, self._token, self._fps)
+            self.source = LiveSource(self.url, self._token, self._fps, self.on_lookup)
         await self.source.run()

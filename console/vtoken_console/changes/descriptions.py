@@ -21,6 +21,8 @@ EVICTION_RULES = frozenset(
         "budget_floor_tokens",
         "interval_tokens",
         "evict_during",
+        "evict_when",
+        "evict_after_wait_ms",
         "protect",
     }
 )
@@ -36,22 +38,29 @@ def irreversible(
     policy: str,
     evicted_tokens: int,
     live_tokens: Iterable[int] = (),
+    evict_when: str = "always",
 ) -> str | None:
     """Why a change needs confirmation; None if undo restores everything.
 
-    `policy`: in force before the change; `live_tokens`: of each request. Only evicted tokens cannot
-    be restored.
+    `policy`, `evict_when`: in force before the change; `live_tokens`: of each request. Only evicted
+    tokens cannot be restored.
     """
     old, new = changes.get("policy", [{"name": policy}, {"name": policy}])
     before, after = changes.get("budget_tokens", [0, 0])
+    was, when = changes.get("evict_when", [evict_when, evict_when])
     if new["name"] == "none" or not EVICTION_RULES & changes.keys():
         return None
     if evicted_tokens and after <= before:
         return f"It evicts {units.count(evicted_tokens)} tokens now."
     if old["name"] != new["name"]:
         return f"From now on {new['name']} chooses the tokens to evict."
+    if was == "pressure" and when == "always":
+        return "From now on tokens over the budget are evicted although nobody needs the memory."
     if after < before:
         over = units.count(sum(max(0, live - after) for live in live_tokens))
+        if when == "pressure":
+            keep = f"Requests may be cut down to {units.count(after)} live tokens"
+            return f"{keep} while memory is short; they hold {over} more than that."
         return f"Requests keep {units.count(after)} live tokens; they hold {over} more than that."
     return None
 
@@ -82,12 +91,28 @@ def what_if_paragraphs(
                 text,
             ),
             (f"frees now   {units.count(preview.freed_blocks, 9)} blocks", text),
+            *((line, text) for line in _room(preview)),
         ]
         if preview.deferred_reason:
             paragraphs.append((f"deferred: {preview.deferred_reason}", warn))
         paragraphs += gate_paragraphs(preview.gates, gates_now)
     paragraphs += [(note, warn) for note in result.notes]
     return paragraphs
+
+
+def _room(preview: wire.WhatIf) -> list[str]:
+    """What running requests could give, and how many more would fit, if the server reports it."""
+    lines = []
+    if preview.givable_blocks or preview.short_blocks:
+        short = f"; {units.count(preview.short_blocks)} blocks are short" * (
+            preview.short_blocks > 0
+        )
+        given = f"{units.count(preview.givable_tokens, 9)} tokens"
+        lines.append(f"can give    {given} in {units.count(preview.givable_blocks)} blocks{short}")
+    if preview.more_requests is not None:
+        fit = units.count(preview.more_requests, 9)
+        lines.append(f"room for    {fit} more requests like the running ones")
+    return lines
 
 
 def _later(preview: wire.WhatIf) -> str:

@@ -18,7 +18,14 @@ from vtoken.bounds import bounds_of
 
 Path = tuple[str, ...]
 POLICY: Path = ("policy", "name")
-LEADING = ("theta_f", "batch_size", "budget_tokens", "interval_tokens")  # the first rows
+LEADING = (  # the first rows
+    "theta_f",
+    "batch_size",
+    "budget_tokens",
+    "interval_tokens",
+    "evict_when",
+    "evict_after_wait_ms",
+)
 # Settings of several values: a row for each value.
 PARTS: dict[str, type[msgspec.Struct]] = {
     "protect": wire.Protect,
@@ -197,7 +204,7 @@ def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
         width = (high - low) if low is not None and high is not None else 1.0
         stepped: float = round(value + by * width / (10 if coarse else 100), 6)
     elif coarse:
-        stepped = value * 2 if by > 0 else value // 2
+        stepped = max(1, value * 2) if by > 0 else value // 2
     else:
         stepped = value + by
     if field.minimum is not None:

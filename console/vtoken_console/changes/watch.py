@@ -76,7 +76,8 @@ class ChangeWatch:
             )
             return Alert(text, sticky=True)
         if "kept" in data:
-            return Alert(f"Kept: revision {data['kept']}, {data.get('reason', '')}.", sticky=False)
+            text = f"Kept: revision {data['kept']}, {data.get('reason', '')}."
+            return Alert(text, sticky=bool(data.get("unevaluated")))
         if revision in self._own:
             return None
         fields = set(data.get("changes") or {})

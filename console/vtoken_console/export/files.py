@@ -105,22 +105,27 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 def write(folder: Path, files: dict[str, bytes]) -> list[Path]:
     """Writes `files`; numbers names that exist. Raises OSError and leaves no partial file."""
-    return [_write_new(folder / name, data) for name, data in files.items()]
+    return [_write_numbered(folder / name, data) for name, data in files.items()]
 
 
-def _write_new(path: Path, data: bytes) -> Path:
+def _write_numbered(path: Path, data: bytes) -> Path:
     wanted, number = path, 1
     while True:
         try:
-            file = path.open("xb")
+            write_new(path, data)
         except FileExistsError:
             number += 1
             path = wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
-            continue
-        try:
-            with file:
-                file.write(data)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        return path
+        else:
+            return path
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Writes a new file. Raises OSError and leaves no partial file."""
+    file = path.open("xb")
+    try:
+        with file:
+            file.write(data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 
 from vtoken import wire
-from vtoken.client import AsyncClient, NotVToken, ProblemError, Server, StreamGap
+from vtoken.client import (
+    AsyncClient,
+    NotVToken,
+    OutcomeUnknown,
+    ProblemError,
+    Server,
+    StreamGap,
+)
 from vtoken.client.reader import backoff_s
 from vtoken.stream.reducer import ResyncNeeded
 from vtoken_console.feed.connection import State
@@ -22,12 +31,21 @@ STEADY_S = 2.0  # after a gap, reconnect at once if the connection was live for 
 
 
 class LiveSource:
-    """Reads one server. Errors are recorded in `feed.connection`, not raised."""
+    """Reads one server. Errors are recorded in `feed.connection`, not raised.
 
-    def __init__(self, url: str, token: str | None, fps: float) -> None:
+    `on_lookup` is called when the outcome of a change is unknown and is looked up.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        fps: float,
+        on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None,
+    ) -> None:
         self.name = url
         self.feed = Feed()
-        self.rest = AsyncClient(Server(url, token))
+        self.rest = AsyncClient(Server(url, token), lookup_s=math.inf, on_lookup=on_lookup)
         self._fps = fps
         self._retry = asyncio.Event()
 

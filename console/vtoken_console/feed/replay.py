@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from vtoken import wire
+from vtoken.documents import Decoder
 from vtoken.recording import Entry, Index, Place, RecordingError, RecordingReader, Text, scan
 from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.connection import State
@@ -49,7 +50,7 @@ class Replay:
         self.note = ""
         self._path = path
         self._reader = RecordingReader(path)
-        self._past = msgspec.json.Decoder(_Past)
+        self._past: Decoder[_Past] = Decoder(_Past)
         self._playhead = Playhead()
         self._next: wire.StreamMessage | None = None
         self._clock_ts = 0.0  # ts of the last applied message; never decreases
@@ -256,12 +257,7 @@ class Replay:
             self.note += f" ({reason}): the view is frozen until the next snapshot"
 
     def _read_past(self, place: Place, line: bytes) -> _Past:
-        try:
-            return self._past.decode(line)
-        except msgspec.MsgspecError as error:
-            if self._reader.is_of_another_type(line):
-                return _Past("")
-            raise RecordingError(self._path, f"not a recording: {error}", place.number) from error
+        return self._reader.parse(self._past, place, line) or _Past("")
 
     def _message(self, entry: Entry, data: FeedData) -> wire.StreamMessage | None:
         """The message of a line. An audit entry is added to `data` at once, because no message
@@ -316,7 +312,8 @@ class Replay:
                 audit.append(past.entry)
             if past.status is not None:
                 data.add_sample(past.status)
-        entry = None if found is None else Entry(found[0], self._reader.decode(*found))
+        self._reader.seek(frame.place)
+        entry = self._reader.next()
         while entry is not None:
             message = self._message(entry, data)
             if message is not None:

@@ -21,8 +21,8 @@ NAMES = (
     "inter_token_p95_ms",
     "copy_ratio",  # share of wall time spent in copies
     "plan_ratio",  # share of wall time spent in planning
+    "given_per_s",  # tokens that died because memory was short
 )
-
 
 KEPT = {"kept", "confirmed"}  # in the data of an event that ends a trial for good
 
@@ -31,10 +31,13 @@ class Sampler:
     """Converts statuses, in order of time, to values in the order of NAMES."""
 
     def __init__(self) -> None:
-        self._generated, self._moved, self._copy_us, self._plan_us = (Rate() for _ in range(4))
+        self._generated, self._moved, self._copy_us, self._plan_us, self._given = (
+            Rate() for _ in range(5)
+        )
 
     def sample(self, status: wire.Status) -> tuple[float, ...]:
         ts, done, latency = status.ts, status.reclamation, status.latency
+        pressure = status.pressure
         return (
             status.fragmentation.f,
             status.fragmentation.theta_f,
@@ -45,6 +48,7 @@ class Sampler:
             _nan_if_none(latency.inter_token.p95_ms if latency else None),
             self._copy_us.add(ts, done.copy_us) / 1e6,
             self._plan_us.add(ts, done.plan_us) / 1e6,
+            math.nan if pressure is None else self._given.add(ts, pressure.given_tokens),
         )
 
 

@@ -40,7 +40,7 @@ STEPS: tuple[Step, ...] = (
         lambda first, now: now.cursor != first.cursor,
     ),
     Step(
-        "The policy evicts tokens, holes grow: F above is the share of used slots with nothing "
+        "Evicted tokens leave holes: F above is the share of used slots with nothing "
         "live in them. Wait until it passes theta or a round runs.",
         lambda first, now: now.wasteful or now.relocations > first.relocations,
     ),

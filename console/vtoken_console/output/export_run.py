@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from vtoken_console.app.app import ConsoleApp
-from vtoken_console.export.files import KINDS
+from vtoken_console.export.files import KINDS, write_new
 from vtoken_console.export.raster import PngUnavailable
 
 DATA_TIMEOUT_S = 30.0
@@ -41,23 +41,29 @@ async def _run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]
                 )
             await pilot.pause(0.05)
         app.tick()  # the first frame needs the application to be running
-        if problem := app.source.replay and app.source.replay.note:
-            raise ExportError(problem)
+        if app.session.replay is not None and (problem := app.session.replay.note):
+            raise ExportError(problem)  # not the moment that was asked for
         await pilot.pause(SETTLE_S)
         try:
             files = await app.exporter.files(kind)
         except PngUnavailable as reason:
             raise ExportError(f"no PNG: {reason}") from reason
-    try:
-        return [_write(path, name, data, len(files)) for name, data in files.items()]
-    except OSError as error:
-        raise ExportError(str(error)) from error
+    return _write(path, files)
 
 
-def _write(path: Path, name: str, data: bytes, num_files: int) -> Path:
-    """Writes one file. With several files, each appends its table's name to the stem."""
-    if num_files > 1:
-        path = path.with_name(f"{path.stem}-{name.rpartition('-')[2]}")
-    with path.open("xb") as file:
-        file.write(data)
-    return path
+def _write(path: Path, files: dict[str, bytes]) -> list[Path]:
+    """Writes all files or none. With several, each appends its table's name to the stem."""
+    written: list[Path] = []
+    for name, data in files.items():
+        if len(files) > 1:
+            target = path.with_name(f"{path.stem}-{name.rpartition('-')[2]}")
+        else:
+            target = path
+        try:
+            write_new(target, data)
+        except OSError as error:
+            for each in written:
+                each.unlink(missing_ok=True)
+            raise ExportError(f"{target} cannot be written: {error.strerror}") from error
+        written.append(target)
+    return written

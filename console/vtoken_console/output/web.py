@@ -147,7 +147,7 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 def run(
     command: Sequence[str], *, host: str, port: int, token: str | None, can_control: bool
 ) -> int:
-    """Serves until interrupted; raises OSError if the port is taken or the key file fails."""
+    """Serves until interrupted; raises OSError if the port is taken, PageKeyError."""
     if token is not None:
         os.environ["VTOKEN_TOKEN"] = token
     file = KeyFile(port) if can_control and not has_terminal() else None

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -50,6 +51,10 @@ class LoginGate:
         return _digest(cookie) in self._cookies  # of hashes: comparison time reveals no cookie
 
 
+class PageKeyError(OSError):
+    """The page key cannot be stored; the message names its file."""
+
+
 class KeyFile:
     """Stores the key at `path`, mode 0600, if there is no terminal; `close` removes it."""
 
@@ -59,17 +64,28 @@ class KeyFile:
         self.path = folder / "vtoken" / f"console-{port}-{os.getpid()}.key"
 
     def write(self, key: str) -> None:
-        """Replaces the file atomically; raises OSError."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Replaces the file atomically; raises PageKeyError and leaves no partial file."""
         new = self.path.with_suffix(".new")
-        new.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(new, flags, 0o600), "w") as file:
-            file.write(key + "\n")
-        new.replace(self.path)
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new.unlink(missing_ok=True)
+            try:
+                with os.fdopen(os.open(new, flags, 0o600), "w") as file:
+                    file.write(key + "\n")
+                new.replace(self.path)
+            except OSError:
+                new.unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise PageKeyError(
+                f"the page key cannot be written to {self.path}: {error.strerror}; "
+                "set XDG_RUNTIME_DIR to a folder that can be written"
+            ) from error
 
     def close(self) -> None:
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it was never written
+            self.path.unlink()
 
 
 def print_key(key: str) -> None:

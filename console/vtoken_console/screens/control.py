@@ -34,6 +34,7 @@ from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.style import palette
 from vtoken_console.style.palette import Paragraph
+from vtoken_console.widgets.details.given import when_of
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.lines import terminal_text
@@ -232,6 +233,10 @@ class ControlScreen(ModalScreen[None]):
         except ProblemError as error:
             self._outcome.set_paragraphs(*_refusal(error.problem))
 
+    def show_lookup(self, text: str) -> None:
+        """Shows that the outcome of the applied draft is unknown and is looked up."""
+        self._outcome.set_paragraphs((text, palette.WARN_STYLE))
+
     def _show_no_change(self) -> None:
         self._outcome.set_paragraphs(
             ("Nothing to apply: no value is changed.", palette.MUTED_STYLE)
@@ -283,7 +288,8 @@ class ControlScreen(ModalScreen[None]):
         result = await self._source.rest.patch_config(patch, validate_only=True)
         evicted = result.what_if.evicted_tokens if result.what_if is not None else 0
         live = [row.live for row in self._source.feed.model.requests.values()]
-        reason = irreversible(result.changes, config.desired.policy.name, evicted, live)
+        policy, when = config.desired.policy.name, when_of(config.desired, config)
+        reason = irreversible(result.changes, policy, evicted, live, when)
         if reason is None:
             return True
         status = self._source.feed.model.status

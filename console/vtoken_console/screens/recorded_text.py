@@ -88,8 +88,7 @@ class RecordedTextScreen(Screen[None]):
         summary, panel = self.query_one(Summary), self.query_one(TextPanel)
         row = self._replay.feed.model.requests.get(self._request_id)
         summary.problem = "" if row else "No such request at this moment."
-        summary.detail, summary.step = row or summary.detail, self._replay.feed.model.step
-        summary.redraw()
+        summary.set_detail(row or summary.detail, self._replay.feed.model.step)
         try:
             line = await self._replay.text(self._request_id)
         except RecordingError as error:

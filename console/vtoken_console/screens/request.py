@@ -22,6 +22,7 @@ from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.details.block_table import BlockTable
+from vtoken_console.widgets.details.given import given_words, gives
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.details.token_rows import TokenRows
@@ -53,7 +54,10 @@ KEYS = (
 
 
 class Summary(LinesWidget):
-    """Two or three lines about the request, or why there is no newer state."""
+    """Lines about the request, or why there is no newer state.
+
+    Two, on a narrow terminal three; another one about what it gave under pressure.
+    """
 
     def __init__(self) -> None:
         super().__init__(id="summary")
@@ -62,6 +66,12 @@ class Summary(LinesWidget):
         self.message: Span = ("", palette.TEXT_STYLE)  # the last action's result
         self.message_until = 0.0  # monotonic [s]
         self.step = 0
+
+    def set_detail(self, detail: wire.RequestRow | None, step: int) -> None:
+        """Sets what is shown, as of `step`."""
+        self.detail, self.step = detail, step
+        self.set_class(detail is not None and bool(given_words(detail)), "-gives")
+        self.redraw()
 
     def show_message(self, text: str, *, is_error: bool = False) -> None:
         """Shows a message instead of the counts for SHOWN_S."""
@@ -73,14 +83,17 @@ class Summary(LinesWidget):
         muted, bold, d = palette.MUTED_STYLE, palette.BOLD_STYLE, self.detail
         second: list[Span] = []
         if self.problem:
-            shown = "" if d is None else f"  Shown: step {self.step:,}."
+            shown = f"  Shown: step {self.step:,}." if self.step else ""
             second = [(f" {self.problem}{shown}", palette.WARN_STYLE)]
         elif view.monotonic < self.message_until:
             second = [(f" {self.message[0]}", self.message[1])]
         if d is None:
             return [((" request", muted),), merge(cut(second, width))]
+        given = given_words(d, width - 1)
+        height -= bool(given)
         name: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
-        policy: list[Span] = [(f" {d.policy} budget {units.count(d.budget_tokens)}", muted)]
+        budget = f"{'floor' if gives(d) else 'budget'} {units.count(d.budget_tokens)}"
+        policy: list[Span] = [(f" {d.policy} {budget}", muted)]
         tokens = _counts(("live", d.live), ("dead", d.dead))
         lengths = _counts(("prompt", d.prompt_tokens), ("out", d.output_tokens))
         blocks = _counts(("held", d.blocks), ("bound", d.bound_blocks), ("naive", d.naive_blocks))
@@ -101,6 +114,8 @@ class Summary(LinesWidget):
                 [*name, *tokens, *lengths, *policy],
                 second or [*blocks, *work, *attention],
             ]
+        if given:
+            lines.append([(f" {given}", palette.TEXT_STYLE)])
         return [merge(cut(line, width)) for line in lines]
 
 
@@ -187,6 +202,11 @@ class RequestScreen(Screen[None]):
         summary, rest, began = self.query_one(Summary), self._source.rest, time.monotonic()
         try:
             detail = await rest.request(self._request_id)
+            if detail.state == "finished":
+                ended = "" if detail.ended_ts is None else f" at {units.clock(detail.ended_ts)}"
+                summary.problem = f"This request has finished{ended}."
+                summary.set_detail(detail, summary.step)
+                return
             pages: list[wire.TokenPage] = []
             start, total = 0, 1
             while start < total:
@@ -209,7 +229,8 @@ class RequestScreen(Screen[None]):
         table = await asyncio.to_thread(tokens.from_pages, pages)
         if not self.query(TokenStrip):
             return  # the page was closed meanwhile
-        summary.detail, summary.problem, summary.step = detail, "", table.step
+        summary.problem = ""
+        summary.set_detail(detail, table.step)
         strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
         strip.table, blocks.detail = table, detail
         strip.num_prompt = detail.prompt_tokens

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from vtoken_console.feed.connection import State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
+from vtoken_console.widgets.details.given import when_of
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, spread, width_of
 
 CONNECTION_STYLES = {
@@ -95,7 +96,9 @@ class Header(LinesWidget):
                 kept = units.count(status.budget_tokens)
                 if status.budget_ratio:
                     kept = f"{status.budget_ratio:.0%} of prompt"
-                budget = f" budget {kept}"
+                config = model.config
+                floor = config is not None and when_of(config.effective, config) == "pressure"
+                budget = f" {'floor' if floor else 'budget'} {kept}"
                 kept = f" (+{units.count(status.interval_tokens)})"
                 name = (status.policy.name, text)
                 parts.append([[name, (budget + kept, muted)], [name]])

@@ -20,6 +20,7 @@ from vtoken.config.calibration import CalibrationProfile
 from vtoken.config.request_rules import Prompt, RequestRules
 from vtoken.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.runtime.admission import NO_REQUIREMENT
 from vtoken.runtime.growth import NewRequest, Scheduled
 from vtoken.runtime.runtime import Runtime
 from vtoken.wire import Geometry
@@ -77,6 +78,7 @@ class CoreEngine:
         self.worker_lag_steps = worker_lag_steps
         self.prefix_caching = prefix_caching
         self.caches_after_eviction = False  # violates rule 4, for a control
+        self.reserves = False  # admission as in vLLM's block manager; else by the first chunk alone
         # Like vLLM's --watermark: withheld from waiting requests while others run.
         self.watermark_blocks = 0
         geometry = Geometry(
@@ -91,7 +93,7 @@ class CoreEngine:
         if not isinstance(config, VTokenConfig):
             config = merge_patch(
                 default_config(num_blocks),
-                {"verify_ratio": 1.0} | (config or {}),
+                {"verify_ratio": 1.0, "evict_when": "always"} | (config or {}),
                 num_blocks=num_blocks,
                 num_layers=num_layers,
                 num_heads=geometry.num_heads,
@@ -123,6 +125,7 @@ class CoreEngine:
         prefix: str | None = None,
         prefix_tokens: int = 0,
         seed: int = 0,
+        priority: int = 0,
         rules: RequestRules | None = None,
         prompt: Prompt | None = None,
     ) -> None:
@@ -133,7 +136,14 @@ class CoreEngine:
         if not 0 <= prefix_tokens <= prompt_tokens:
             raise ValueError(f"{prefix_tokens} prefix tokens in a prompt of {prompt_tokens}")
         if request_id not in self.runtime.state.request_rules:
-            self.runtime.announce(request_id, rules, num_prompt_tokens=prompt_tokens, prompt=prompt)
+            self.runtime.announce(
+                request_id,
+                rules,
+                num_prompt_tokens=prompt_tokens,
+                max_tokens=prompt_tokens + (max_tokens or 0),
+                priority=priority,
+                prompt=prompt,
+            )
         self.runtime.latency.arrived(request_id, self.clock())
         self.waiting.append(
             Request(
@@ -225,9 +235,14 @@ class CoreEngine:
             num_new = min(request.num_known - len(hit) * s, self.prefill_chunk_tokens)
             missing = -(-(len(hit) * s + num_new) // s) - len(hit)
             withheld = self.watermark_blocks if self.running else 0
-            if missing + withheld > len(self.store.free) - hit_free:
-                self.runtime.admission.record_demand(
-                    missing + hit_free, withheld_blocks=withheld, compressed=False
+            admission, requirement, takes = self.runtime.admission, NO_REQUIREMENT, missing
+            if self.reserves:
+                requirement = admission.requirement(request.id, request.num_known)
+                takes = -(-request.num_known // s) - len(hit)
+            needed = takes + requirement.extra_blocks + withheld
+            if needed > len(self.store.free) - hit_free:
+                admission.record_demand(
+                    request.id, takes + hit_free, requirement, withheld_blocks=withheld
                 )
                 return
             self.waiting.popleft()
@@ -237,6 +252,7 @@ class CoreEngine:
             self.store.admit(request.id, hit)
             self.store.extend(request.id, missing)
             cached = [request.content(t) for t in range(request.num_computed)]
+            admission.admitted(request.id, len(self.store.tables[request.id]))
             message.new[request.id] = (list(self.store.tables[request.id]), cached)
             self._grow(request, num_new, grown, message)
 

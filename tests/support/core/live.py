@@ -294,3 +294,18 @@ def make_holes(concurrency: int, **config: Any) -> LiveEngine:
     )
     live.steps(5)
     return live
+
+
+def make_pressed() -> LiveEngine:
+    """Twelve requests in a pool for four, under pressure; no step has run."""
+    live = make_quiet(65, block_size=4)
+    live.core.reserves = True
+    live.configure(
+        policy={"name": "streaming_llm"},
+        budget_tokens=24,
+        interval_tokens=8,
+        evict_when="pressure",
+    )
+    for i in range(12):
+        live.admit(f"r{i}", 20 + i, max_tokens=60)
+    return live

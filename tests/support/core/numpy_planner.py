@@ -115,6 +115,9 @@ def _lay_out(
         evacuated = last * s + end + np.flatnonzero(grid[last, end:] >= 0)
         holes = holes[(holes // s != last) | (holes % s < end)]
         source = np.concatenate([source, evacuated])
+        if 0 < len(evacuated) == live[last]:  # one of them stays in the block
+            holes = holes[holes != last * s]
+            holes = np.insert(holes, len(source) - 1, last * s)
     taken = holes[: len(source)]
     num_out = len(source) - len(taken)
     fresh = -1 - np.arange(num_fresh, dtype=np.int64)

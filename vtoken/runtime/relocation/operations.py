@@ -48,7 +48,14 @@ class Operations:
     def pending(self) -> bool:
         return any(op.state == "pending" for op in self._all.values())
 
-    def add(self, actor: str, request_id: str | None, batch_size: int, dry_run: bool) -> Operation:
+    def add(
+        self,
+        actor: str,
+        request_id: str | None,
+        batch_size: int,
+        dry_run: bool,
+        revision: int = 0,
+    ) -> Operation:
         operation = Operation(
             id=uuid.uuid4().hex[:12],
             state="pending",
@@ -57,6 +64,7 @@ class Operations:
             batch_size=batch_size,
             dry_run=dry_run,
             created_ts=time.time(),
+            revision=revision,
         )
         self._all[operation.id] = operation
         alike = [old for old in self._all.values() if old.dry_run == dry_run]

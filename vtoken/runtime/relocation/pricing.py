@@ -78,7 +78,7 @@ class RoundPricer:
             columns.num_blocks[rows],
             columns.num_full[rows],
             due.limit[rows],
-            due.budget[rows],
+            due.target[rows],
             columns.num_tokens[rows] < due.prefill_end[rows],
         )
         return self._estimate(facts, config)

@@ -55,20 +55,37 @@ class Relocator:
         self._verify_credit = 0.0
         self._last_round_step = 0
         self._last_round_empty = False
+        self._short_blocks = 0
         self._closed_gate: str | None = None  # defers this step's automatic round
         self._last_deferred_event = 0.0
         self.num_rounds = 0  # with at least one plan
         self._in_flight: dict[int, list[InFlight]] = {}
 
-    def plan_step(self, freed: list[int], *, new_holes: bool, missing_blocks: int) -> None:
+    def reclaim_excess(self, freed: list[int], *, missing_blocks: int) -> bool:
+        """Run a round before anybody gives tokens, if one may free blocks; returns whether it did.
+
+        `missing_blocks` as in `plan_step`.
+        """
+        if self.num_excess_blocks() == 0:
+            return False
+        if missing_blocks > 0:
+            found = self._reclaim(freed, batch_size=self._state.geometry.num_blocks)
+        else:
+            found = self._reclaim(freed)
+        return bool(found.plans)
+
+    def plan_step(
+        self, freed: list[int], *, new_holes: bool, missing_blocks: int, short_blocks: int = 0
+    ) -> None:
         """Run pending operations, else an automatic round if the gates are open.
 
-        `missing_blocks`: how many more blocks than are free this step's prompt chunks need. If any,
-        a round runs regardless of F and B, because the alternative is a preemption, which
-        recomputes an entire prompt.
+        `missing_blocks`: how many more blocks than are free running requests need in this step. If
+        any, a round runs regardless of F and B, because the alternative is a preemption, which
+        recomputes an entire prompt. `short_blocks`: the shortage of the step; if any, the gates of
+        pressure are open.
         """
         state = self._state
-        self.forget_step()
+        self._short_blocks = short_blocks
         if new_holes:
             self._last_round_empty = False
         if self._operations.pending:
@@ -81,6 +98,20 @@ class Relocator:
             self._closed_gate = first_closed(state.config, self.pressure())
             if self._closed_gate is None:
                 self._run_round(freed)
+
+    def num_excess_blocks(self) -> int:
+        """Blocks beyond their need that requests hold and that a round may reclaim now; 0 if the
+        last one found nothing, or none runs automatically.
+        """
+        state = self._state
+        columns, rows = state.tables.columns, state.tables.all_rows
+        if self._last_round_empty or state.config.reclamation != "auto":
+            return 0
+        needed = columns.num_live[rows] // state.geometry.block_size + 1
+        excess = np.maximum(0, columns.num_blocks[rows] - needed) * (columns.virtual[rows] != 0)
+        names, requests = state.tables.names, state.requests
+        held = [not requests[names[row]].in_flight_step for row in rows.tolist()]
+        return int(excess[np.array(held, dtype=np.bool_)].sum())
 
     def forget_step(self) -> None:
         """Reset the plans for a new step."""
@@ -182,6 +213,7 @@ class Relocator:
             last_round_empty=self._last_round_empty,
             count_low_utilization=count_low_utilization or pool.num_low_utilization,
             wanted_blocks=state.wanted_blocks,
+            short_blocks=self._short_blocks,
             worth=cache(partial(self._pricer.worth, state.config)),
         )
 

@@ -32,6 +32,11 @@ def cuda_rules(config: Any, *, experimental: bool) -> list[Rule]:
             bool(config.parallel_config.use_ubatching),
             "microbatching: the page table covers the entire batch",
         ),
+        (
+            bool(config.model_config.enable_sleep_mode),
+            "sleep mode: it discards the KV cache, and waking up was never tested on a GPU; leave "
+            "--enable-sleep-mode out",
+        ),
     ]
 
 

@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from vtoken.arrays import Bools
+from vtoken.runtime.admission import NO_REQUIREMENT
 from vtoken.runtime.runtime import Runtime
 from vtoken.tables.token_table import TokenTable
 
@@ -70,14 +71,14 @@ class VTokenAttentionManager(FullAttentionManager):
         prefill_end: int = 0,
     ) -> int:
         runtime = self.runtime
-        places, extra = self._num_places(request_id, num_tokens), 0
+        places, requirement = self._num_places(request_id, num_tokens), NO_REQUIREMENT
         admission = None  # set for a request that waits for its first blocks
         if runtime is not None and request_id not in runtime.state.requests:
             admission = runtime.admission
         if admission is not None:
             if apply_admission_cap:  # vLLM queries the entire prompt, without allocating
                 places = admission.peak_tokens(request_id, num_tokens, total_computed_tokens)
-            extra = admission.extra_blocks(request_id, places)
+            requirement = admission.requirement(request_id, places)
         needed: int = super().get_num_blocks_to_allocate(
             request_id,
             places,
@@ -90,9 +91,9 @@ class VTokenAttentionManager(FullAttentionManager):
         )
         if admission is not None:
             admission.record_demand(
-                needed + extra, withheld_blocks=self.num_withheld(), compressed=extra > 0
+                request_id, needed, requirement, withheld_blocks=self.num_withheld()
             )
-        return needed + extra
+        return needed + requirement.extra_blocks
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int

@@ -94,6 +94,7 @@ class VTokenSchedulerMixin:
             check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,
             max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
+            max_step_tokens=config.scheduler_config.max_num_batched_tokens,
             borrows_blocks=config.device_config.device_type == "cpu",
             vocabulary=VLLMVocabulary(config.model_config, self.requests),  # type: ignore[attr-defined]
             calibration=calibration.profile,
@@ -118,6 +119,7 @@ class VTokenSchedulerMixin:
         )
         self.vtoken_controller.note_started()
         self.vtoken_canary = Checks(self, self.vtoken)
+        self._by_priority = config.scheduler_config.policy == "priority"
         self._last_step_end = 0.0
 
     # ------------------------------------------------------------ the step
@@ -200,6 +202,7 @@ class VTokenSchedulerMixin:
             rules,
             num_prompt_tokens=request.num_tokens,
             max_tokens=min(request.num_prompt_tokens + request.max_tokens, limit),
+            priority=request.priority if self._by_priority else 0,
             prompt=Prompt(
                 request.num_prompt_tokens,
                 partial(self._chats.parts, request.prompt_token_ids),
@@ -210,7 +213,7 @@ class VTokenSchedulerMixin:
         super().add_request(request)  # type: ignore[misc]
 
     def _free_blocks(self, request: Any) -> None:
-        self.vtoken_canary.samples.ended(request)
+        self.vtoken_canary.ended(request)
         super()._free_blocks(request)  # type: ignore[misc]
         self.vtoken.forget(request.request_id)
 
@@ -221,9 +224,20 @@ class VTokenSchedulerMixin:
         super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if request_ids is None:  # all of them
-            self.vtoken_canary.drop_all()
-        return super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+        if request_ids is not None:
+            return super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+        self.vtoken_canary.drop_all()  # before: a check is none of the requests that vLLM returns
+        ended = super().finish_requests(None, *args, **kwargs)  # type: ignore[misc]
+        self.vtoken_canary.drop_all()  # after: none of them is checked
+        return ended
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        if reset_running_requests or not self.vtoken_canary.others_hold_blocks():
+            self.vtoken_canary.drop_all()  # the weights may be others from now on
+        reset: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)  # type: ignore[misc]
+        return reset
 
     def get_request_counts(self) -> tuple[int, int]:
         running, waiting = super().get_request_counts()  # type: ignore[misc]
@@ -251,10 +265,15 @@ class VTokenSchedulerMixin:
     # ------------------------------------------------------------ commands and telemetry
 
     def vtoken_command(self, payload: bytes) -> bytes:
-        """Handle one command of the API, in the engine's thread, between two steps."""
+        """Handle one command of the API, in the engine's thread, between two steps.
+
+        A change is published at once. Every change adds an event.
+        """
         self._count_requests()
+        events = self.vtoken.events
+        before = events.last_seq
         reply = self.vtoken_controller.handle_bytes(payload)
-        self._publisher.publish(self.vtoken_controller.frame, force=True)
+        self._publisher.publish(self.vtoken_controller.frame, force=events.last_seq != before)
         return reply
 
     def _note_step(self, now: float) -> None:

@@ -48,7 +48,14 @@ def load_calibration(choice: str, config: Any) -> Calibration:
             return Calibration(
                 detail=f"none for this model; create one with: vtoken calibrate {short}"
             )
-        profile = store.require(path, model=model, fingerprint=weights)
+        heads = config.model_config.get_num_attention_heads(config.parallel_config)
+        profile = store.require(
+            path,
+            model=model,
+            fingerprint=weights,
+            num_layers=config.model_config.get_total_num_hidden_layers(),
+            num_heads=heads * config.parallel_config.tensor_parallel_size,
+        )
     except ProfileError as error:
         if choice:
             raise UnsupportedError(f"--vtoken-calibration: {error}") from None

@@ -43,6 +43,17 @@ UNSUPPORTED_FLAGS = {
     "--grpc": "/vtoken/v1 is served over HTTP only",
 }
 RESERVED_FLAGS = ("--scheduler-cls", "--worker-cls", "--additional-config")
+# What docs/quality.md recommends for a model that was not measured.
+AUTO = "auto"
+AUTO_PATCH: dict[str, Any] = {
+    "policy": {"name": "keydiff", "params": {}},
+    "budget_ratio": 0.5,
+    "evict_when": "pressure",
+}
+AUTO_NOTE = (
+    "vToken: --vtoken-policy auto is keydiff under pressure: while memory is short, a request may "
+    "be cut down to half of its prompt's length; otherwise it keeps every token (docs/pressure.md)"
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -59,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         "imported to know which of its flags take a value, which takes some seconds",
     )
     add = parser.add_argument_group("vToken, initial values that can change live").add_argument
-    add("--vtoken-policy", metavar="NAME", help="eviction policy (default: none)")
+    add("--vtoken-policy", metavar="NAME", help="eviction policy, or auto (default: none)")
     add("--vtoken-policy-params", metavar="JSON", help="the policy's parameters, a JSON object")
     _add_settings(add)
     trust = parser.add_argument_group("vToken, fixed while the server runs").add_argument
@@ -155,7 +166,13 @@ def _add_settings(add: Callable[..., Any]) -> None:
 def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
     """The `--vtoken-*` values as a merge patch; raises ValueError for malformed parameters."""
     patch: dict[str, Any] = {}
-    if args.vtoken_policy is not None:
+    if args.vtoken_policy == AUTO:
+        if args.vtoken_policy_params is not None:
+            raise ValueError("--vtoken-policy-params needs the name of a policy, not auto")
+        patch |= AUTO_PATCH
+        if args.vtoken_budget_tokens is not None:
+            del patch["budget_ratio"]
+    elif args.vtoken_policy is not None:
         params = read_json(args.vtoken_policy_params or "{}")
         make_policy(args.vtoken_policy, params)
         patch["policy"] = {"name": args.vtoken_policy, "params": params}
@@ -248,6 +265,8 @@ def server_command(argv: list[str]) -> list[str]:
         parser.error("--vtoken-copy-sync needs --vtoken-experimental-cuda")
     if api:
         settings["api"] = api
+    if args.vtoken_policy == AUTO:
+        print(AUTO_NOTE, file=sys.stderr, flush=True)
     engine = engine_args(patch, **settings)
     if not any(flag.split("=")[0] in ("--host", "--uds") for flag in rest):
         rest += ["--host", "127.0.0.1"]  # vLLM's own default is every interface

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from vtoken.errors import UnsupportedError
+from vtoken.tables.kernels import MAX_HOLDERS
+from vtoken.tables.pool import MAX_BLOCK_SIZE
 from vtoken.vllm.cuda.support import Rule, cuda_rules
+from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.settings import read_settings
 
 # The `layer_types` of Hugging Face configurations that keep no state or have their own rule. vLLM
@@ -70,6 +73,15 @@ def _config_rules(config: Any) -> list[Rule]:
             f"a KV cache in {cache.cache_dtype} for a model in {dtype}: kernels read the cache in "
             "the model's type; use --kv-cache-dtype auto",
         ),
+        (
+            (cache.block_size or 0) > MAX_BLOCK_SIZE,
+            f"blocks of {cache.block_size} slots: at most {MAX_BLOCK_SIZE:,}; set --block-size",
+        ),
+        (
+            config.scheduler_config.max_num_seqs > MAX_HOLDERS,
+            f"{config.scheduler_config.max_num_seqs:,} requests at a time, which may share a "
+            f"block: at most {MAX_HOLDERS:,}; set --max-num-seqs",
+        ),
         *_model_rules(config.model_config, cache.sliding_window),
     ]
 
@@ -126,12 +138,16 @@ def _is_quantised(cache_dtype: str) -> bool:
 
 
 def check_config(config: Any) -> None:
-    """Raises UnsupportedError that lists every reason to refuse this vLLM configuration."""
+    """Raises UnsupportedError that lists every reason to refuse this vLLM configuration, or says
+    why a calibration profile named by the user cannot be used.
+    """
+    settings = read_settings(config.additional_config or {})
     rules = _config_rules(config)
     if config.device_config.device_type == "cuda":
-        settings = read_settings(config.additional_config or {})
         rules += cuda_rules(config, experimental=settings.experimental_cuda)
     _raise([reason for broken, reason in rules if broken])
+    if settings.calibration:
+        load_calibration(settings.calibration, config)
 
 
 def check_scheduler(config: Any, *, is_async: bool) -> None:

@@ -111,6 +111,12 @@ ENGINE_POINTS = (
         upstream="scheduler_cls",
     ),
     TouchPoint(
+        f"{_SCHEDULER}.reset_prefix_cache",
+        "subclass",
+        "abort checks of the quality canary, whose blocks would prevent the reset",
+        ("reset_running_requests", "reset_connector"),
+    ),
+    TouchPoint(
         f"{_SCHEDULER}.get_request_counts",
         "subclass",
         "count running and waiting requests without those of the quality canary",

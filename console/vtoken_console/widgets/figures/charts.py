@@ -1,5 +1,7 @@
 """Memory and latency over time: F, free blocks, inter-token latency, tokens a second, TTFT.
 
+Where requests give tokens under pressure, also how many a second.
+
 Curves with a time axis, or bars if a curve does not fit or in ASCII. Marks on each axis show
 configuration changes (▲) and trials that the engine reverted (▼) or kept (✓); the last line
 describes the mark under the cursor, or the newest ones.
@@ -87,12 +89,14 @@ class Charts(LinesWidget, can_focus=True):
         span = view.series.span()
         name = f"last {span} s" if span < 60 else f"last {span // 60} min"
         self.set_titles(f"{name} · ▲ changed ▼ reverted")
-        rows, columns = arrange(NUM_CHARTS, width, height - 1)
+        (given,) = view.series.window(span, 1).row("given_per_s").tolist()
+        pressure = not math.isnan(given)
+        rows, columns = arrange(NUM_CHARTS + pressure, width, height - 1)
         each = (width - GAP * (columns - 1)) // columns
         tall = (height - 1) // rows
         is_curve = not view.ascii_only and tall >= plot.MIN_LINES + 3  # title, axis, its labels
         window = view.series.window(span, (each - AXIS) * (plot.DOTS_X if is_curve else 1))
-        charts = _charts(view, window)[: rows * columns]
+        charts = _charts(view, window, pressure=pressure)[: rows * columns]
         draw = self._curve if is_curve else self._bars
         blank = palette.TEXT_STYLE
         lines: list[Line] = []
@@ -179,8 +183,8 @@ def _labels(ticks: list[tuple[int, str]], indent: int, width: int) -> str:
     return text[:width]
 
 
-def _charts(view: View, window: Window) -> list[Chart]:
-    """All charts, the most important first."""
+def _charts(view: View, window: Window, *, pressure: bool) -> list[Chart]:
+    """All charts, the most important first; `pressure`: with the tokens that requests gave."""
     assert view.model is not None
     assert view.series is not None
     status = view.model.status
@@ -213,6 +217,7 @@ def _charts(view: View, window: Window) -> list[Chart]:
             total,
             _count,
         ),
+        *([_given(view, window)] if pressure else []),
         _latency(view, window, "ITL p95", "inter_token_p95_ms"),
         Chart(
             [(units.count(view.series.newest("tokens_per_s"), 6), bold), (" tok/s", muted)],
@@ -222,6 +227,19 @@ def _charts(view: View, window: Window) -> list[Chart]:
         ),
         _latency(view, window, "TTFT p95", "ttft_p95_ms"),
     ]
+
+
+def _given(view: View, window: Window) -> Chart:
+    """The tokens that requests gave a second because memory was short."""
+    assert view.series is not None
+    muted, bold = palette.MUTED_STYLE, palette.BOLD_STYLE
+    values = window.row("given_per_s")
+    title: list[Span] = [
+        ("gave ", muted),
+        (units.count(view.series.newest("given_per_s"), 6), bold),
+        (" tok/s", muted),
+    ]
+    return Chart(title, values, nice_top(_highest(1.0, values)), _count)
 
 
 def _latency(view: View, window: Window, label: str, name: str) -> Chart:

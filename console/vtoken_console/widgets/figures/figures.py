@@ -1,4 +1,4 @@
-"""The panel of metrics: gates, moves, shadow, latency, quality, own cost, in columns."""
+"""The panel of metrics, in columns: see `sections`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vtoken_console.widgets.figures.sections import (
     cost_section,
     gates_section,
     latency_section,
+    pressure_section,
     relocation_section,
     shadow_section,
 )
@@ -31,6 +32,7 @@ class Figures(LinesWidget):
         sections = [
             relocation_section(view, status),
             gates_section(status, room - 1),
+            pressure_section(status),
             shadow_section(status),
             latency_section(status),
             canary_section(status),
@@ -48,13 +50,17 @@ class Figures(LinesWidget):
 
 
 def flow(sections: list[list[Line]], num: int, height: int) -> list[list[Line]]:
-    """Puts each section into the shortest of `num` columns, separated by an empty line."""
+    """Puts each section into the shortest of `num` columns, separated by an empty line.
+
+    A section of which only the title would be seen is left out.
+    """
     columns: list[list[Line]] = [[] for _ in range(num)]
     for section in sections:
         column = min(columns, key=len)
         if column and len(column) + 2 < height:
-            column.append(EMPTY)
-        column += section
+            column += [EMPTY, *section]
+        elif not column:
+            column += section
     return [column[:height] for column in columns]
 
 

@@ -1,4 +1,4 @@
-"""Line three: F against theta_F, and the metrics that show whether memory is the limit."""
+"""Line three: F against theta_F, the pressure, and whether memory is the limit."""
 
 from __future__ import annotations
 
@@ -40,15 +40,12 @@ class Gauge(LinesWidget):
         muted, text = palette.MUTED_STYLE, palette.BOLD_STYLE
         fragmentation, blocks, requests = status.fragmentation, status.blocks, status.requests
         over = fragmentation.f > fragmentation.theta_f
+        is_narrow, pressure = width < NARROW_BELOW, status.pressure
+        columns = 20 if not is_narrow else 10 if pressure is None else 0  # blocks short come first
         spans: list[Span] = [
             (" F ", muted),
             (f"{fragmentation.f:.2f} ", palette.WARN_STYLE if over else text),
-            *bar(
-                fragmentation.f,
-                fragmentation.theta_f,
-                20 if width >= NARROW_BELOW else 10,
-                ascii_only=view.ascii_only,
-            ),
+            *bar(fragmentation.f, fragmentation.theta_f, columns, ascii_only=view.ascii_only),
             (" θ " if not view.ascii_only else " theta ", muted),
             (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
         ]
@@ -57,11 +54,14 @@ class Gauge(LinesWidget):
         rate = view.series.newest("tokens_per_s")
         silent = view.is_link_silent or view.engine_silent_s > 0
         low = blocks.free <= fragmentation.low_watermark_blocks
+        short, giving, gave = _pressure(pressure, digits, width)
+        total = "" if is_narrow and pressure else f"/{units.count(blocks.total)}"
         groups: list[list[Span]] = [
+            *short,
             [
                 ("free ", muted),
                 (units.count(blocks.free, digits), palette.WARN_STYLE if low else text),
-                (f"/{units.count(blocks.total)}", muted),
+                (total, muted),
             ],
             [
                 ("run ", muted),
@@ -69,8 +69,10 @@ class Gauge(LinesWidget):
                 (" wait ", muted),
                 (f"{requests.waiting:>3}", palette.WARN_STYLE if requests.waiting else text),
             ],
+            *giving,
             [("–".rjust(6) if silent else units.count(rate, 6), text), (" tok/s", muted)],
             *_latency(status, width),
+            *gave,
             *_canary(status),
             [
                 ("held ", muted),
@@ -102,6 +104,45 @@ class Gauge(LinesWidget):
                 continue
             spans += [("   ", muted), *group]
         return [merge(spans)]
+
+
+def _pressure(
+    pressure: wire.MemoryPressure | None, digits: int, width: int
+) -> tuple[list[list[Span]], list[list[Span]], list[list[Span]]]:
+    """How many blocks are short; what can be given for them while some are; what was given."""
+    if pressure is None:
+        return [], [], []
+    muted, text = palette.MUTED_STYLE, palette.BOLD_STYLE
+    is_short, is_wide = pressure.short_blocks > 0, width >= 180
+    too_short = pressure.short_blocks > pressure.givable_blocks
+    alarm = palette.BAD_STYLE if too_short else palette.WARN_STYLE
+    short: list[Span] = [
+        ("SHORT ", alarm) if too_short else ("short ", muted),
+        (units.count(pressure.short_blocks, digits), alarm if is_short else muted),
+    ]
+    if is_wide:
+        short += [
+            (" growth ", muted),
+            (units.count(pressure.growth_blocks, digits), text),
+            (" asked ", muted),
+            (units.count(pressure.asked_blocks, digits), text),
+        ]
+    can_give: list[Span] = [("none can give", alarm if is_short else muted)]
+    if pressure.givers:
+        givers = f"{units.count(pressure.givers)} " if is_wide else ""
+        can_give = [
+            (givers, text),
+            ("can give ", muted),
+            (units.short_count(pressure.givable_tokens), text),
+        ]
+    gave: list[Span] = [
+        (units.count(pressure.recent_givers), text),
+        (" gave ", muted),
+        (units.short_count(pressure.recent_tokens), text),
+        (f" in {pressure.window_s:g} s", muted),
+    ]
+    more = [gave] if pressure.recent_tokens else []
+    return ([short], [can_give], more) if is_short else ([short], [], [*more, can_give])
 
 
 def _latency(status: wire.Status, width: int) -> list[list[Span]]:

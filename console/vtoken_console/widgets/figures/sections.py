@@ -1,4 +1,4 @@
-"""The sections of the metrics panel: gates, moves, shadow, latency, quality, own cost.
+"""The sections of the metrics panel: gates, moves, pressure, shadow, latency, quality, own cost.
 
 A section is a title line and rows of at most COLUMN columns. A value that the server does not
 report is a dash.
@@ -101,6 +101,33 @@ def relocation_section(view: View, status: wire.Status) -> list[Line]:
         lines += [_row(name, units.count(steps, 8), "steps") for name, steps in reasons]
     elif done.deferred:
         lines.append(_row("no headroom", units.count(done.deferred, 8), "rounds"))
+    return lines
+
+
+def pressure_section(status: wire.Status) -> list[Line]:
+    """Who needs blocks, and what requests give for them; empty if none gives under pressure."""
+    pressure = status.pressure
+    if pressure is None:
+        return []
+    ended = sum(pressure.kept_shares.values())
+    remark, style = "no block is short", palette.MUTED_STYLE
+    if pressure.short_blocks:
+        remark, style = f"{units.count(pressure.short_blocks)} blocks short", palette.WARN_STYLE
+    lines = [
+        _title("memory pressure", remark, style),
+        _row("to grow", units.count(pressure.growth_blocks, 8), "blocks"),
+        _row("a waiting one", units.count(pressure.asked_blocks, 8), "blocks asked"),
+        _row("can give", units.count(pressure.givable_tokens, 8), f"tok of {pressure.givers}"),
+        _row("gave", units.count(pressure.given_tokens, 8), "tokens so far"),
+        _row("spared", units.count(pressure.spared_tokens, 8), "over budget"),
+        _row(
+            "kept at the end",
+            units.percent(pressure.kept_share_sum / ended if ended else None, 8),
+            f"of {units.count(ended)} ended",
+        ),
+    ]
+    if early := pressure.preemptions_above_floor:  # somebody could have given
+        lines.append(_row("preempted", units.count(early, 8), "too early", palette.BAD_STYLE))
     return lines
 
 

@@ -61,6 +61,10 @@ class Checks:
         """Checks that run or are queued; the engine keeps stepping until they end."""
         return len(self._queue) + (self._running is not None)
 
+    def others_hold_blocks(self) -> bool:
+        """Whether any request but the running check holds blocks."""
+        return any(not self.is_check(request_id) for request_id in self._runtime.tables.rows)
+
     def is_check(self, request_id: str) -> bool:
         return self._running is not None and self._running[0].request_id == request_id
 
@@ -74,7 +78,7 @@ class Checks:
         waits = check.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         return int(runs), int(waits)
 
-    # ------------------------------------------------------------ outputs of a step
+    # ------------------------------------------------------------ ends and outputs of requests
 
     def take_outputs(self, outputs: dict[int, Any]) -> None:
         """Remove the canary's outputs from a step's `outputs`, which vLLM keys by client."""
@@ -96,6 +100,12 @@ class Checks:
                 if not kept and rest == (None, None):
                     del outputs[client]
         self.samples.forget_finished()
+
+    def ended(self, request: Request) -> None:
+        """Call when a request ended, before it frees its blocks."""
+        finished = self.samples.ended(request)
+        if finished is not None:
+            self._enqueue(finished)
 
     def _enqueue(self, finished: Finished) -> None:
         if self._scheduler.pause_state != PauseState.UNPAUSED:
@@ -185,10 +195,11 @@ class Checks:
         needed = config.headroom_blocks + sum(1 + _num_left(r, chunk) // size for r in others)
         for request in waiting:
             peak = admission.peak_tokens(request.request_id, request.num_tokens)
-            needed += -(-peak // size) + admission.extra_blocks(request.request_id, peak)
+            requirement = admission.requirement(request.request_id, peak)
+            needed += -(-peak // size) + requirement.extra_blocks
             needed += int(scheduler.kv_cache_manager.watermark_blocks)
         if num_blocks:
-            needed = max(needed, admission.extra_blocks(ID_PREFIX, num_blocks * size))
+            needed = max(needed, admission.requirement(ID_PREFIX, num_blocks * size).extra_blocks)
         table = runtime.tables.get(runtime.canary.request_id or "")
         free, held = runtime.state.store.num_free_blocks(), 0 if table is None else table.num_blocks
         if free + held > config.low_watermark_blocks:  # a check must not open this gate
@@ -239,7 +250,10 @@ class Checks:
         self._runtime.canary.drop()
 
     def drop_all(self) -> None:
-        """Abort the running check and the queue; for a pause, or when all requests are aborted."""
+        """Abort the running check and the queue.
+
+        For a pause, a reset of the prefix cache, or when all requests are aborted.
+        """
         if self._running is not None:
             self._drop()
         self._runtime.canary.drop(len(self._queue))

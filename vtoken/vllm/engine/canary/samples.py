@@ -4,6 +4,10 @@ Uses vLLM's requests and outputs; `checks` runs the checks. A request is sampled
 its own log-probabilities must be computed while it runs. A copy of its sampling parameters requests
 them, and they are removed from its outputs unless the client requested them. At its end, the share
 for requests that evicted, or the one for those that did not, decides whether it is checked.
+
+A stop string ends a request outside of the engine, which sees only that it is aborted. An aborted
+request with stop strings counts as finished if it has generated a token: whether a stop string or
+its client ended it, its tokens were generated like those of any other request.
 """
 
 from __future__ import annotations
@@ -21,7 +25,11 @@ from vllm.v1.request import Request, RequestStatus
 from vtoken.arrays import Floats
 from vtoken.runtime.runtime import Runtime
 
-FINISHED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+FINISHED = (
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
+)
 
 
 @dataclass(slots=True)
@@ -61,6 +69,14 @@ class _Sample:
     revision: int = 0
     evicted: bool = False
     finished: Finished | None = None
+
+    def complete(self) -> Finished | None:
+        """The request if it is to be checked; call when its last output has been read."""
+        finished = self.finished
+        if finished is not None and self.own is not None:
+            own = np.concatenate(self.own)[: finished.num_generated_tokens]
+            finished.own = own if len(own) == finished.num_generated_tokens else None
+        return finished
 
 
 class Samples:
@@ -125,11 +141,22 @@ class Samples:
         if sample is not None:
             sample.evicted |= self._has_evicted(request_id)
 
-    def ended(self, request: Request) -> None:
-        """Call when a request ended, before it frees its blocks."""
+    def ended(self, request: Request) -> Finished | None:
+        """Call when a request ended, before it frees its blocks.
+
+        Return it if it is to be checked and no output of it is pending; `take` returns the others.
+        """
         sample = self._samples.get(request.request_id)
-        if sample is None or request.status not in FINISHED:
-            return
+        if sample is None:
+            return None
+        self._finish(request, sample)
+        if request.status in FINISHED:
+            return None
+        del self._samples[request.request_id]
+        return sample.complete()
+
+    def _finish(self, request: Request, sample: _Sample) -> None:
+        """Set `sample.finished` if the request, which ended, is to be checked."""
         runtime, config = self._runtime, self._runtime.config.canary
         evicted = sample.evicted or self._has_evicted(request.request_id)
         share = config.share if evicted else config.control_share
@@ -137,7 +164,9 @@ class Samples:
             return
         limit = self._scheduler.max_model_len - 1  # the check generates one more token
         num_prompt = request.num_prompt_tokens
-        if sample.revision != runtime.state.effective[1]:
+        if not _is_complete(request):
+            runtime.canary.skip("aborted")
+        elif sample.revision != runtime.state.effective[1]:
             runtime.canary.skip("revision changed")
         elif num_prompt >= limit:
             runtime.canary.skip("max_model_len")
@@ -171,16 +200,23 @@ class Samples:
                 sample.own.append(logprobs)
         if sample.strip:
             output.new_logprobs = None
-        finished = sample.finished
-        if finished is not None and sample.own is not None:
-            own = np.concatenate(sample.own)[: finished.num_generated_tokens]
-            finished.own = own if len(own) == finished.num_generated_tokens else None
-        return finished
+        return sample.complete()
 
     def forget_finished(self) -> None:
         """Forget requests that ended; their last output is in the step in which they end."""
         for request_id in [i for i in self._samples if i not in self._scheduler.requests]:
             del self._samples[request_id]
+
+
+def _is_complete(request: Request) -> bool:
+    """Whether the request, which ended, generated what it was to generate; see the module."""
+    if request.status in FINISHED:
+        return True
+    return bool(
+        request.status == RequestStatus.FINISHED_ABORTED
+        and request.sampling_params.stop
+        and request.num_output_tokens
+    )
 
 
 def _own_logprobs(output: Any) -> Floats | None:

@@ -1,0 +1,458 @@
+"""Eviction under pressure in the console: who needs blocks, who gave, what is left to give."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.console_harness import (
+    applied,
+    make_busy,
+    make_short,
+    running,
+    screen_text,
+    until,
+)
+from tests.support.core.live import LiveEngine
+from tests.support.recorded import record
+from tests.support.served_core import serving
+from tests.support.serving import Served, serve
+from vtoken import wire
+from vtoken.policies import describe_policies
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.changes.fields import make_fields, step_value
+from vtoken_console.feed.samples import NAMES, Sampler
+from vtoken_console.screens.confirm import ConfirmScreen
+from vtoken_console.screens.request import Summary
+from vtoken_console.style import palette, units
+from vtoken_console.style.appearance import choose
+from vtoken_console.widgets.details.given import given_words, when_of
+from vtoken_console.widgets.figures.charts import Charts
+from vtoken_console.widgets.figures.sections import pressure_section
+from vtoken_console.widgets.lines import width_of
+from vtoken_console.widgets.requests import COLUMNS, floor_bar
+
+GAUGE = 3  # the gauge's line where the sentence has two
+SMALL = (80, 24)
+HEADS = [column.head for column in COLUMNS if column.pressure]
+
+
+@pytest.fixture(scope="module")
+def short_core() -> Any:
+    """A pool that is short: nobody may step or change it."""
+    core = make_short()
+    yield core
+    core.close()
+
+
+@pytest.fixture
+async def short(short_core: LiveEngine) -> AsyncIterator[Served]:
+    async with serve(short_core.handle) as served:
+        yield served
+
+
+def gauge(app: ConsoleApp) -> str:
+    (line,) = (x for x in screen_text(app).splitlines() if x.startswith(" F "))
+    return line
+
+
+def pressure_of(app: ConsoleApp) -> wire.MemoryPressure:
+    found = app.source.feed.model.status.pressure
+    assert found is not None
+    return found
+
+
+def row_of(**fields: Any) -> wire.RequestRow:
+    values: dict[str, Any] = {
+        "id": "r",
+        "state": "running",
+        "live": 600,
+        "dead": 1440,
+        "prompt_tokens": 2000,
+        "output_tokens": 40,
+        "blocks": 38,
+        "bound_blocks": 38,
+        "naive_blocks": 128,
+        "policy": "h2o",
+        "budget_tokens": 256,
+        "dense": True,
+    }
+    return wire.RequestRow(**(values | {"evict_when": "pressure"} | fields))
+
+
+def amounts(line: str) -> dict[str, str]:
+    """The word after each label of the gauge."""
+    words = line.replace("/", " ").split()
+    found = {name: words[words.index(name) + 1] for name in ("short", "free", "run", "wait")}
+    return found | ({"give": words[words.index("give") + 1]} if "give" in words else {})
+
+
+# ---------------------------------------------------------------- the gauge
+
+
+async def test_gauge_has_no_pressure_where_nobody_gives_under_it(served: Served) -> None:
+    async with running(served.url, (220, 60)) as (app, _):
+        assert app.source.feed.model.status.pressure is None
+        for word in ("short", "give", "gave"):
+            assert word not in gauge(app)
+        header = screen_text(app).splitlines()[0]
+        assert "budget 256" in header
+        assert "floor" not in header
+
+
+async def test_gauge_of_a_short_pool_fits_eighty_columns(short: Served) -> None:
+    async with running(short.url, SMALL) as (app, _):
+        status, pressure = app.source.feed.model.status, pressure_of(app)
+        assert pressure.short_blocks
+        assert pressure.givers
+        assert screen_text(app).splitlines()[GAUGE] == gauge(app)
+        assert amounts(gauge(app)) == {
+            "short": f"{pressure.short_blocks}",
+            "free": f"{status.blocks.free}",
+            "run": f"{status.requests.running}",
+            "wait": f"{status.requests.waiting}",
+            "give": units.short_count(pressure.givable_tokens).strip(),
+        }
+        assert status.fragmentation.sentence in " ".join(screen_text(app).split())
+
+
+async def test_wide_gauge_has_the_terms_of_the_shortage_beside_both_latencies(
+    short: Served,
+) -> None:
+    async with running(short.url, (220, 60)) as (app, _):
+        pressure, line = pressure_of(app), " ".join(gauge(app).split())
+        terms = f"short {pressure.short_blocks} growth {pressure.growth_blocks}"
+        assert f"{terms} asked {pressure.asked_blocks} free" in line
+        assert f"{pressure.givers} can give {pressure.givable_tokens}" in line
+        for label in ("░", "tok/s", "ITL p50", "TTFT p50"):
+            assert label in line
+        assert "floor 128 (+32)" in screen_text(app).splitlines()[0]
+
+
+async def test_gauge_of_an_ample_pool_is_calm_and_keeps_its_columns() -> None:
+    core = make_busy(400, 2)
+    core.configure(evict_when="pressure")
+    core.steps()
+    async with serving(core) as served, running(served.url, SMALL) as (app, _):
+        await until(lambda: "short   0" in gauge(app), "no gauge")
+        assert "tok/s" in gauge(app)
+        assert "give" not in gauge(app)
+        (spans, *_) = app.dashboard.query_one("#gauge")._lines
+        (style,) = {style for text, style in spans if "short" in text}
+        assert style == palette.MUTED_STYLE
+        ample = {word: gauge(app).index(word) for word in ("short", "free", "run", "wait")}
+    core = make_short()
+    async with serving(core) as served, running(served.url, SMALL) as (app, _):
+        assert {word: gauge(app).index(word) for word in ample} == ample
+
+
+@pytest.mark.parametrize(
+    ("givable_blocks", "label", "style"),
+    [(5, " short ", palette.WARN_STYLE), (4, " SHORT ", palette.BAD_STYLE)],
+)
+async def test_shortage_beyond_what_can_be_given_is_in_red_and_in_capitals(
+    short: Served, givable_blocks: int, label: str, style: object
+) -> None:
+    async with running(short.url, SMALL) as (app, _):
+        widget = app.dashboard.query_one("#gauge")
+        found = msgspec.structs.replace(
+            pressure_of(app), short_blocks=5, givable_blocks=givable_blocks, givers=givable_blocks
+        )
+        app.source.feed.model.status.pressure = found
+        (line,) = widget.build_lines(app.frames.view(), 80, 1)
+        assert label in "".join(text for text, _ in line)
+        assert any(text.endswith("  5") and ink is style for text, ink in line)
+        found.givers = found.givable_tokens = 0
+        (line,) = widget.build_lines(app.frames.view(), 80, 1)
+        assert "none can give" in "".join(text for text, _ in line)
+
+
+# ---------------------------------------------------------------- the table
+
+
+@pytest.mark.parametrize("size", [SMALL, (120, 36), (220, 60)])
+async def test_table_shows_the_floor_and_what_was_given_at_every_size(
+    short_core: LiveEngine, short: Served, size: tuple[int, int]
+) -> None:
+    async with running(short.url, size) as (app, _):
+        lines = screen_text(app).splitlines()
+        (head,) = (n for n, line in enumerate(lines) if all(name in line for name in HEADS))
+        row = short_core.reporter.rows()[0]
+        assert row.given_tokens > 0
+        line = lines[head + 1]
+        cells = line[line.index(row.id) :].split()
+        assert f"{row.given_tokens}" in cells
+        assert "▓" in line
+        assert "░" in line
+
+
+async def test_ascii_table_draws_the_same_bar_in_ascii(short: Served) -> None:
+    appearance = choose(depth="truecolor", ascii_only=True)
+    async with running(short.url, SMALL, appearance=appearance) as (app, _):
+        assert screen_text(app).isascii()
+        assert any("+ above" in line for line in screen_text(app).splitlines())
+        assert any("###" in line and "+" in line for line in screen_text(app).splitlines())
+
+
+async def test_table_has_no_such_columns_where_nobody_gives_under_pressure(served: Served) -> None:
+    async with running(served.url, (220, 60)) as (app, _):
+        app.dashboard.set_view("requests")
+        await until(lambda: "output" in screen_text(app), "not shown alone")
+        assert not any(head in screen_text(app) for head in HEADS)
+
+
+@given(
+    live=st.integers(0, 5000),
+    dead=st.integers(0, 5000),
+    floor=st.integers(1, 5000),
+    width=st.integers(8, 40),
+)
+def test_bar_is_floor_then_above_then_dead_in_proportion(
+    live: int, dead: int, floor: int, width: int
+) -> None:
+    row = row_of(live=live, dead=dead, budget_tokens=floor)
+    bar = floor_bar(row, width, ascii_only=True)
+    assert width_of(bar) == width
+    text = "".join(part for part, _ in bar)
+    if live + dead == 0:
+        assert text.strip() == ""
+        return
+    assert text == "#" * text.count("#") + "+" * text.count("+") + "." * text.count(".")
+    assert abs(text.count(".") - width * dead / (live + dead)) <= 0.5
+    assert abs(text.count("+") - width * max(0, live - floor) / (live + dead)) <= 1
+
+
+@pytest.mark.parametrize("fields", [{"evict_when": "always"}, {"policy": "none"}])
+def test_bar_of_a_request_that_never_gives_is_blank(fields: dict[str, str]) -> None:
+    bar = floor_bar(row_of(**fields), 8, ascii_only=False)
+    assert "".join(text for text, _ in bar) == " " * 8
+    assert all(style.bgcolor is None for text, style in bar if text)
+
+
+# ---------------------------------------------------------------- a request's page
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "344 tokens above its floor of 256; gave nothing so far"),
+        (
+            {"given_tokens": 1440, "givable_tokens": 336},
+            "344 tokens above its floor of 256, can give 336; gave 1,440 because memory was short",
+        ),
+        ({"live": 256}, "at its floor of 256 tokens, gives nothing; gave nothing so far"),
+        ({"live": 200}, "below its floor of 256 tokens, gives nothing; gave nothing so far"),
+        (
+            {"live": 0, "dead": 0, "state": "waiting"},
+            "has nothing to give while it is waiting; its floor of 256 tokens",
+        ),
+        ({"evict_when": "always"}, ""),
+        ({"policy": "none"}, ""),
+        ({"state": "finished", "dead": 0}, "kept all of its 600 tokens"),
+        (
+            {"state": "finished", "given_tokens": 1440},
+            "kept 600 of 2,040 tokens (29.4%); gave 1,440 because memory was short",
+        ),
+        (
+            {"state": "finished", "given_tokens": 1000},
+            "kept 600 of 2,040 tokens (29.4%); gave 1,000 because memory was short; "
+            "lost 440 over budget",
+        ),
+    ],
+)
+def test_words_about_a_request(fields: dict[str, Any], words: str) -> None:
+    assert given_words(row_of(**fields)) == words
+
+
+@pytest.mark.parametrize("state", ["running", "finished"])
+def test_words_about_a_large_request_fit_eighty_columns(state: str) -> None:
+    row = row_of(state=state, live=42_600, dead=81_440, given_tokens=70_440, givable_tokens=42_336)
+    assert "because memory was short" in given_words(row)
+    assert "gave 70,440" in given_words(row, 79)
+    assert len(given_words(row, 79)) <= 79
+
+
+@pytest.mark.parametrize("size", [SMALL, (120, 36)])
+async def test_request_page_says_what_it_gave_while_it_runs_and_after_its_end(
+    size: tuple[int, int],
+) -> None:
+    core = make_short(160, 16)
+    core.concurrency = 0
+    async with serving(core) as served, running(served.url, size) as (app, _):
+        row = core.reporter.rows()[0]
+        await app.pages.open_request(row.id)
+        can_give = f", can give {row.givable_tokens:,}" if row.givable_tokens else ""
+        words = f"above its floor of 128{can_give}; gave {row.given_tokens:,} because"
+        await until(lambda: words in screen_text(app), "not said")
+        await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
+        core.finish(row.id)
+        core.steps()
+        kept = f"kept {row.live:,} of {row.live + row.dead:,} tokens"
+        await until(lambda: kept in screen_text(app), "the end is not said")
+        assert f"gave {row.given_tokens:,} because memory was short" in screen_text(app)
+        assert "This request has finished at " in screen_text(app)
+        assert len(app.screen.query_one("#rows").table) > 0
+
+
+async def test_request_page_of_a_fixed_budget_has_no_more_lines(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url, SMALL) as (app, _):
+        await app.pages.open_request(core.reporter.rows()[0].id)
+        await until(lambda: "budget 256" in screen_text(app), "not loaded")
+        assert app.screen.query_one(Summary).content_size.height == 3
+        assert "floor" not in screen_text(app)
+
+
+# ---------------------------------------------------------------- charts and metrics
+
+
+async def test_given_tokens_have_a_chart_up_to_now(served: Served) -> None:
+    async with running(served.url, (120, 36)) as (app, _):
+        assert "gave" not in charts_text(app)
+    core = make_short()
+    async with serving(core) as served, running(served.url, (120, 36)) as (app, _):
+        async with core.stepping():
+            newest = lambda: app.source.feed.series.newest("given_per_s")  # noqa: E731
+            await until(lambda: newest() > 0, "no rate")
+        await until(lambda: "gave" in charts_text(app), "no chart")
+        for label in ("F ", "free "):
+            assert label in charts_text(app)
+
+
+def charts_text(app: ConsoleApp) -> str:
+    charts = app.dashboard.query_one(Charts)
+    return "\n".join(charts.render_line(y).text for y in range(charts.content_size.height))
+
+
+def test_given_tokens_are_sampled_as_a_rate_and_unknown_where_nobody_gives(
+    short_core: LiveEngine,
+) -> None:
+    status, sampler, at = short_core.reporter.status(), Sampler(), NAMES.index("given_per_s")
+    pressure = status.pressure
+    assert pressure is not None
+    rates = []
+    for second in range(4):
+        status.ts = 1000.0 + second
+        status.pressure = msgspec.structs.replace(pressure, given_tokens=100 * second)
+        rates.append(sampler.sample(status)[at])
+    assert rates == [0.0, 100.0, 100.0, 100.0]
+    status.pressure = None
+    assert math.isnan(sampler.sample(status)[at])
+
+
+def test_metrics_have_what_a_fixed_budget_would_have_evicted(short_core: LiveEngine) -> None:
+    status = short_core.reporter.status()
+    pressure = status.pressure
+    assert pressure is not None
+    pressure.spared_tokens, pressure.kept_shares, pressure.kept_share_sum = 321, {"1": 4}, 3.0
+    rows = ["".join(text for text, _ in line).split() for line in pressure_section(status)]
+    assert ["spared", "321", "over", "budget"] in rows
+    assert ["gave", f"{pressure.given_tokens:,}", "tokens", "so", "far"] in rows
+    assert ["kept", "at", "the", "end", "75.0%", "of", "4", "ended"] in rows
+    assert not any("early" in row for row in rows)
+    pressure.preemptions_above_floor = 2
+    rows = ["".join(text for text, _ in line).split() for line in pressure_section(status)]
+    assert ["preempted", "2", "too", "early"] in rows
+    status.pressure = None
+    assert pressure_section(status) == []
+
+
+async def test_metrics_fit_80x24_without_a_title_alone(short: Served) -> None:
+    async with running(short.url, SMALL) as (app, _):
+        app.dashboard.set_view("figures")
+        await until(lambda: "kept at the end" in screen_text(app), "cut off")
+        for part in ("memory pressure", "automatic round", "latency", "shadow policy"):
+            assert part in screen_text(app)
+        assert "this console" not in screen_text(app)
+
+
+# ---------------------------------------------------------------- settings
+
+
+async def test_evict_when_is_two_rows_below_the_budget_and_always_is_confirmed() -> None:
+    core = make_busy(400, 3)
+    core.configure(evict_when="pressure")
+    core.steps()
+    async with serving(core) as served, running(served.url, (120, 40)) as (app, pilot):
+        await pilot.press("m", "down", "down")
+        await until(lambda: "down to the budget at most" in screen_text(app), "no help")
+        assert "pressure | always" in screen_text(app)
+        assert "evict_after_wait_ms" in screen_text(app)
+        await pilot.press("right", "enter")
+        await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked")
+        await until(lambda: "evict_when pressure → always" in screen_text(app), "not named")
+        await pilot.press("right", "enter")
+        await until(lambda: core.runtime.config.evict_when == "always", "not applied")
+        assert applied(served) == [{"evict_when": "always"}]
+
+
+async def test_what_if_of_a_lower_floor_has_what_could_be_given_and_who_would_fit(
+    short_core: LiveEngine, short: Served
+) -> None:
+    async with running(short.url, (120, 40)) as (app, pilot):
+        await pilot.press("m", *"64")
+        await until(lambda: "room for" in app.screen._outcome.text, "no what-if")
+        now = short_core.call("patch_config", patch={"budget_tokens": 64}, validate_only=True)
+        effect, text = now.what_if, " ".join(app.screen._outcome.text.split())
+        assert effect.givable_tokens > short_core.reporter.status().pressure.givable_tokens
+        given = f"can give {effect.givable_tokens:,} tokens in {effect.givable_blocks} blocks"
+        assert f"{given}; {effect.short_blocks} blocks are short" in text
+        assert f"room for {effect.more_requests} more requests" in text
+
+
+def test_wait_is_a_bounded_number_that_steps_up_from_zero() -> None:
+    core = make_busy(60, 0)
+    core.close()
+    fields = make_fields(core.controller.revisions.document(), describe_policies(), "h2o")
+    names = [field.path[0] for field in fields]
+    at = names.index("budget_tokens")
+    rows = ["budget_tokens", "interval_tokens", "evict_when", "evict_after_wait_ms"]
+    assert names[at : at + 4] == rows
+    wait = fields[at + 3]
+    value: Any = 0
+    for _ in range(30):
+        value = step_value(wait, value, 1, coarse=True)
+    assert value == wait.maximum == 3_600_000
+
+
+# ---------------------------------------------------------------- servers without it
+
+
+FIELDS = ("pressure", "evict_when", "evict_after_wait_ms", "given_tokens", "givable_tokens")
+
+
+def without_pressure(document: Any) -> Any:
+    """A JSON document as servers wrote it before there was eviction under pressure."""
+    if isinstance(document, dict):
+        return {k: without_pressure(v) for k, v in document.items() if k not in FIELDS}
+    if isinstance(document, list):
+        return [without_pressure(value) for value in document]
+    return document
+
+
+async def test_recording_of_an_older_server_shows_budgets_as_before(tmp_path: Path) -> None:
+    path, old = tmp_path / "new.jsonl.gz", tmp_path / "old.jsonl.gz"
+    record(path, 4.0)
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    assert any(b"evict_when" in line for line in lines)
+    decoded = [without_pressure(msgspec.json.decode(line)) for line in lines]
+    old.write_bytes(gzip.compress(b"".join(msgspec.json.encode(d) + b"\n" for d in decoded)))
+    app = ConsoleApp(old.name, recording=old, moment="3", read_only=True)
+    async with app.run_test(size=(220, 60)):
+        await until(lambda: app.source is not None and app.dashboard.synced, "no data")
+        await until(lambda: "budget 96 (+16)" in screen_text(app), "not a budget")
+        for word in ("floor", "short ", "gave", "memory pressure"):
+            assert word not in screen_text(app)
+        config = app.source.feed.model.config
+        assert when_of(config.effective, config) == "always"
+        names = {field.path[0] for field in make_fields(config, [], "random")}
+        assert not names & set(FIELDS)

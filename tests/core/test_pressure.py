@@ -1,0 +1,334 @@
+"""Eviction under pressure: nobody loses a token before somebody needs the memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.core.engine import CoreEngine
+from vtoken.config.request_rules import RequestRules, request_rules
+from vtoken.config.values import merge_patch
+from vtoken.control.diagnosis import Diagnosis
+from vtoken.control.memory_pressure import memory_pressure
+from vtoken.errors import RefusedError
+from vtoken.planning.giving import Givers, needed_blocks, share_out
+from vtoken.runtime.shortage import Shortage, ShortageMonitor
+
+POLICIES: list[dict[str, Any]] = [
+    {"name": "streaming_llm", "params": {"sinks": 2}},
+    {"name": "random"},
+    {"name": "tova"},
+    {"name": "snapkv"},
+    {"name": "keydiff"},
+    {"name": "h2o"},
+]
+IDS = [policy["name"] for policy in POLICIES]
+
+
+def make(policy: dict[str, Any] | None = None, *, lag: int = 0, **config: Any) -> CoreEngine:
+    engine = CoreEngine(
+        num_blocks=65,
+        block_size=4,
+        worker_lag_steps=lag,
+        config={
+            "policy": policy or POLICIES[0],
+            "budget_tokens": 24,
+            "interval_tokens": 8,
+            "evict_when": "pressure",
+            **config,
+        },
+    )
+    engine.reserves = True
+    return engine
+
+
+def finish(engine: CoreEngine, most_steps: int = 2000) -> int:
+    """Run until no request is left; returns the most that ran at once."""
+    most = 0
+    for _ in range(most_steps):
+        if not engine.running and not engine.waiting:
+            return most
+        engine.step()
+        engine.check()
+        most = max(most, len(engine.running))
+    raise AssertionError("the engine does not finish")
+
+
+def load(engine: CoreEngine, num_requests: int = 12, output: int = 60) -> None:
+    for i in range(num_requests):
+        engine.add(f"r{i}", 20 + i, max_tokens=output, seed=i)
+
+
+# ---------------------------------------------------------------- ample memory
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=IDS)
+def test_nothing_is_given_while_memory_is_ample(policy: dict[str, Any]) -> None:
+    engine = make(policy)
+    engine.add("a", 30, max_tokens=100)
+    while engine.running or engine.waiting:
+        plan = engine.step()
+        if len(engine.store.free) > 40:
+            assert engine.runtime.idle
+            assert not plan.probed
+            assert not plan.signals
+    assert engine.runtime.counters.evicted_tokens == 0
+
+
+def test_the_same_requests_lose_tokens_under_always() -> None:
+    engine = make(evict_when="always")
+    engine.add("a", 30, max_tokens=100)
+    finish(engine)
+    assert engine.runtime.counters.evicted_tokens > 0
+
+
+def test_control_a_shortage_that_ignores_free_blocks_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ShortageMonitor, "is_near", lambda _: True)
+    monkeypatch.setattr(Shortage, "blocks", property(lambda _: 4))
+    monkeypatch.setattr(Shortage, "to_give", lambda *_: 4)
+    engine = make()
+    engine.add("a", 30, max_tokens=100)
+    finish(engine)
+    assert engine.runtime.counters.evicted_tokens > 0
+
+
+# ---------------------------------------------------------------- short memory
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES, ids=IDS)
+def test_nobody_is_preempted_who_or_beside_whom_somebody_could_give(
+    policy: dict[str, Any], lag: int
+) -> None:
+    engine = make(policy, lag=lag)
+    load(engine)
+    most = finish(engine)
+    counters = engine.runtime.counters
+    assert counters.violations == 0
+    assert counters.given_tokens == counters.evicted_tokens > 0
+    assert counters.preemptions_above_floor == 0
+    assert most > 4  # as many whole requests fit the pool
+
+
+def test_control_without_growth_in_the_shortage_requests_are_preempted_above_their_floor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ShortageMonitor, "_decode_growth", lambda *_: 0)
+    engine = make()
+    load(engine)
+    finish(engine)
+    assert engine.runtime.counters.preemptions_above_floor > 0
+
+
+def test_no_request_is_cut_below_its_floor() -> None:
+    engine = make()
+    load(engine)
+    while engine.running or engine.waiting:
+        before = {t.request_id: t.num_live for t in engine.runtime.tables}
+        engine.step()
+        for table in engine.runtime.tables:
+            if table.num_live < before.get(table.request_id, 0):
+                assert table.num_live >= 24
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=IDS)
+def test_requests_keep_more_than_under_a_fixed_budget(policy: dict[str, Any]) -> None:
+    evicted = []
+    for when in ("always", "pressure"):
+        engine = make(policy, evict_when=when)
+        load(engine)
+        finish(engine)
+        evicted.append(engine.runtime.counters.evicted_tokens)
+    assert evicted[1] < evicted[0]
+
+
+def test_nobody_gives_for_a_request_that_does_not_fit_even_then() -> None:
+    engine = make(budget_tokens=28)
+    for i in range(4):
+        engine.add(f"r{i}", 36, max_tokens=16)
+    engine.step()
+    engine.add("large", 150, max_tokens=100)  # 38 of 64 blocks; the others keep at least 8 each
+    for _ in range(4):
+        engine.step()
+    demand = engine.runtime.admission.demand
+    assert demand is not None
+    assert not demand.satisfiable
+    free, memory = len(engine.store.free), memory_pressure(engine.runtime)
+    sentence = Diagnosis(engine.runtime, lambda: 1).fragmentation(free, 0, memory).sentence
+    assert "which is not enough: it waits until one ends" in sentence
+    assert engine.runtime.counters.given_tokens == 0
+    finish(engine)
+
+
+def test_others_give_for_a_waiting_request_after_its_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    engine = make(evict_after_wait_ms=2000)
+    for i in range(2):
+        engine.add(f"r{i}", 80, max_tokens=60)
+    engine.step()
+    engine.add("late", 60, max_tokens=20)
+    for _ in range(6):
+        engine.step()
+    assert engine.runtime.counters.given_tokens == 0
+    now += 2.5
+    for _ in range(6):
+        engine.step()
+    assert engine.runtime.counters.given_tokens > 0
+    assert any(request.id == "late" for request in engine.running)
+    finish(engine)
+
+
+def test_what_is_given_for_an_admission_in_one_step_is_bounded() -> None:
+    asked = Shortage(0, 0, asked_blocks=50, headroom_blocks=2, free_blocks=10)
+    assert asked.to_give(8) == 8
+    assert Shortage(9, 30, 0, 2, 10).to_give(8) == 22  # growth is not
+    assert Shortage(0, 0, 0, 2, 1).blocks == 0  # nobody needs anything
+
+
+def test_a_request_may_choose_the_other_mode() -> None:
+    engine = make()
+    engine.add("fixed", 40, max_tokens=40, rules=RequestRules(evict_when="always"))
+    engine.add("kept", 40, max_tokens=40)
+    for _ in range(20):
+        engine.step()
+    tables = engine.runtime.tables
+    assert tables["fixed"].num_live <= 24 + 8
+    assert tables["kept"].num_dead == 0
+
+
+def test_the_mode_of_a_request_is_checked() -> None:
+    rules = request_rules({"vtoken_evict_when": "pressure"})
+    assert rules is not None
+    assert rules.evict_when == "pressure"
+    with pytest.raises(RefusedError, match="vtoken_evict_when"):
+        request_rules({"vtoken_evict_when": "never"})
+
+
+def test_less_important_requests_give_first() -> None:
+    engine = make(budget_tokens=16)
+    engine.add("important", 80, max_tokens=60, priority=0)
+    engine.add("other", 80, max_tokens=60, priority=5)
+    engine.step()
+    engine.add("late", 96, max_tokens=10)
+    for _ in range(8):
+        engine.step()
+    tables = engine.runtime.tables
+    assert tables["important"].num_dead == 0
+    assert tables["other"].num_dead > 0
+
+
+def test_a_switch_of_the_mode_takes_effect_at_once() -> None:
+    engine = make()
+    engine.add("a", 80, max_tokens=100)
+    for _ in range(5):
+        engine.step()
+    assert engine.runtime.counters.evicted_tokens == 0
+    state = engine.runtime.state
+    state.install(_with(engine, evict_when="always"))
+    engine.step()
+    assert engine.runtime.tables["a"].num_live <= 25
+    state.install(_with(engine, evict_when="pressure"))
+    for _ in range(30):
+        engine.step()
+    assert engine.runtime.tables["a"].num_live > 50
+    engine.check()
+
+
+def _with(engine: CoreEngine, **patch: Any) -> Any:
+
+    return merge_patch(engine.runtime.config, patch, num_blocks=65, num_layers=4)
+
+
+def test_a_request_that_is_relocated_for_others_evicts_in_a_later_step() -> None:
+    """One with a fixed budget has holes and is due in the step in which blocks are short."""
+    engine = make({"name": "random"}, recycle=False, theta_f=1.0, budget_tokens=24)
+    fixed = RequestRules(evict_when="always", interval_tokens=0)
+    for i in range(6):
+        engine.add(f"fixed{i}", 40, max_tokens=60, rules=fixed, seed=i)
+    for i in range(6):
+        engine.add(f"r{i}", 30 + i, max_tokens=60, seed=9 + i)
+    relocated = 0
+    while engine.running or engine.waiting:
+        engine.step()
+        engine.check()
+        relocated = engine.runtime.counters.relocations
+    counters = engine.runtime.counters
+    assert relocated > 0
+    assert counters.violations == 0
+    assert 0 < counters.given_tokens < counters.evicted_tokens
+
+
+# ---------------------------------------------------------------- sharing out
+
+
+SIZES = st.integers(1, 200)
+
+
+@given(data=st.data(), blocks=st.integers(0, 60), size=st.sampled_from([1, 4, 16]))
+def test_shares_are_whole_blocks_down_to_the_floor(
+    data: st.DataObject, blocks: int, size: int
+) -> None:
+    k = data.draw(st.integers(1, 6))
+    live = np.array([data.draw(SIZES) for _ in range(k)])
+    givers = Givers(
+        live,
+        live + np.array([data.draw(st.integers(0, 100)) for _ in range(k)]),
+        np.array([data.draw(SIZES) for _ in range(k)]),
+        needed_blocks(live, size),
+        np.array([data.draw(st.integers(0, 1)) for _ in range(k)]),
+        np.array([data.draw(st.integers(1, 8)) for _ in range(k)]),
+    )
+    kept = share_out(givers, blocks, block_size=size)
+    given = needed_blocks(live, size) - needed_blocks(kept, size)
+    assert (given <= givers.most_blocks(size)).all()
+    assert (kept[given == 0] == live[given == 0]).all()
+    assert (kept[given > 0] >= givers.floor[given > 0]).all()
+    assert ((kept[given > 0] + 1) % size == 0).all()
+    most = int(givers.most_blocks(size).sum())
+    assert min(blocks, most) <= given.sum() <= min(most, blocks + 8)
+    important = givers.priority == 0
+    if given[important].any():
+        assert (given == givers.most_blocks(size))[~important].all()
+
+
+def test_whoever_keeps_the_largest_share_gives_first() -> None:
+    live = np.array([160, 160, 64])
+    ones = np.ones(3, dtype=np.int64)
+    givers = Givers(live, np.array([160, 320, 64]), 16 * ones, 100 * ones, 0 * ones, ones)
+    kept = share_out(givers, 5, block_size=16)
+    assert kept[1] == 160  # it has lost half
+    assert kept[0] < 160
+    assert kept[2] < 64
+
+
+# ---------------------------------------------------------------- documents
+
+
+def test_a_shortage_that_is_over_is_not_reported() -> None:
+    engine = make()
+    load(engine)
+    seen = []
+    while engine.running or engine.waiting:
+        engine.step()
+        found = memory_pressure(engine.runtime)
+        assert found is not None
+        seen.append(found.short_blocks)
+    assert max(seen) > 0
+    assert seen[-1] == 0
+    over = memory_pressure(engine.runtime)
+    assert over is not None
+    assert (over.near, over.short_blocks, over.givers) == (False, 0, 0)
+    engine.add("alone", 20, max_tokens=4)
+    engine.step()
+    later = memory_pressure(engine.runtime)
+    assert later is not None
+    assert (later.near, later.short_blocks) == (False, 0)

@@ -1,0 +1,185 @@
+"""Eviction under pressure on the real engine: stock tokens while memory is ample, exact ones after.
+
+Pools are small, so that requests give tokens; the logged victims replay in the reference.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from tests.support import reference
+from tests.support.observe import Observer
+from tests.support.steps_overlap import async_scheduling
+from vtoken.vllm import engine_args
+
+pytestmark = pytest.mark.vllm
+
+BUDGET, NUM_NEW = 96, 160
+PROMPTS = [reference.random_prompt(100 + 17 * i, 60 + i) for i in range(6)]
+POOL = {"num_gpu_blocks_override": 43, "max_model_len": 512, "max_num_batched_tokens": 512}
+POLICIES = {"streaming_llm": {}, "snapkv": {}, "keydiff": {}, "h2o": {}}
+
+
+def args(policy: str, when: str = "pressure", **config: Any) -> dict[str, Any]:
+    return engine_args(
+        {
+            "policy": {"name": policy, "params": POLICIES[policy]},
+            "budget_tokens": BUDGET,
+            "interval_tokens": 32,
+            "evict_when": when,
+            "headroom_blocks": 2,
+            "verify_ratio": 1.0,
+            **config,
+        },
+        check_every_step=True,
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_ample_memory_the_worker_gets_no_plan_and_tokens_are_stock(
+    policy: str, engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    with engine(**args(policy)) as llm:
+        observer, plans = Observer(llm), []
+        concerns = observer.runtime.concerns_worker
+
+        def note(plan: Any) -> bool:
+            plans.append(concerns(plan))
+            return bool(plans[-1])
+
+        observer.runtime.concerns_worker = note
+        tokens = greedy(llm, PROMPTS[:2], NUM_NEW)
+        assert observer.runtime.counters.evicted_tokens == 0
+        assert not any(plans)
+    for prompt, found in zip(PROMPTS, tokens, strict=False):
+        assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.full)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_short_memory_takes_tokens_and_preempts_nobody(
+    policy: str, overlap: bool, engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    scheduling = async_scheduling() if overlap else nullcontext()
+    with scheduling, engine(enable_prefix_caching=False, **POOL, **args(policy)) as llm:
+        observer = Observer(llm)
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        counters, logs = observer.runtime.counters, observer.logs()
+        assert counters.violations == 0
+        assert counters.given_tokens == counters.evicted_tokens > 0
+        assert counters.preemptions_above_floor == 0
+        assert counters.preemptions == 0
+        assert observer.runtime.state.store.num_free_blocks() == 42
+    for prompt, found, log in zip(PROMPTS, tokens, logs, strict=True):
+        assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+
+
+def test_fewer_tokens_die_than_under_a_fixed_budget_and_nobody_waits_longer(
+    engine: Any, greedy: Any
+) -> None:
+    evicted, steps = {}, {}
+    for when in ("always", "pressure"):
+        with engine(enable_prefix_caching=False, **POOL, **args("snapkv", when)) as llm:
+            observer = Observer(llm)
+            greedy(llm, PROMPTS, NUM_NEW)
+            evicted[when] = observer.runtime.counters.evicted_tokens
+            steps[when] = observer.runtime.step
+            assert observer.runtime.counters.preemptions == 0
+    assert evicted["pressure"] < evicted["always"]
+    assert steps["pressure"] <= 1.05 * steps["always"]
+
+
+def test_a_prompt_gives_between_its_chunks(engine: Any, greedy: Any, hf_model: Any) -> None:
+    """Two prompts that fit only one at a time as wholes."""
+    prompts = [reference.random_prompt(700, seed) for seed in (1, 2)]
+    config = args("keydiff", evict_during="both")
+    with engine(
+        enable_prefix_caching=False,
+        num_gpu_blocks_override=33,
+        max_model_len=1000,
+        max_num_batched_tokens=512,
+        long_prefill_token_threshold=96,
+        **config,
+    ) as llm:
+        observer = Observer(llm)
+        tokens = greedy(llm, prompts, 64)
+        counters, logs = observer.runtime.counters, observer.logs()
+        assert counters.violations == 0
+        assert counters.given_tokens > 0
+        assert counters.preemptions_above_floor == 0
+    for found, log in zip(tokens, logs, strict=True):
+        assert len(found) == 64
+        assert len(log) > 0
+
+
+def test_shared_prefixes_stay_exact(engine: Any, greedy: Any, hf_model: Any) -> None:
+    head = reference.random_prompt(128, 3)
+    prompts = [head + reference.random_prompt(40 + 9 * i, 70 + i)[1:] for i in range(6)]
+    for sharing in ("index", "copy"):
+        with engine(**POOL, **args("snapkv", prefix_sharing=sharing)) as llm:
+            greedy(llm, prompts[:1], 1)
+            observer = Observer(llm)
+            tokens = greedy(llm, prompts, NUM_NEW)
+            counters, logs = observer.runtime.counters, observer.logs()
+            assert counters.violations == 0
+            assert counters.given_tokens > 0
+        if counters.preemptions:
+            continue  # the log of a request that began again does not replay
+        for prompt, found, log in zip(prompts, tokens, logs, strict=True):
+            assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+
+
+def test_forgotten_tokens_give_before_others(engine: Any, hf_model: Any) -> None:
+    """Those of some requests' arguments, and those of a request that is told while it runs."""
+    from vllm import SamplingParams
+
+    with_request, later = [*range(8), *range(30, 70)], range(20, 60)
+    told_at = len(PROMPTS[-1]) + NUM_NEW // 4
+    with engine(enable_prefix_caching=False, **POOL, **args("snapkv")) as llm:
+        observer = Observer(llm)
+        runtime = observer.runtime
+        begin = runtime.begin_step
+
+        def tell_then_begin(*step: Any) -> None:
+            for name, request in runtime.state.requests.items():
+                last = request.num_prompt_tokens == len(PROMPTS[-1])
+                if last and runtime.tables[name].num_tokens == told_at:
+                    runtime.state.forget_tokens(name, ((later.start, later.stop),))
+            begin(*step)
+
+        runtime.begin_step = tell_then_begin
+        sampling = [
+            SamplingParams(
+                temperature=0,
+                max_tokens=NUM_NEW,
+                ignore_eos=True,
+                extra_args={"vtoken_forget": [0, 8, 30, 70]} if n < 3 else None,
+            )
+            for n in range(len(PROMPTS))
+        ]
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        counters, logs = runtime.counters, observer.logs()
+        assert counters.violations == 0
+        assert counters.given_tokens == counters.evicted_tokens > 0
+        assert counters.preemptions == 0
+        assert runtime.state.num_forgets == 1
+    for prompt, output, log in zip(PROMPTS, outputs, logs, strict=True):
+        found = list(output.outputs[0].token_ids)
+        assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+    for log in logs[:3]:
+        check_first([*log.values()], with_request)
+    early = {t for step, died in logs[-1].items() if step < NUM_NEW // 4 for t in died}
+    evictions = [died for step, died in logs[-1].items() if step >= NUM_NEW // 4]
+    check_first(evictions, [token for token in later if token not in early])
+
+
+def check_first(evictions: list[set[int]], named: list[int]) -> None:
+    """The live tokens `named` are the first that die in `evictions`, and in order."""
+    assert evictions
+    for victims in evictions:
+        first, named = named[: len(victims)], named[len(victims) :]
+        assert set(first) <= victims

@@ -1,0 +1,74 @@
+"""Spans that a client names while its request waits or runs: their tokens die before all others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.commands import Forget
+from vtoken.config.prompt_parts import Spans
+from vtoken.config.spans import (
+    check_apart,
+    check_inside,
+    covered,
+    merged,
+    num_tokens,
+    pairs_of,
+    read_spans,
+)
+from vtoken.runtime.events import counted
+from vtoken.runtime.runtime import Runtime
+from vtoken.wire import Forgotten
+
+FIELD = "spans"
+
+
+def forget(runtime: Runtime, call: Forget, num_known: int, actor: str) -> Forgotten:
+    """Forget the spans of `call`, of a request with `num_known` tokens. Idempotent.
+
+    Raises RefusedError if a span leaves the request or overlaps a protected one.
+    """
+    state, name = runtime.state, call.request_id
+    spans = read_spans([[*span] for span in call.spans], FIELD)
+    check_inside(spans, num_known, FIELD, "request")
+    check_apart(spans, tuple(state.protection(name).spans()), FIELD)
+    before = state.forgotten.get(name, ())
+    after = merged(before, spans)
+    num_new = num_tokens(after) - num_tokens(merged(before, ()))
+    if num_new:
+        state.forget_tokens(name, spans)
+        policy = state.rules(name).policy.name
+        runtime.events.add(
+            runtime.step,
+            "eviction",
+            f"{actor} lets {counted(num_new, 'token')} of {name} die first",
+            {
+                "requests": 1,
+                "tokens": 0,
+                "given": 0,
+                "policy": policy,
+                "request_id": name,
+                "forgotten": num_new,
+            },
+        )
+    return Forgotten(
+        request_id=name,
+        spans=[*after],
+        new_tokens=num_new,
+        live_tokens=_num_live(runtime, name, after),
+        revision=state.revision,
+        notes=_notes(runtime, name),
+    )
+
+
+def _num_live(runtime: Runtime, request_id: str, spans: Spans) -> int:
+    table = runtime.tables.get(request_id)
+    return 0 if table is None else int(np.count_nonzero(covered(pairs_of(spans), table.live_ids())))
+
+
+def _notes(runtime: Runtime, request_id: str) -> list[str]:
+    policy = runtime.state.rules(request_id).policy
+    if policy.name == "none":
+        return ["policy none evicts nothing: the tokens stay until the request has another policy"]
+    if runtime.policy_runner.is_suspended(policy):
+        return [f"policy {policy.name} has failed and evicts nothing: the tokens stay"]
+    return []

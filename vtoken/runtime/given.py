@@ -1,0 +1,92 @@
+"""What requests gave for blocks that were short, and what finished requests had lost at their end.
+
+Independent of policies and blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from vtoken.wire import EvictWhen
+
+WINDOW_S = 10.0
+MAX_FINISHED = 1024
+# Upper bounds of the shares of `FinishedLog.kept_shares`.
+KEPT_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
+
+
+class GivenTally:
+    """The tokens given in the last `WINDOW_S` seconds, and by how many requests."""
+
+    def __init__(self) -> None:
+        self._given: deque[tuple[float, str, int]] = deque()
+
+    def note(self, request_id: str, num_tokens: int) -> None:
+        """`request_id` gave `num_tokens` now."""
+        self._given.append((time.monotonic(), request_id, num_tokens))
+        self._forget()
+
+    def recent(self) -> tuple[int, int]:
+        """Tokens, and requests that gave them."""
+        self._forget()
+        names = {request_id for _, request_id, _ in self._given}
+        return sum(tokens for *_, tokens in self._given), len(names)
+
+    def _forget(self) -> None:
+        oldest = time.monotonic() - WINDOW_S
+        while self._given and self._given[0][0] < oldest:
+            self._given.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request at its end. `given_tokens` of its `dead_tokens` died because memory was short."""
+
+    request_id: str
+    ended_ts: float
+    prompt_tokens: int
+    num_tokens: int
+    dead_tokens: int
+    given_tokens: int
+    preemptions: int
+    policy: str
+    budget_tokens: int
+    evict_when: EvictWhen
+
+    @property
+    def kept_share(self) -> float:
+        """The live share of all tokens."""
+        return 1.0 - self.dead_tokens / self.num_tokens if self.num_tokens else 1.0
+
+
+@dataclass(slots=True)
+class FinishedLog:
+    """The newest `MAX_FINISHED` finished requests.
+
+    `kept_shares`: how many of all kept at most each share of `KEPT_SHARES`, and more than the one
+    before. `kept_sum`: the sum of their shares.
+    """
+
+    kept_shares: list[int] = field(default_factory=lambda: [0] * len(KEPT_SHARES))
+    kept_sum: float = 0.0
+    _newest: OrderedDict[str, Finished] = field(default_factory=OrderedDict)
+
+    def add(self, finished: Finished) -> None:
+        share = finished.kept_share
+        self.kept_sum += share
+        self.kept_shares[bisect_left(KEPT_SHARES, share)] += 1
+        self._newest.pop(finished.request_id, None)
+        self._newest[finished.request_id] = finished
+        if len(self._newest) > MAX_FINISHED:
+            self._newest.popitem(last=False)
+
+    def get(self, request_id: str) -> Finished | None:
+        return self._newest.get(request_id)
+
+    def ids(self) -> Iterable[str]:
+        """Those of the requests that `get` finds, oldest first."""
+        return self._newest.keys()
