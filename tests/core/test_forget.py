@@ -287,6 +287,27 @@ def test_under_pressure_forgotten_tokens_give_without_scores() -> None:
     assert dead <= set(range(4, 30))
 
 
+def test_under_pressure_forgotten_tokens_go_before_those_of_others() -> None:
+    engine = CoreEngine(
+        num_blocks=40,
+        block_size=4,
+        config={
+            "policy": {"name": "streaming_llm"},
+            "budget_tokens": 16,
+            "interval_tokens": 4,
+            "evict_when": "pressure",
+        },
+    )
+    engine.reserves = True
+    engine.add("obsolete", 60, max_tokens=40, rules=RequestRules(forget=((4, 44),)))
+    engine.add("least", 70, max_tokens=40, priority=9)
+    run(engine, 28)
+    tables, counters = engine.runtime.tables, engine.runtime.counters
+    assert counters.preemptions == 0
+    assert tables["least"].num_dead == 0
+    assert 0 < counters.given_tokens == tables["obsolete"].num_dead
+
+
 def test_control_without_forgotten_tokens_nobody_gives_without_scores() -> None:
     engine = under_pressure(())
     blind(engine)

@@ -14,6 +14,7 @@ from vtoken.config.request_rules import RequestRules, request_rules
 from vtoken.config.values import merge_patch
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.memory_pressure import memory_pressure
+from vtoken.control.outlook import Outlook
 from vtoken.errors import RefusedError
 from vtoken.planning.giving import Givers, needed_blocks, share_out
 from vtoken.runtime.shortage import Shortage, ShortageMonitor
@@ -194,6 +195,20 @@ def test_what_is_given_for_an_admission_in_one_step_is_bounded() -> None:
     assert Shortage(0, 0, 0, 2, 1).blocks == 0  # nobody needs anything
 
 
+@pytest.mark.parametrize(
+    ("copy_us", "blocks"), [(0.0, 32), (100.0, 32), (500.0, 10), (1e6, 1)], ids=str
+)
+def test_an_admission_gives_no_more_in_a_step_than_can_be_copied_in_time(
+    copy_us: float, blocks: int
+) -> None:
+    engine = make(batch_size=32)
+    for _ in range(3):
+        engine.runtime.prices.copies.add(copy_us * 10, 10)
+    shortages, config = engine.runtime.shortages, engine.runtime.config
+    assert shortages.to_give(Shortage(0, 0, 50, 0, 10), config) == blocks
+    assert shortages.to_give(Shortage(9, 40, 0, 0, 10), config) == 30  # growth is not bounded
+
+
 def test_a_request_may_choose_the_other_mode() -> None:
     engine = make()
     engine.add("fixed", 40, max_tokens=40, rules=RequestRules(evict_when="always"))
@@ -243,8 +258,41 @@ def test_a_switch_of_the_mode_takes_effect_at_once() -> None:
     engine.check()
 
 
-def _with(engine: CoreEngine, **patch: Any) -> Any:
+@pytest.mark.parametrize("reclamation", ["paused", "off"])
+def test_without_reclamation_nobody_gives(reclamation: str) -> None:
+    engine = make(reclamation=reclamation)
+    load(engine)
+    finish(engine)
+    assert engine.runtime.counters.given_tokens == 0
+    assert engine.runtime.counters.preemptions > 0
 
+
+def test_paused_requests_give_again_when_reclamation_resumes() -> None:
+    engine = make(reclamation="paused")
+    load(engine)
+    for _ in range(10):
+        engine.step()
+    engine.runtime.state.install(_with(engine, reclamation="auto"))
+    finish(engine)
+    assert engine.runtime.counters.given_tokens > 0
+
+
+def test_a_dry_run_of_patience_says_who_waits_longer() -> None:
+    engine = make()
+    for i in range(9):
+        engine.add(f"r{i}", 60, max_tokens=40)
+    engine.step()
+    assert engine.runtime.admission.demand is not None
+    patient = _with(engine, evict_after_wait_ms=60_000)
+    note = Outlook(engine.runtime, patient).patience_note()
+    assert note is not None
+    assert "others would give for it in " in note
+    assert note.endswith(" s, not now")
+    assert Outlook(engine.runtime, patient).shortage.asked_blocks == 0
+    assert Outlook(make().runtime, patient).patience_note() is None
+
+
+def _with(engine: CoreEngine, **patch: Any) -> Any:
     return merge_patch(engine.runtime.config, patch, num_blocks=65, num_layers=4)
 
 
@@ -286,6 +334,7 @@ def test_shares_are_whole_blocks_down_to_the_floor(
         needed_blocks(live, size),
         np.array([data.draw(st.integers(0, 1)) for _ in range(k)]),
         np.array([data.draw(st.integers(1, 8)) for _ in range(k)]),
+        np.array([data.draw(st.integers(0, tokens - 1)) for tokens in live.tolist()]),
     )
     kept = share_out(givers, blocks, block_size=size)
     given = needed_blocks(live, size) - needed_blocks(kept, size)
@@ -295,7 +344,11 @@ def test_shares_are_whole_blocks_down_to_the_floor(
     assert ((kept[given > 0] + 1) % size == 0).all()
     most = int(givers.most_blocks(size).sum())
     assert min(blocks, most) <= given.sum() <= min(most, blocks + 8)
-    important = givers.priority == 0
+    obsolete = needed_blocks(live, size) - needed_blocks(live - givers.forgotten, size)
+    obsolete = np.minimum(obsolete, givers.most_blocks(size))
+    if (given > obsolete).any():
+        assert (given >= obsolete).all()
+    important = (givers.priority == 0) & (givers.forgotten == 0)
     if given[important].any():
         assert (given == givers.most_blocks(size))[~important].all()
 
@@ -303,7 +356,7 @@ def test_shares_are_whole_blocks_down_to_the_floor(
 def test_whoever_keeps_the_largest_share_gives_first() -> None:
     live = np.array([160, 160, 64])
     ones = np.ones(3, dtype=np.int64)
-    givers = Givers(live, np.array([160, 320, 64]), 16 * ones, 100 * ones, 0 * ones, ones)
+    givers = Givers(live, np.array([160, 320, 64]), 16 * ones, 100 * ones, 0 * ones, ones, 0 * ones)
     kept = share_out(givers, 5, block_size=16)
     assert kept[1] == 160  # it has lost half
     assert kept[0] < 160

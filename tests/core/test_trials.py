@@ -215,8 +215,8 @@ def test_a_revision_that_no_step_ran_with_is_reported_as_superseded(bench: Bench
         (
             {"evict_when": "pressure"},
             {"reclamation": "off"},
-            "pressure: while reclamation is off, tokens that give way free only blocks in which "
-            "none is live",
+            "pressure: while reclamation is off, nobody gives tokens, and a request that "
+            "grows may preempt another",
         ),
         ({"evict_when": "always"}, {"reclamation": "off"}, None),
     ],

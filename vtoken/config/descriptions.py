@@ -61,8 +61,8 @@ def mode_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
     changed = (old.evict_when, old.reclamation) != (new.evict_when, new.reclamation)
     if changed and new.evict_when == "pressure" and new.reclamation != "auto":
         notes.append(
-            f"pressure: while reclamation is {new.reclamation}, tokens that give way free only "
-            "blocks in which none is live"
+            f"pressure: while reclamation is {new.reclamation}, nobody gives tokens, and a request "
+            "that grows may preempt another"
         )
     return notes
 

@@ -33,8 +33,11 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
 
     @property
     def gives(self) -> bool:
-        """Whether a request of these rules loses tokens only for blocks that are short."""
-        return self.evicts and self.evict_when == "pressure"
+        """Whether a request of these rules loses tokens for blocks that are short, and only then.
+
+        Without reclamation nobody gives: what died would free too little.
+        """
+        return self.evicts and self.evict_when == "pressure" and self.reclamation == "auto"
 
     @property
     def recycles(self) -> bool:

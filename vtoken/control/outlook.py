@@ -16,6 +16,7 @@ from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.giving import Givers, share_out
 from vtoken.runtime.admission import Demand
+from vtoken.runtime.events import counted
 from vtoken.runtime.runtime import Runtime
 from vtoken.runtime.shortage import NO_SHORTAGE, Shortage
 from vtoken.tables.token_table import TokenTable
@@ -52,7 +53,7 @@ class Outlook:
 
     def keeping(self) -> dict[str, int]:
         """The requests that would give for the shortage, and the live tokens that each keeps."""
-        blocks = self.shortage.to_give(self._config.batch_size)
+        blocks = self._runtime.shortages.to_give(self.shortage, self._config)
         may_give = self._runtime.evictor.may_give
         able = [table for table in self._tables if may_give(table, self._rules(table))]
         if blocks == 0 or not able:
@@ -83,6 +84,20 @@ class Outlook:
             spare += int(limits.most_blocks(self._size).sum())
         spare -= admission.future_blocks(None, config)
         return 0 if spare < first else 1 + int((spare - first) / later)
+
+    def patience_note(self) -> str | None:
+        """When others give for the first waiting request; None if nobody waits or can give."""
+        admission = self._runtime.admission
+        demand = admission.demand
+        if demand is None or self.givable_blocks == 0:
+            return None
+        now = time.monotonic()
+        left = admission.patience_left_s(demand, now, self._config)
+        before = admission.patience_left_s(demand, now, self._runtime.config)
+        when = f"in {left:.1f} s" if left > 0 else "from the next step on"
+        instead = f"in {before:.1f} s" if before > 0 else "now"
+        waits = f"{demand.request_id} waits for {counted(demand.needed_blocks, 'block')}"
+        return f"{waits}: others would give for it {when}, not {instead}"
 
     @property
     def _tables(self) -> list[TokenTable]:
@@ -117,7 +132,9 @@ class Outlook:
         """
         runtime, config = self._runtime, self._config
         demand = runtime.admission.demand
-        if demand is None or not runtime.admission.has_waited(demand, time.monotonic(), config):
+        if demand is None:
+            return 0
+        if runtime.admission.patience_left_s(demand, time.monotonic(), config) > 0:
             return 0
         fits = self._fits(demand)
         if fits == Outlook(runtime, runtime.config)._fits(demand):

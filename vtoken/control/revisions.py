@@ -16,6 +16,7 @@ import msgspec
 from vtoken.config.descriptions import describe_changes, inactive_notes, mode_notes
 from vtoken.config.values import VTokenConfig, bounds, diff
 from vtoken.control.dry_runs import DryRuns
+from vtoken.control.outlook import Outlook
 from vtoken.control.scheduling import Scheduling
 from vtoken.control.trials import Clock, RunningTrial, Terms, guard_p95_ms
 from vtoken.errors import RefusedError, StaleRevisionError
@@ -141,9 +142,12 @@ class Revisions:
         result.applied_at_step, result.outcome = None, "dry_run"
         result.overtaken = self._superseded() if changes else None
         result.what_if = found = self._dry_runs.what_if(config)
-        gives = config.evicts and config.evict_when == "pressure" and len(runtime.tables) > 0
+        gives = config.gives and len(runtime.tables) > 0
         if gives and found.givable_blocks == 0 and not FLOOR.isdisjoint(changes):
             result.notes.append("no running request can give: none has a block above this floor")
+        if "evict_after_wait_ms" in changes:
+            note = Outlook(runtime, config).patience_note()
+            result.notes += [] if note is None else [note]
         return result
 
     def notes(self, config: VTokenConfig, terms: Terms | None = None) -> list[str]:

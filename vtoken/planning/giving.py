@@ -4,11 +4,12 @@ Pure functions of columns, independent of policies and tables. A shortage is in 
 gives whole blocks: it is cut down to a number of live tokens that, with the next one, fill its
 blocks, so that packing it returns every block that it gives.
 
-1. requests of the least important priority give first (vLLM: the greatest number)
-2. of these, whoever keeps the largest share of its tokens gives next, `step_blocks` at a time, so
+1. blocks that forgotten tokens fill go before all others
+2. requests of the least important priority give first (vLLM: the greatest number)
+3. of these, whoever keeps the largest share of its tokens gives next, `step_blocks` at a time, so
    that requests become equal in the share that they keep
-3. a request that has less than `step_blocks` left to give gives only after all others
-4. no request is cut down below its floor
+4. a request that has less than `step_blocks` left to give gives only after all others
+5. no request is cut down below its floor
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Givers(NamedTuple):
 
     `live` and `tokens`: live tokens, and all tokens ever computed. `floor`: the fewest live tokens.
     `private_blocks`: held blocks that nobody else holds. `priority`: vLLM's, lower is more
-    important. `step_blocks`: how many blocks each gives at a time.
+    important. `step_blocks`: how many blocks each gives at a time. `forgotten`: the live tokens
+    that die before all others.
     """
 
     live: Ints
@@ -35,6 +37,7 @@ class Givers(NamedTuple):
     private_blocks: Ints
     priority: Ints
     step_blocks: Ints
+    forgotten: Ints
 
     def most_blocks(self, block_size: int) -> Ints:
         """The most blocks that each request can give [k]."""
@@ -53,20 +56,22 @@ def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
     there are. Equal to `givers.live` where a request gives nothing.
     """
     most = givers.most_blocks(block_size).tolist()
-    needed = needed_blocks(givers.live, block_size).tolist()
+    needed = needed_blocks(givers.live, block_size)
     tokens, priority = givers.tokens.tolist(), givers.priority.tolist()
     step = givers.step_blocks.tolist()
+    obsolete = (needed - needed_blocks(givers.live - givers.forgotten, block_size)).tolist()
     given = [0] * len(most)
 
-    def turn(i: int) -> tuple[int, bool, float, int]:
-        left = most[i] - given[i]
-        return -priority[i], left < step[i], -(needed[i] - given[i]) / tokens[i], i
+    def turn(i: int) -> tuple[bool, int, bool, float, int]:
+        left, share = most[i] - given[i], (needed[i] - given[i]) / tokens[i]
+        return given[i] >= obsolete[i], -priority[i], left < step[i], -share, i
 
     queue = [turn(i) for i in range(len(most)) if most[i]]
     heapq.heapify(queue)
     while blocks > 0 and queue:
         i = queue[0][-1]
-        gives = min(step[i], most[i] - given[i])
+        left = min(obsolete[i], most[i]) - given[i]
+        gives = min(step[i], left if left > 0 else most[i] - given[i])
         given[i] += gives
         blocks -= gives
         if given[i] < most[i]:
@@ -74,5 +79,5 @@ def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
         else:
             heapq.heappop(queue)
     gives = np.array(given, dtype=np.int64)
-    kept: Ints = (np.array(needed, dtype=np.int64) - gives) * block_size - 1
+    kept: Ints = (needed - gives) * block_size - 1
     return np.where(gives > 0, kept, givers.live)

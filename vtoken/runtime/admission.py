@@ -195,12 +195,17 @@ class Admission:
         demand = self.demand
         if demand is None or not demand.satisfiable:
             return 0
-        return demand.needed_blocks if self.has_waited(demand, now, self._state.config) else 0
+        left = self.patience_left_s(demand, now, self._state.config)
+        return 0 if left > 0 else demand.needed_blocks
 
-    def has_waited(self, demand: Demand, now: float, config: VTokenConfig) -> bool:
-        """Whether the request of `demand` has waited for its patience under `config`."""
+    def patience_left_s(self, demand: Demand, now: float, config: VTokenConfig) -> float:
+        """How much longer the request of `demand` waits under `config` before others give; at most
+        0: not longer.
+        """
         arrival = self._arrivals.get(demand.request_id)
-        return arrival is None or now - arrival.waits_since >= config.evict_after_wait_ms / 1000
+        if arrival is None:
+            return 0.0
+        return arrival.waits_since + config.evict_after_wait_ms / 1000 - now
 
     def future_blocks(self, request_id: str | None, config: VTokenConfig) -> int:
         """What running requests will take until their peaks under `config`, and the headroom; with
@@ -246,12 +251,14 @@ class Admission:
         """The facts of the `rows` [k] that may give."""
         state, tables = self._state, self._state.tables
         columns, names = tables.columns, tables.names
-        private = columns.num_blocks[rows].copy()
+        private, forgotten = columns.num_blocks[rows].copy(), np.zeros_like(rows)
         if tables.pool.num_shared():
             holders = tables.pool.holders
             for i, row in enumerate(rows.tolist()):
                 blocks = tables[names[row]].block_ids()
                 private[i] = np.count_nonzero(holders[blocks] == 1)
+        for i in np.flatnonzero(state.are_forgetting(rows)).tolist():
+            forgotten[i] = len(state.forgotten_ids(tables[names[rows[i]]]))
         return Givers(
             columns.num_live[rows],
             columns.num_tokens[rows],
@@ -259,6 +266,7 @@ class Admission:
             private,
             np.array([self._priority(names[row]) for row in rows.tolist()], dtype=np.int64),
             np.maximum(1, -(-state.due.interval[rows] // state.geometry.block_size)),
+            forgotten,
         )
 
     def _priority(self, request_id: str) -> int:

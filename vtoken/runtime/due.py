@@ -31,7 +31,7 @@ def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
 
     The first is `NEVER` where nothing is due by its length alone.
     """
-    by_length = rules.evicts and not rules.gives
+    by_length = rules.evicts and rules.evict_when == "always"
     limit = rules.budget_tokens + rules.interval_tokens if by_length else NEVER
     return limit, rules.evict_during != "decode", rules.evict_during != "prefill"
 

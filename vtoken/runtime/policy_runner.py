@@ -17,13 +17,11 @@ from __future__ import annotations
 import numpy as np
 
 from vtoken.arrays import Floats, Ints, Ragged
-from vtoken.config.spans import covered
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation, RefusedError
 from vtoken.policies import Policy, View
 from vtoken.policies.base import supports_batches
 from vtoken.policies.tokenizer_info import Vocabulary
-from vtoken.protocol.step import NO_IDS
 from vtoken.runtime.batch import TableBatch
 from vtoken.runtime.requests import ShadowComparison
 from vtoken.runtime.scoring import Scoring
@@ -82,7 +80,7 @@ class PolicyRunner:
             return table.num_live
         if self.is_suspended(self._state.rules(table.request_id).policy):
             return 0
-        return len(self._forgotten(table, self._state.config))
+        return len(self._state.forgotten_ids(table))
 
     def victims(self, table: TokenTable) -> Ints | None:
         """The ids [live - budget] to evict from `table` now; None if the policy cannot choose."""
@@ -146,21 +144,11 @@ class PolicyRunner:
         policy = self._state.rules(table.request_id, config).policy
         if self.is_suspended(policy):
             return None
-        first = self._forgotten(table, config)[: table.num_live - target]
+        first = self._state.forgotten_ids(table, config)[: table.num_live - target]
         if len(first) and len(first) == table.num_live - target:
             return first
         view = self._view(table, config, policy, target)
         return None if view is None else _joined(first, _checked(policy, view))
-
-    def _forgotten(self, table: TokenTable, config: VTokenConfig) -> Ints:
-        """The live tokens that die before all others, oldest first."""
-        state, name = self._state, table.request_id
-        if name not in state.forgotten:
-            return NO_IDS
-        ids = table.live_ids()
-        ids = ids[covered(state.forgotten_pairs(name), ids) & (ids < table.num_tokens - 1)]
-        forgotten: Ints = ids[~state.protection(name, config).covers(ids)]
-        return forgotten
 
     def profiles(self) -> bool:
         """Whether any policy in force profiles its requests."""
@@ -181,7 +169,7 @@ class PolicyRunner:
         policy = shadow.active_policy
         if policy is None:
             return
-        first = self._forgotten(table, self._state.config)[: len(victims)]
+        first = self._state.forgotten_ids(table)[: len(victims)]
         if len(first) == len(victims):
             return
         try:
@@ -247,7 +235,7 @@ class PolicyRunner:
             protected = protection.covers(ids)
             ids, budget = ids[~protected], budget - int(np.count_nonzero(protected))
         if name in state.forgotten:
-            ids = np.setdiff1d(ids, self._forgotten(table, config), assume_unique=True)
+            ids = np.setdiff1d(ids, self._state.forgotten_ids(table, config), assume_unique=True)
         view = View(ids, table.num_tokens, request.num_prompt_tokens, budget, request.seed)
         if policy.profiles and profiled:
             if policy not in request.profiles:

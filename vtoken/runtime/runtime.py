@@ -98,10 +98,10 @@ class Runtime:
         self.scoring = Scoring(self.state)
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
         self.admission = Admission(self.state, max_chunk_tokens)
-        self.shortages = ShortageMonitor(self.state, self.admission, max_step_tokens)
+        self.prices = Prices()
+        self.shortages = ShortageMonitor(self.state, self.admission, self.prices, max_step_tokens)
         self.evictor = Evictor(self.state, self.policy_runner, self.shortages)
         self.round_planner = RoundPlanner(self.state)
-        self.prices = Prices()
         self.pricer = RoundPricer(self.state, self.prices)
         self.relocator = Relocator(
             self.state, self.round_planner, self.operations, self.prices, self.pricer

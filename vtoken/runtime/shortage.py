@@ -16,7 +16,8 @@ Invariants:
 2. excess blocks of requests with holes are reclaimed before anybody gives
 3. nobody is cut down below its floor, its budget
 4. growth is never bounded: the alternative is a preemption. What is given for a waiting request is
-   at most B blocks in a step, so that its admission does not stall the others
+   at most B blocks in a step, and about as many as `ADMISSION_US` can copy at the measured price,
+   so that its admission does not stall the others
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from vtoken.arrays import Ints
+from vtoken.config.values import VTokenConfig
 from vtoken.planning.giving import share_out
 from vtoken.policies.signals import WARM_QUERIES
 from vtoken.runtime.admission import Admission
+from vtoken.runtime.prices import Prices
 from vtoken.runtime.state import RuntimeState
 
 
@@ -65,6 +68,7 @@ class Shortage:
 
 NO_SHORTAGE = Shortage()
 AHEAD_STEPS = 2
+ADMISSION_US = 20_000.0  # what giving for a waiting request may add to a step
 MARGIN = 2  # scores are requested of those who would give this many times the shortage
 
 
@@ -74,10 +78,13 @@ class ShortageMonitor:
     `max_step_tokens`: the most tokens that the engine computes in one step.
     """
 
-    def __init__(self, state: RuntimeState, admission: Admission, max_step_tokens: int) -> None:
+    def __init__(
+        self, state: RuntimeState, admission: Admission, prices: Prices, max_step_tokens: int
+    ) -> None:
         self._max_step_tokens = max_step_tokens
         self._state = state
         self._admission = admission
+        self._prices = prices
         self.newest = NO_SHORTAGE  # of the newest step
 
     def is_near(self) -> bool:
@@ -165,11 +172,20 @@ class ShortageMonitor:
                 blocks += max(0, -(-(table.append_start + taken) // size) - table.num_blocks)
         return blocks
 
+    def to_give(self, shortage: Shortage, config: VTokenConfig) -> int:
+        """Blocks that requests give in one step under `config`, at least 1 of those that are asked.
+
+        Relocation copies at most the tokens of a block to free it.
+        """
+        block_us = self._state.geometry.block_size * self._prices.copy_us
+        most = int(ADMISSION_US / block_us) if block_us else config.batch_size
+        return shortage.to_give(max(1, min(most, config.batch_size)))
+
     def share(self, rows: Ints, least: Ints, shortage: Shortage) -> Ints:
         """Those of `rows` [k] that give in this step; sets the live tokens that each keeps, at
         least `least` [k].
         """
-        blocks = shortage.to_give(self._state.config.batch_size)
+        blocks = self.to_give(shortage, self._state.config)
         kept, gives = self._shared_out(rows, least, blocks)
         self._state.due.target[rows[gives]] = kept[gives]
         return rows[gives]
@@ -202,6 +218,6 @@ class ShortageMonitor:
             return rows[:0]
         columns = state.tables.columns
         able = rows[columns.num_live[rows] > state.due.floor[rows]]
-        blocks = MARGIN * shortage.to_give(state.config.batch_size)
+        blocks = MARGIN * self.to_give(shortage, state.config)
         _, gives = self._shared_out(able, state.due.floor[able], blocks)
         return able[gives]

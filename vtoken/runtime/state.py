@@ -12,11 +12,12 @@ from vtoken.config.calibration import CalibrationProfile
 from vtoken.config.prompt_parts import Spans
 from vtoken.config.protection import NOTHING, Protection
 from vtoken.config.request_rules import RequestRules
-from vtoken.config.spans import merged, pairs_of
+from vtoken.config.spans import covered, merged, pairs_of
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation
 from vtoken.policies import Policy
 from vtoken.policies.shadow import ShadowTally
+from vtoken.protocol.step import NO_IDS
 from vtoken.runtime.block_store import BlockStore
 from vtoken.runtime.canary import CanaryTally
 from vtoken.runtime.draft import StepDraft
@@ -183,6 +184,16 @@ class RuntimeState:
     def forgotten_pairs(self, request_id: str) -> Ints:
         """The forgotten spans of a request, as start, end, start, end, …"""
         return pairs_of(self.forgotten.get(request_id, ()))
+
+    def forgotten_ids(self, table: TokenTable, config: VTokenConfig | None = None) -> Ints:
+        """The live tokens of a request that die before all others, oldest first."""
+        name = table.request_id
+        if name not in self.forgotten:
+            return NO_IDS
+        ids = table.live_ids()
+        ids = ids[covered(self.forgotten_pairs(name), ids) & (ids < table.num_tokens - 1)]
+        forgotten: Ints = ids[~self.protection(name, config).covers(ids)]
+        return forgotten
 
     def are_forgetting(self, rows: Ints) -> Bools:
         """Which of `rows` [k] have forgotten spans."""
