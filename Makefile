@@ -52,7 +52,7 @@ check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-tables: $(SETUP) ## regenerate the tables of docs/ that are made from code
+tables: $(SETUP) ## regenerate what is made from code: tables of docs/, examples of the API descriptions
 	@$(BIN)/python -m tests.docs
 
 screenshots: $(SETUP) ## every screenshot of docs/console.md, from a live run, into screenshots/

@@ -1,12 +1,27 @@
-"""`python -m tests.docs`, or `make tables`: rewrite the tables of docs/ that are made from code."""
+"""`python -m tests.docs`, or `make tables`: rewrite what is made from code.
+
+These are tables of docs/, and the examples in the API descriptions.
+"""
 
 from __future__ import annotations
 
+import asyncio
+
+from tests.docs import examples
 from tests.docs.tables import DOCS, TABLES
+
+
+def said(before: str, after: str) -> str:
+    return "written" if after != before else "as it was"
+
 
 for table in TABLES:
     page = DOCS / table.page
     before = page.read_text()
     after = table.filled_in(before)
     page.write_text(after)
-    print(f"docs/{table.page}: {table.name} {'written' if after != before else 'as it was'}")
+    print(f"docs/{table.page}: {table.name} {said(before, after)}")
+
+before, after = examples.FILE.read_text(), asyncio.run(examples.make())
+examples.FILE.write_text(after)
+print(f"{examples.FILE.name}: {said(before, after)}")

@@ -5,6 +5,7 @@ Schema names have the prefix `VToken`, so that they do not collide with those of
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from fastapi import FastAPI
 
 from vtoken import wire
 from vtoken_api.problems import PROBLEM_JSON
-from vtoken_api.rest import examples
+from vtoken_api.rest.examples import examples
 from vtoken_api.rest.inputs import CompactionRequest, ForgetRequest
 
 PREFIX = "VToken"
@@ -90,9 +91,15 @@ def answers(
             name: {"description": text, "schema": {"type": "string"}}
             for name, text in headers.items()
         }
-    problem = {"content": {PROBLEM_JSON: {"schema": ref(wire.Problem)}}}
     codes = sorted({401, 403, 422, 429, 503, *problems})
-    return {status: good, **{code: {"description": PROBLEMS[code], **problem} for code in codes}}
+    return {status: good, **{code: _problem(code) for code in codes}}
+
+
+def _problem(status: int) -> dict[str, Any]:
+    """The response with a problem document of this status."""
+    example = wire.Problem(status, title=HTTPStatus(status).phrase, detail=PROBLEMS[status])
+    content = {"schema": ref(wire.Problem), "example": msgspec.to_builtins(example)}
+    return {"description": PROBLEMS[status], "content": {PROBLEM_JSON: content}}
 
 
 def body(schema: dict[str, Any], *content_types: str, required: bool) -> dict[str, Any]:
@@ -123,8 +130,10 @@ def parameters(kind: type[msgspec.Struct], *others: dict[str, Any]) -> dict[str,
 
 
 def components() -> dict[str, Any]:
-    """JSON schemas of all documented structs, by prefixed name."""
+    """JSON schemas of all documented structs, each with an example, by prefixed name."""
     _, schemas = msgspec.json.schema_components(DOCUMENTED, ref_template=REF_TEMPLATE)
+    for kind in DOCUMENTED:
+        schemas[kind.__name__]["examples"] = [examples()[kind.__name__]]
     return {f"{PREFIX}{name}": schema for name, schema in schemas.items()}
 
 
@@ -136,7 +145,6 @@ def merge_into(app: FastAPI, mounted: FastAPI, path: str) -> None:
         if app.openapi_schema is None:
             document = own()
             described = mounted.openapi()["paths"]
-            examples.add_to(described)
             for route, operations in described.items():
                 for operation in operations.values():
                     operation["security"] = [{SECURITY: []}, {}]

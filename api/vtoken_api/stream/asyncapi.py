@@ -64,7 +64,7 @@ def description() -> dict[str, Any]:
             "summary": (kind.__doc__ or "").partition("\n")[0],
             "contentType": "application/json",
             "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
-            "examples": [{"payload": examples().messages[kind.__struct_config__.tag]}],
+            "examples": [{"payload": examples()[kind.__name__]}],
         }
         for kind in (*sent, AuthMessage)
     }
