@@ -322,7 +322,7 @@ async def main():
         while not (app.source and app.source.replay.indexed and app.source.feed.model.status):
             await pilot.pause(0.05)
         await pilot.pause(0.3)
-        print(*(strip.text for strip in app.screen._compositor.render_strips()), sep="\\n")
+        print(app.export_screenshot())
 
 asyncio.run(main())
 """

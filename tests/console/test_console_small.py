@@ -84,7 +84,7 @@ async def test_help_has_every_word_on_eighty_columns_and_pages_through(served: S
         help_lines = app.screen.query_one(HelpLines)
         for top in (0, help_lines.page_rows, 2 * help_lines.page_rows):
             await until(lambda top=top: help_lines.top >= min(top, 40), "does not scroll by pages")
-            seen += [strip.text for strip in app.screen._compositor.render_strips()]
+            seen += screen_text(app).splitlines()
             await pilot.press("pagedown")
         text = " ".join(" ".join(line.replace("│", " ").split()) for line in seen)
         for key in KEYS:

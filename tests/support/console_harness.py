@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
+from html import unescape
 from typing import Any
 
 import msgspec
@@ -15,6 +17,8 @@ from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 
+SVG_CHAR_WIDTH = 12.2  # of Rich's pictures
+SVG_TEXT = re.compile(r'<text [^>]*?x="([\d.]+)"[^>]*-line-(\d+)\)"[^>]*>(.*?)</text>')
 # Commands that change something, or preview a change.
 CHANGES = ("patch_config", "compact", "undo", "confirm")
 
@@ -121,5 +125,10 @@ async def running(
 
 def screen_text(app: ConsoleApp) -> str:
     """The terminal's content as lines of text."""
-    lines = app.screen._compositor.render_strips()
-    return "\n".join(strip.text for strip in lines)
+    width, height = app.size
+    rows = [" " * width] * height
+    for x, line, text in SVG_TEXT.findall(app.export_screenshot()):
+        at, row, part = round(float(x) / SVG_CHAR_WIDTH), int(line), unescape(text)
+        row_text = rows[row]
+        rows[row] = row_text[:at] + part + row_text[at + len(part) :]
+    return "\n".join(rows).replace("\xa0", " ")

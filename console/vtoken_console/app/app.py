@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from rich.console import Console
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
@@ -29,9 +30,10 @@ from vtoken_console.app.pages import Pages
 from vtoken_console.app.replay_controls import ReplayControls
 from vtoken_console.app.session import Session
 from vtoken_console.feed.source import Source
-from vtoken_console.frame.cost import Cost, metered
+from vtoken_console.frame.cost import Cost
 from vtoken_console.frame.guide import seen_path
 from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, Key
+from vtoken_console.frame.terminal import Terminal
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import VIEWS, Dashboard
 from vtoken_console.style.appearance import Appearance, choose
@@ -41,8 +43,6 @@ from vtoken_console.widgets.heatmap.colouring import MODES
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.replay_bar import ReplayBar
-
-MAX_PENDING = 2  # writes queued for the terminal; with more, frames are dropped
 
 
 class ConsoleApp(App[int]):
@@ -84,8 +84,13 @@ class ConsoleApp(App[int]):
         keys: tuple[Key, ...] = KEYS,
         guided: bool = False,
     ) -> None:
-        self.cost = Cost()  # before super(): Textual calls get_driver_class in its __init__
+        self.terminal = Terminal()  # Textual calls get_driver_class in its __init__
         super().__init__()
+        # `Terminal` reduces the colours to those of the theme, which can change.
+        self.console = Console(
+            color_system="truecolor", file=self.console.file, force_terminal=True, no_color=False
+        )
+        self.cost = Cost()
         self.keys = keys
         self.max_fps = fps
         self.dashboard = Dashboard(keys)
@@ -93,10 +98,17 @@ class ConsoleApp(App[int]):
             url, token=token, fps=fps, read_only=read_only, recording=recording, moment=moment
         )
         appearance = appearance or choose(depth="truecolor")
-        self.colours = Colours(self, self.session, self.dashboard, appearance)
+        self.colours = Colours(self, self.terminal, self.session, self.dashboard, appearance)
         self.guidance = Guidance(self, self.dashboard, wanted=guided)
         self.frames = Frames(
-            self.session, self.dashboard, self.colours, self.guidance, self.cost, keys, fps
+            self.session,
+            self.dashboard,
+            self.colours,
+            self.guidance,
+            self.cost,
+            self.terminal,
+            keys,
+            fps,
         )
         self.pages = Pages(self, self.session, self.dashboard)
         self.controls = Controls(self, self.session, self.frames, self.dashboard)
@@ -112,7 +124,7 @@ class ConsoleApp(App[int]):
         return self.session.source
 
     def get_driver_class(self) -> type[Driver]:
-        return metered(super().get_driver_class(), self.cost)
+        return self.terminal.driver_class(super().get_driver_class())
 
     def get_default_screen(self) -> Screen[Any]:
         return self.dashboard
@@ -135,8 +147,7 @@ class ConsoleApp(App[int]):
     def tick(self) -> None:
         """Draws one frame: the newest model on every visible screen."""
         now = time.monotonic()
-        if getattr(self._driver, "pending", 0) > MAX_PENDING:
-            self.cost.dropped += 1  # the terminal does not keep up
+        if self.terminal.is_behind:
             return
         self.frames.begin(now)
         view = self.frames.view()
@@ -157,6 +168,8 @@ class ConsoleApp(App[int]):
     # ------------------------------------------------------------ keys
 
     async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Resize):
+            self.terminal.resize(*event.size)
         if isinstance(event, events.Key | events.Paste) and not event.is_forwarded:
             await self._key_queue.put(event)
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from textual.app import App
 
 from vtoken_console.app.session import Session
+from vtoken_console.frame.terminal import Terminal
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.style.appearance import Appearance
-from vtoken_console.style.diff_renderer import set_color_system
 from vtoken_console.style.themes import NAMES, SYSTEMS
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
@@ -16,9 +16,15 @@ class Colours:
     """`appearance`: the viewer's choice. Every change requests a frame at once."""
 
     def __init__(
-        self, app: App[int], session: Session, dashboard: Dashboard, appearance: Appearance
+        self,
+        app: App[int],
+        terminal: Terminal,
+        session: Session,
+        dashboard: Dashboard,
+        appearance: Appearance,
     ) -> None:
         self._app = app
+        self._terminal = terminal
         self._session = session
         self._dashboard = dashboard
         self.appearance = appearance
@@ -64,4 +70,4 @@ class Colours:
         theme = self.appearance.theme
         self._app.register_theme(theme.for_textual())
         self._app.theme = theme.full_name
-        set_color_system(self._app, SYSTEMS[theme.depth])
+        self._terminal.set_colors(SYSTEMS[theme.depth])

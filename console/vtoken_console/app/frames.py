@@ -12,6 +12,7 @@ from vtoken_console.app.session import Session
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.frame.cost import Cost
 from vtoken_console.frame.keys import Key
+from vtoken_console.frame.terminal import Terminal
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import Dashboard
 
@@ -32,6 +33,7 @@ class Frames:
         colours: Colours,
         guidance: Guidance,
         cost: Cost,
+        terminal: Terminal,
         keys: tuple[Key, ...],
         max_fps: float,
     ) -> None:
@@ -40,6 +42,7 @@ class Frames:
         self._colours = colours
         self._guidance = guidance
         self._cost = cost
+        self._terminal = terminal
         self._keys = keys
         self._max_fps = max_fps
         self._activity: Activity | None = None
@@ -51,6 +54,7 @@ class Frames:
         if begun:
             cost.dropped += max(0, round((now - begun[-1]) * self._max_fps) - 1)
         cost.drawn += 1
+        cost.written_bytes = self._terminal.written_bytes
         if source is not None:
             cost.received_bytes = source.feed.received_bytes
         begun.append(now)

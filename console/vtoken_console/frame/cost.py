@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 SAMPLE_S = 1.0
 RECENT_S = 10.0
@@ -90,24 +89,3 @@ def rss_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def metered(driver: type[Any], cost: Cost) -> type[Any]:
-    """Textual's `driver` class, which counts written bytes in `cost`.
-
-    `pending`: the number of writes queued for the terminal.
-    """
-
-    class Metered(driver):  # type: ignore[misc]
-        def write(self, data: str) -> None:
-            cost.written_bytes += len(data) if data.isascii() else len(data.encode())
-            super().write(data)
-
-        @property
-        def pending(self) -> int:
-            thread = getattr(self, "_writer_thread", None)
-            queue = getattr(thread, "_queue", None)
-            return 0 if queue is None else int(queue.qsize())
-
-    Metered.__name__ = f"Metered{driver.__name__}"
-    return Metered

@@ -15,7 +15,6 @@ from textual.widgets import Input
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
 from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
-from vtoken_console.style.diff_renderer import DiffCompositor
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.figures import Figures
@@ -44,7 +43,6 @@ class Dashboard(Screen[None]):
     def __init__(self, keys: tuple[Key, ...]) -> None:
         super().__init__()
         self._view_key = next(key.shown for key in keys if key.id == "view")
-        self._compositor = DiffCompositor()
         self.filter = NO_FILTER
         self._focus_before: Widget | None = None
         self.shown = "all"

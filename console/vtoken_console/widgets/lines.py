@@ -1,7 +1,7 @@
 """The base of every panel: lines of styled spans, drawn with the Line API.
 
-A subclass builds its lines from a View. Only columns that differ from the screen are redrawn, and
-unchanged lines keep their Strip.
+A subclass builds its lines from a View. Only lines that differ from the screen are redrawn; others
+keep their Strip.
 """
 
 from __future__ import annotations
@@ -101,34 +101,6 @@ def _columns_of(spans: list[Span], first: int, last: int) -> list[Span]:
     return [span for span in out if span[0]]
 
 
-GAP = 6  # unchanged columns that are cheaper to resend than to skip with a cursor move
-
-
-def _columns(line: Line, width: int) -> tuple[str, list[Style | None]]:
-    text = "".join(part for part, _ in line)
-    styles: list[Style | None] = []
-    for part, style in line:
-        styles += [style] * len(part)
-    return text.ljust(width), styles + [None] * (width - len(styles))
-
-
-def changed_columns(old: Line, new: Line, width: int) -> list[tuple[int, int]]:
-    """The ranges [first, last) of columns in which two lines of a panel differ."""
-    if old == new:
-        return []
-    (text, styles), (other, others) = _columns(old, width), _columns(new, width)
-    ranges: list[tuple[int, int]] = []
-    pairs = zip(text, styles, other, others, strict=False)
-    for column, (a, style, b, other_style) in enumerate(pairs):
-        if a == b and (style is other_style or style == other_style):
-            continue
-        if ranges and column - ranges[-1][1] <= GAP:
-            ranges[-1] = (ranges[-1][0], column + 1)
-        else:
-            ranges.append((column, column + 1))
-    return ranges
-
-
 class LinesWidget(Widget):
     """A widget whose content is `build_lines(view, width, height)`."""
 
@@ -156,7 +128,7 @@ class LinesWidget(Widget):
         self.redraw()
 
     def redraw(self) -> None:
-        """Rebuilds the lines and refreshes the columns that differ."""
+        """Rebuilds the lines and refreshes those that differ."""
         width, height = self.content_size
         if self.view is None or width <= 0 or height <= 0:
             return
@@ -173,13 +145,9 @@ class LinesWidget(Widget):
             return
         for y in range(max(len(lines), len(old))):
             before, after = (x[y] if y < len(x) else EMPTY for x in (old, lines))
-            if self.WIDE:
-                ranges = [(0, width)] if before != after else []
-            else:
-                ranges = changed_columns(before, after, width)
-            for first, last in ranges:
+            if before != after:
                 self._strips.pop(y, None)
-                self.refresh(Region(first, y, last - first, 1))
+                self.refresh(Region(0, y, width, 1))
 
     def set_titles(self, title: str, subtitle: str = "") -> None:
         """Sets the titles in the border."""
