@@ -1,6 +1,8 @@
 """Run a program in its own pty, and record its output, with times, and its cost.
 
-A thread reads the pty and timestamps every chunk. CPU time and memory come from /proc (Linux).
+A thread reads the pty and timestamps every chunk, on request no faster than a slow link would. It
+answers the query for synchronized updates as a terminal does, so that frames can be counted. CPU
+time and memory come from /proc (Linux).
 """
 
 from __future__ import annotations
@@ -21,14 +23,26 @@ from pathlib import Path
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?<>=]*[a-zA-Z]|\][^\x07]*\x07|[PX^_].*?\x1b\\|.)", re.DOTALL)
 _TICKS = os.sysconf("SC_CLK_TCK")
 REACTION_S = 5.0  # longest wait for any output
+SYNC_QUERY, SYNC_REPLY = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
+FRAME_BEGIN = b"\x1b[?2026h"
+LINK_S = 0.02  # what a slow link carries in this time is read at once
 
 
 class Terminal:
-    """`argv` at width x height; `started` is the monotonic time just before exec [s]."""
+    """`argv` at width x height; `started` is the monotonic time just before exec [s].
+
+    `link_bytes_per_s`: the speed of a slow link to the terminal; None: as fast as it can.
+    """
 
     def __init__(
-        self, argv: Sequence[str], width: int, height: int, env: dict[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        width: int,
+        height: int,
+        env: dict[str, str] | None = None,
+        link_bytes_per_s: float | None = None,
     ) -> None:
+        self._link_bytes_per_s = link_bytes_per_s
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self._chunks: list[tuple[float, bytes]] = []
@@ -47,11 +61,21 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
+        speed = self._link_bytes_per_s
+        most = 1 << 16 if speed is None else max(1, int(speed * LINK_S))
+        arrival = time.monotonic()
+        tail = b""
         with contextlib.suppress(OSError):
-            while data := os.read(self._master, 1 << 16):
+            while data := os.read(self._master, most):
+                if speed is not None:
+                    arrival = max(arrival, time.monotonic()) + len(data) / speed
+                    time.sleep(max(0.0, arrival - time.monotonic()))
                 with self._changed:
                     self._chunks.append((time.monotonic(), data))
                     self._changed.notify_all()
+                if SYNC_QUERY in tail + data:
+                    os.write(self._master, SYNC_REPLY)
+                tail = data[1 - len(SYNC_QUERY) :]
 
     # ------------------------------------------------------------ output
 
@@ -59,6 +83,12 @@ class Terminal:
     def num_bytes(self) -> int:
         with self._changed:
             return sum(len(data) for _, data in self._chunks)
+
+    @property
+    def num_frames(self) -> int:
+        """Synchronized updates so far."""
+        with self._changed:
+            return b"".join(data for _, data in self._chunks).count(FRAME_BEGIN)
 
     def mark(self) -> int:
         """The current position in the output, for `wait_for`."""

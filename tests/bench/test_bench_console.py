@@ -29,13 +29,30 @@ def test_feed_is_consistent() -> None:
 
 
 def test_a_goal_is_met_when_every_measurement_meets_it() -> None:
-    runs = [
-        Run(0.1, 0.1, 0.2, [1.0, 2.0], [10.0, pages], 90.0, 400.0, 10.0) for pages in (20.0, 80.0)
-    ]
-    verdicts = {str(row[0]): row[-1] for row in figures_table(runs).rows}
+    def runs(link_kb_per_s: float | None) -> list[Run]:
+        return [
+            Run(
+                link_kb_per_s=link_kb_per_s,
+                paint_s=0.1,
+                paint_cpu_s=0.1,
+                data_s=0.2,
+                key_ms=[1.0, 2.0],
+                page_ms=[10.0, pages],
+                rss_mb=90.0,
+                kb_per_s=400.0,
+                frames_per_s=8.0,
+                cpu_percent=10.0,
+            )
+            for pages in (20.0, 80.0)
+        ]
+
+    rows = {str(row[0]): row for row in figures_table(runs(None)).rows}
+    verdicts = {name: row[-1] for name, row in rows.items()}
     assert verdicts["arrow key to its cursor, ms"] == "met"
     assert verdicts["? to the help page, ms"] == "undecided"
     assert verdicts["to the terminal, kB/s"] == "missed"
+    assert rows["a frame, kB"][1] == 50
+    assert not any(row[-1] for row in figures_table(runs(64.0)).rows)  # no goals on a slow link
 
 
 def test_terminal_has_its_size_and_passes_keys_on() -> None:
@@ -47,6 +64,31 @@ def test_terminal_has_its_size_and_passes_keys_on() -> None:
         typed = terminal.type(b"key\n")
         assert terminal.wait_for("got key", mark) >= typed
         assert terminal.num_bytes > 0
+    finally:
+        terminal.close()
+
+
+def test_a_slow_link_delays_what_is_written() -> None:
+    code = "import sys; sys.stdout.write('x' * 3000 + 'end'); sys.stdout.flush(); input()"
+    terminal = Terminal([sys.executable, "-c", code], 80, 24, link_bytes_per_s=10_000)
+    try:
+        first = terminal.wait_for("x")
+        assert terminal.wait_for("end") - first >= 0.2  # 3,000 bytes in chunks of 200
+    finally:
+        terminal.close()
+
+
+def test_frames_are_counted_once_the_terminal_offers_synchronized_updates() -> None:
+    code = (
+        "import sys, tty; tty.setraw(0); sys.stdout.write('\\x1b[?2026$p'); sys.stdout.flush(); "
+        "reply = sys.stdin.read(11); "
+        "sys.stdout.write('\\x1b[?2026hone\\x1b[?2026l\\x1b[?2026htwo\\x1b[?2026l' + repr(reply)); "
+        "sys.stdout.flush(); sys.stdin.read(1)"
+    )
+    terminal = Terminal([sys.executable, "-c", code], 80, 24)
+    try:
+        terminal.wait_for("?2026;2$y")
+        assert terminal.num_frames == 2
     finally:
         terminal.close()
 
