@@ -9,6 +9,7 @@ from html import unescape
 from typing import Any
 
 import msgspec
+from rich.cells import get_character_cell_size
 from textual.css.query import QueryError
 
 from tests.support import waiting
@@ -126,9 +127,11 @@ async def running(
 def screen_text(app: ConsoleApp) -> str:
     """The terminal's content as lines of text."""
     width, height = app.size
-    rows = [" " * width] * height
+    rows = [[" "] * width for _ in range(height)]
     for x, line, text in SVG_TEXT.findall(app.export_screenshot()):
-        at, row, part = round(float(x) / SVG_CHAR_WIDTH), int(line), unescape(text)
-        row_text = rows[row]
-        rows[row] = row_text[:at] + part + row_text[at + len(part) :]
-    return "\n".join(rows).replace("\xa0", " ")
+        at = round(float(x) / SVG_CHAR_WIDTH)
+        for char in unescape(text).replace("\xa0", " "):
+            cells = get_character_cell_size(char)
+            rows[int(line)][at : at + cells] = [char, *[""] * (cells - 1)]
+            at += cells
+    return "\n".join(map("".join, rows))
