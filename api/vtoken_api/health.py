@@ -10,14 +10,14 @@ import time
 from vtoken import wire
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.state.audit import AuditLog
-from vtoken_api.state.flight_recorder import FlightRecorder
+from vtoken_api.state.recorder import Recorder
 
 STALE_FRAME_S = 10.0  # a followed engine sends a frame at least every IDLE_STATE_S
 
 
-def health(hub: Hub, audit: AuditLog, flight: FlightRecorder) -> list[wire.Health]:
+def health(hub: Hub, audit: AuditLog, recorder: Recorder) -> list[wire.Health]:
     """The health of every part."""
-    return [_engine(hub), _frames(hub, flight), _audit(audit), _recorder(flight)]
+    return [_engine(hub), _frames(hub, recorder), _audit(audit), _recorder(recorder)]
 
 
 def _engine(hub: Hub) -> wire.Health:
@@ -27,11 +27,11 @@ def _engine(hub: Hub) -> wire.Health:
     return wire.Health(name="engine", ok=hub.alive, detail=detail)
 
 
-def _frames(hub: Hub, flight: FlightRecorder) -> wire.Health:
+def _frames(hub: Hub, recorder: Recorder) -> wire.Health:
     age_s = hub.view_age_s
     if age_s is None:
         return wire.Health(name="frames", ok=True, detail="none yet")
-    followed = hub.wants_state or flight.recording
+    followed = hub.wants_state or recorder.recording
     detail = f"the newest is {age_s:.1f} s old" + ("" if followed else "; no subscribers")
     ok = age_s <= STALE_FRAME_S or not followed
     since = None if ok else time.time() - age_s
@@ -45,10 +45,10 @@ def _audit(audit: AuditLog) -> wire.Health:
     return wire.Health(name="audit", ok=False, detail=detail, since_ts=audit.error_ts)
 
 
-def _recorder(flight: FlightRecorder) -> wire.Health:
-    if flight.recording:
+def _recorder(recorder: Recorder) -> wire.Health:
+    if recorder.recording:
         return wire.Health(name="recorder", ok=True, detail="recording")
-    if flight.problem:
-        detail = f"stopped: {flight.problem}"
-        return wire.Health(name="recorder", ok=False, detail=detail, since_ts=flight.stopped_ts)
+    if recorder.problem:
+        detail = f"stopped: {recorder.problem}"
+        return wire.Health(name="recorder", ok=False, detail=detail, since_ts=recorder.stopped_ts)
     return wire.Health(name="recorder", ok=True, detail="starting")

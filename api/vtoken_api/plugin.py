@@ -31,8 +31,8 @@ from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.rest import changes, downloads, openapi, routes
 from vtoken_api.service import Service
 from vtoken_api.settings import ApiSettings, api_settings
-from vtoken_api.state.audit import AuditLog
-from vtoken_api.state.flight_recorder import FlightRecorder
+from vtoken_api.state.journal import Journal
+from vtoken_api.state.recorder import Recorder
 from vtoken_api.state.statedir import StateDir, default_path
 from vtoken_api.stream import asyncapi
 from vtoken_api.stream.endpoint import stream
@@ -66,14 +66,15 @@ class VTokenEndpointPlugin:
         access = _access(args, settings)
         state_dir = _state_dir(args, settings)
         hub = Hub(bus)
+        journal = Journal(state_dir)
         service = Service(
             bus=bus,
             hub=hub,
             auth=AccessControl(access, show_text=settings.show_text),
             state=state_dir,
             model_name=_model_name(args),
-            audit=AuditLog(state_dir),
-            flight=FlightRecorder(hub, state_dir),
+            journal=journal,
+            recorder=Recorder(hub, journal),
             texts=RequestTexts(lambda: engine_client.get_tokenizer()),
         )
         service.start()

@@ -67,9 +67,9 @@ async def snapshot(service: Service) -> Snapshot:
         clients=service.hub.num_clients,
         dropped_events=service.hub.num_dropped,
         refused=service.auth.refusals.counts,
-        audit_failing=bool(service.audit.error),
-        recorder_faults=service.flight.num_faults,
-        recording=service.flight.recording,
+        audit_failing=bool(service.journal.audit.error),
+        recorder_faults=service.recorder.num_faults,
+        recording=service.recorder.recording,
     )
 
 

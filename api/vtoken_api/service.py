@@ -1,9 +1,10 @@
-"""The service behind routes and stream: bus, hub, audit log, flight recorder and access control."""
+"""The service behind routes and stream: bus, hub, journal, recorder and access control."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,9 +15,8 @@ from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.health import health
 from vtoken_api.problems import ProblemError
-from vtoken_api.state.audit import AuditLog
-from vtoken_api.state.audit_sync import AuditSync
-from vtoken_api.state.flight_recorder import FlightRecorder
+from vtoken_api.state.journal import Journal
+from vtoken_api.state.recorder import Recorder
 from vtoken_api.state.statedir import StateDir
 from vtoken_api.text import RequestTexts
 
@@ -42,27 +42,23 @@ class Service:
     hub: Hub
     auth: AccessControl
     state: StateDir
-    flight: FlightRecorder
+    journal: Journal
+    recorder: Recorder
     texts: RequestTexts
-    audit: AuditLog
     model_name: str  # as vLLM's metrics name it
-    audit_sync: AuditSync = field(init=False)
     _late: set[asyncio.Task[None]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self.audit_sync = AuditSync(self.hub, self.audit)
-        self.audit.on_entry = self.flight.audit
         self.hub.complete = self.complete
 
     def start(self) -> None:
-        """Start following the engine, recording and synchronising the audit log."""
+        """Start following and recording the engine."""
         self.hub.start()
-        self.flight.start()
-        self.audit_sync.start()
+        self.recorder.start()
 
     def health(self) -> list[wire.Health]:
         """The health of this process, part by part."""
-        return health(self.hub, self.audit, self.flight)
+        return health(self.hub, self.journal.audit, self.recorder)
 
     def complete(self, status: wire.Status) -> None:
         """Add the health of this process to a status; the engine supplies all other fields."""
@@ -73,10 +69,9 @@ class Service:
         for task in self._late:
             task.cancel()
         await asyncio.gather(*self._late, return_exceptions=True)
-        await self.audit_sync.close()
-        await self.flight.close()
+        await self.recorder.close()
         await self.hub.close()
-        self.audit.close()
+        await self.journal.close()
         self.state.close()
 
     async def change(
@@ -171,5 +166,13 @@ class Service:
         """Add an accepted call to the audit log."""
         if dry_run and not caller.can_control:
             return
-        self.audit.record(caller.name, action, changes, revision, dry_run=dry_run)
-        await self.audit.settle()
+        entry = wire.AuditEntry(
+            ts=time.time(),
+            actor=caller.name,
+            action=action,
+            changes=changes,
+            revision=revision,
+            dry_run=dry_run,
+        )
+        self.journal.enter(entry)
+        await self.journal.settle()

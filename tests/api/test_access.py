@@ -361,7 +361,7 @@ async def test_refused_calls_are_counted_all_and_logged_seldom_without_what_was_
         assert "GET /vtoken/v1/status from 127.0.0.1: 401" in next(iter(lines.values()))
         for secret in ("guess", READ, CONTROL):
             assert secret not in server_log.text
-        assert (await served.service.audit.page(10)).entries == []
+        assert (await served.service.journal.entries(10)).entries == []
 
 
 async def test_path_with_a_line_break_does_not_pass_by_the_guard(engine: ScriptedEngine) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -16,38 +17,46 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import commands, wire
-from vtoken_api.state import audit_sync
+from vtoken_api.state import recorder
 from vtoken_api.state.audit import AUDIT_FILE, AuditLog
-from vtoken_api.state.journal import MAX_BYTES, Journal
+from vtoken_api.state.journal import Journal
+from vtoken_api.state.rotating import RotatingFile
 from vtoken_api.state.statedir import StateDir
 
 
-@contextmanager
-def log_in(folder: Path, max_bytes: int = MAX_BYTES) -> Iterator[AuditLog]:
-    """The audit log of a server with the state directory `folder`."""
+@asynccontextmanager
+async def journal_in(folder: Path) -> AsyncIterator[Journal]:
+    """The journal of a server with the state directory `folder`."""
     state_dir = StateDir(folder)
-    log = AuditLog(state_dir, max_bytes=max_bytes)
+    journal = Journal(state_dir)
     try:
-        yield log
+        yield journal
     finally:
-        log.close()
+        await journal.close()
         state_dir.close()
 
 
-def record(log: AuditLog, *numbers: int) -> None:
+def entry(number: int) -> wire.AuditEntry:
+    changes: dict[str, list[Any]] = {"theta_f": [0.1, 0.2]}
+    return wire.AuditEntry(
+        ts=1.0, actor="ana@local", action="config", changes=changes, revision=number, dry_run=False
+    )
+
+
+def enter(journal: Journal, *numbers: int) -> None:
     for number in numbers:
-        log.record("ana@local", "config", {"theta_f": [0.1, 0.2]}, number)
+        journal.enter(entry(number))
 
 
-async def revisions(log: AuditLog, limit: int = 1000) -> list[int]:
-    return [entry.revision for entry in (await log.page(limit)).entries]
+async def revisions(journal: Journal, limit: int = 1000) -> list[int]:
+    return [entry.revision for entry in (await journal.entries(limit)).entries]
 
 
 async def test_entries_outlive_the_process_and_are_for_its_user_alone(tmp_path: Path) -> None:
-    with log_in(tmp_path) as first:
-        record(first, 1, 2)
-    with log_in(tmp_path) as second:
-        record(second, 3)
+    async with journal_in(tmp_path) as first:
+        enter(first, 1, 2)
+    async with journal_in(tmp_path) as second:
+        enter(second, 3)
         assert await revisions(second) == [1, 2, 3]
         assert await revisions(second, limit=2) == [2, 3]
     assert (tmp_path / AUDIT_FILE).stat().st_mode & 0o777 == 0o600
@@ -56,12 +65,12 @@ async def test_entries_outlive_the_process_and_are_for_its_user_alone(tmp_path: 
 async def test_server_that_another_one_keeps_from_the_disk_writes_its_entries_afterwards(
     tmp_path: Path,
 ) -> None:
-    with log_in(tmp_path) as second:
-        with log_in(tmp_path) as first:
-            record(first, 1)
+    async with journal_in(tmp_path) as second:
+        async with journal_in(tmp_path) as first:
+            enter(first, 1)
             await first.settle()
-            record(second, 2)
-            page = await second.page(10)
+            enter(second, 2)
+            page = await second.entries(10)
             assert [entry.revision for entry in page.entries] == [2]
             assert "another server uses" in page.storage_error
         await second.probe()
@@ -70,9 +79,11 @@ async def test_server_that_another_one_keeps_from_the_disk_writes_its_entries_af
 
 async def test_rotation_bounds_the_disk_and_counts_what_is_gone(tmp_path: Path) -> None:
     max_bytes = 2000
-    with log_in(tmp_path, max_bytes) as log:
-        record(log, *range(100))
-        page = await log.page(1000)
+    with closing(StateDir(tmp_path)) as state_dir:
+        log = AuditLog(state_dir, max_bytes=max_bytes)
+        for number in range(100):
+            log.append(entry(number))
+        page = log.page(1000)
     held = [entry.revision for entry in page.entries]
     assert held == list(range(page.dropped, 100))
     assert 10 < len(held) < 100
@@ -82,39 +93,39 @@ async def test_rotation_bounds_the_disk_and_counts_what_is_gone(tmp_path: Path) 
 
 
 def test_line_longer_than_a_file_is_kept_whole(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j", 100)
+    file = RotatingFile(tmp_path / "j", 100)
     for letter in (b"a", b"b", b"c"):
-        journal.append(letter * 300)
-    assert journal.read(10) == ([b"b" * 300, b"c" * 300], 1)
+        file.append(letter * 300)
+    assert file.read(10) == ([b"b" * 300, b"c" * 300], 1)
 
 
 def test_crash_between_a_rotation_and_its_first_line_loses_no_count(tmp_path: Path) -> None:
     path = tmp_path / "j"
     for n in range(3):
-        Journal(path).append(b"%d" % n)
+        RotatingFile(path).append(b"%d" % n)
     path.rename(tmp_path / "j.1")  # as a process that rotates, up to its crash
-    assert Journal(path).read(10) == ([b"0", b"1", b"2"], 0)
-    Journal(path).append(b"3")
+    assert RotatingFile(path).read(10) == ([b"0", b"1", b"2"], 0)
+    RotatingFile(path).append(b"3")
     (tmp_path / "j.1").unlink()
-    assert Journal(path).read(10) == ([b"3"], 3)
+    assert RotatingFile(path).read(10) == ([b"3"], 3)
 
 
 async def test_torn_last_line_is_passed_over_and_ended(tmp_path: Path) -> None:
-    with log_in(tmp_path) as log:
-        record(log, 1)
+    async with journal_in(tmp_path) as journal:
+        enter(journal, 1)
     with (tmp_path / AUDIT_FILE).open("ab") as file:
         file.write(b'{"ts": 12.5, "actor": "a')
-    with log_in(tmp_path) as log:
-        record(log, 2)
-        assert await revisions(log) == [1, 2]
+    async with journal_in(tmp_path) as journal:
+        enter(journal, 2)
+        assert await revisions(journal) == [1, 2]
 
 
 async def test_bytes_that_are_no_journal_are_passed_over(tmp_path: Path) -> None:
     deep = b'{"more":' + b"[" * 100_000
     (tmp_path / AUDIT_FILE).write_bytes(deep + b"\n\x00\xff\n[]\n\n" + deep + b"\n" + b"x" * 1000)
-    with log_in(tmp_path) as log:
-        record(log, 7)
-        assert await revisions(log) == [7]
+    async with journal_in(tmp_path) as journal:
+        enter(journal, 7)
+        assert await revisions(journal) == [7]
 
 
 async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
@@ -122,15 +133,15 @@ async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
 ) -> None:
     path = tmp_path / AUDIT_FILE
     path.symlink_to("/dev/full")  # every write fails with ENOSPC
-    with log_in(tmp_path) as log:
-        record(log, 1, 2)
-        page = await log.page(10)
+    async with journal_in(tmp_path) as journal:
+        enter(journal, 1, 2)
+        page = await journal.entries(10)
         assert [entry.revision for entry in page.entries] == [1, 2]
         assert "No space left" in page.storage_error
         assert "cannot write the audit log" in server_log.text
         path.unlink()
-        record(log, 3)
-        page = await log.page(10)
+        enter(journal, 3)
+        page = await journal.entries(10)
         assert [entry.revision for entry in page.entries] == [1, 2, 3]
         assert page.storage_error == ""
         assert "written again" in server_log.text
@@ -140,26 +151,26 @@ async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
 def test_write_that_was_cut_short_is_taken_back(tmp_path: Path) -> None:
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from vtoken_api.state.journal import Journal\n"
-        "journal = Journal(Path(sys.argv[1])); journal.append(b'whole')\n"
+        "from vtoken_api.state.rotating import RotatingFile\n"
+        "file = RotatingFile(Path(sys.argv[1])); file.append(b'whole')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
-        "try: journal.append(b'x' * 500)\n"
+        "try: file.append(b'x' * 500)\n"
         "except OSError as error: print(error)\n"
-        "journal.append(b'small')"
+        "file.append(b'small')"
     )
     path = tmp_path / "j"
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
     )
     assert "No space left" in done.stdout
-    assert Journal(path).read(10) == ([b"whole", b"small"], 0)
+    assert RotatingFile(path).read(10) == ([b"whole", b"small"], 0)
 
 
 async def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with log_in(tmp_path / "file" / "state") as log:
-        record(log, *range(1200))
-        page = await log.page(1000)
+    async with journal_in(tmp_path / "file" / "state") as journal:
+        enter(journal, *range(1200))
+        page = await journal.entries(1000)
     assert [entry.revision for entry in page.entries] == list(range(200, 1200))
     assert page.dropped == 200
     assert "Not a directory" in page.storage_error
@@ -174,7 +185,7 @@ async def own_acts(served: Served, count: int) -> list[tuple[str, str, int]]:
 
     async def come() -> bool:
         nonlocal acts
-        entries = (await served.service.audit.page(1000)).entries
+        entries = (await served.service.journal.entries(1000)).entries
         acts = [entry for entry in entries if entry.actor in ("trial", "guard")]
         return len(acts) >= count
 
@@ -201,7 +212,7 @@ async def test_what_the_engine_takes_back_is_entered_once_with_its_event_and_tim
         pass_guard(core, 0.5)
         assert await own_acts(served, 1) == [("guard", "revert", 3)]
         (event,) = [e for e in core.runtime.events.page(0, 1000).events if "reverted" in e.data]
-        (entry,) = (await served.service.audit.page(1)).entries
+        (entry,) = (await served.service.journal.entries(1)).entries
         assert (entry.event_seq, entry.ts) == (event.seq, event.ts)
 
 
@@ -225,10 +236,10 @@ async def test_engines_acts_are_entered_once_also_after_restarts(
 async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
     core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_sync, "PERIOD_S", 0.05)
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         await own_acts(served, 0)
-        served.service.hub.on_events = lambda _, __: None
+        served.service.hub.leave(served.service.recorder)
         for number, theta_f in enumerate((0.5, 0.6), 1):
             pass_guard(core, theta_f)
             assert len(await own_acts(served, number)) == number
@@ -241,17 +252,17 @@ async def test_entry_that_never_reached_the_disk_is_made_up_for_by_the_next_proc
     async with serve(core.handle, state_dir=str(tmp_path)) as one:
         pass_guard(core, 0.5)
         await own_acts(one, 1)
-        assert "No space left" in one.service.audit.error
+        assert "No space left" in one.service.journal.audit.error
     (tmp_path / AUDIT_FILE).unlink()
     async with serve(core.handle, state_dir=str(tmp_path)) as two:
         assert await own_acts(two, 1) == [("guard", "revert", 3)]
-        assert two.service.audit.error == ""
+        assert two.service.journal.audit.error == ""
 
 
 async def test_acts_of_an_earlier_engine_are_not_taken_for_those_of_this_one(
     core: LiveEngine, tmp_path: Path
 ) -> None:
-    journal = Journal(tmp_path / AUDIT_FILE)
+    file = RotatingFile(tmp_path / AUDIT_FILE)
     old = wire.AuditEntry(
         ts=1.0,
         actor="trial",
@@ -262,12 +273,12 @@ async def test_acts_of_an_earlier_engine_are_not_taken_for_those_of_this_one(
         epoch="an earlier one",
         event_seq=10**6,
     )
-    journal.append(msgspec.json.encode(old))
+    file.append(msgspec.json.encode(old))
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         pass_guard(core, 0.5)
 
         async def entries() -> list[wire.AuditEntry]:
-            return (await served.service.audit.page(10)).entries[1:]
+            return (await served.service.journal.entries(10)).entries[1:]
 
         await until(entries, "taken for one that is entered already")
 
@@ -277,13 +288,13 @@ async def test_entries_in_memory_are_written_as_soon_as_the_disk_takes_them_with
 ) -> None:
     path = tmp_path / AUDIT_FILE
     path.symlink_to("/dev/full")
-    with log_in(tmp_path) as log:
-        record(log, 1)
-        await log.settle()
-        assert log.error
+    async with journal_in(tmp_path) as journal:
+        enter(journal, 1)
+        await journal.settle()
+        assert journal.audit.error
         path.unlink()
-        await log.probe()
-        assert log.error == ""
+        await journal.probe()
+        assert journal.audit.error == ""
     assert len(path.read_bytes().splitlines()) == 1 + 1
 
 
@@ -291,14 +302,14 @@ async def test_file_that_cannot_be_written_is_noticed_before_there_is_an_entry(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / AUDIT_FILE
-    with log_in(tmp_path) as log:
-        await log.probe()
-        assert log.error == ""
+    async with journal_in(tmp_path) as journal:
+        await journal.probe()
+        assert journal.audit.error == ""
         path.unlink()
         path.mkdir()
-        await log.probe()
-        assert "Is a directory" in log.error
-        assert log.error_ts > 0
+        await journal.probe()
+        assert "Is a directory" in journal.audit.error
+        assert journal.audit.error_ts > 0
 
 
 async def test_server_without_a_usable_state_directory_serves_and_says_so(

@@ -68,7 +68,7 @@ async def test_reader_tries_out_every_change_and_leaves_no_trace(
 ) -> None:
     before, revision = core.runtime.config, core.runtime.state.revision
     events, tables = core.runtime.events.last_seq, dict(core.store.tables)
-    entries = (await guarded.service.audit.page(100)).entries
+    entries = (await guarded.service.journal.entries(100)).entries
     for method, path, body in DRY:
         answer = await call(http, method, path, body)
         assert answer.is_success, (path, answer.text)
@@ -84,7 +84,7 @@ async def test_reader_tries_out_every_change_and_leaves_no_trace(
     assert (core.runtime.config, core.runtime.state.revision) == (before, revision)
     assert (core.runtime.events.last_seq, core.store.tables) == (events, tables)
     assert not core.runtime.operations.pending
-    assert (await guarded.service.audit.page(100)).entries == entries
+    assert (await guarded.service.journal.entries(100)).entries == entries
 
 
 async def test_reader_who_means_it_is_refused_before_the_engine_is_asked(
@@ -140,7 +140,7 @@ async def test_who_may_change_leaves_a_dry_entry_in_the_audit_log(
     guarded: Served, http: httpx.AsyncClient
 ) -> None:
     await call(http, "POST", "/undo?validate_only=true", None, CONTROL)
-    entry = (await guarded.service.audit.page(100)).entries[-1]
+    entry = (await guarded.service.journal.entries(100)).entries[-1]
     assert (entry.action, entry.dry_run, entry.changes) == ("undo", True, {"theta_f": [0.5, 0.25]})
 
 

@@ -21,6 +21,7 @@ from tests.support.waiting import until
 from vtoken import wire
 from vtoken.recording import Index, RecordingReader, scan
 from vtoken_api.limits import RateLimits
+from vtoken_api.state import recorder
 from vtoken_api.state.segments import Segments, chunks
 
 FLIGHT = "/vtoken/v1/recording"
@@ -39,18 +40,13 @@ async def core() -> AsyncIterator[LiveEngine]:
 
 
 @contextlib.asynccontextmanager
-async def flying(
-    core: LiveEngine, folder: Path, **options: float
-) -> AsyncIterator[tuple[Served, httpx.AsyncClient]]:
-    """A server whose recorder is replaced by one with `options` in the state directory `folder`."""
+async def flying(core: LiveEngine, folder: Path) -> AsyncIterator[tuple[Served, httpx.AsyncClient]]:
+    """A server with the state directory `folder`, and its client."""
     async with (
         serve(core.handle, state_dir=str(folder)) as served,
         httpx.AsyncClient(base_url=served.url, timeout=30) as client,
     ):
         served.service.auth.limits = RateLimits({})  # a test may ask as often as it waits
-        flight = served.service.flight
-        for name, value in options.items():
-            setattr(flight, f"_{name}", value)
         yield served, client
 
 
@@ -105,7 +101,7 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
 ) -> None:
     state = {"state_dir": str(tmp_path)}
     async with serve(core.handle, **state) as before, httpx.AsyncClient(timeout=60) as client:
-        await until(lambda: before.service.flight.recording, "not recording")
+        await until(lambda: before.service.recorder.recording, "not recording")
         await client.patch(before.url + "/vtoken/v1/config", json={"theta_f": 0.9}, headers=ANA)
     async with serve(core.handle, **state) as served, httpx.AsyncClient(timeout=60) as client:
         for number in range(3):
@@ -115,7 +111,7 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
                 headers={"X-VToken-Actor": f"n{number}"},
             )
             assert answer.status_code == 200
-        await until(lambda: served.service.flight.recording, "not recording")
+        await until(lambda: served.service.recorder.recording, "not recording")
         for _ in range(2):  # the second finds nothing new
             lines = lines_of((await client.get(served.url + FLIGHT)).content)
         entries = [line.entry for line in lines if isinstance(line, wire.AuditLine)]
@@ -126,8 +122,9 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
 async def test_segments_follow_one_another_without_losing_an_event(
     core: LiveEngine, tmp_path: Path
 ) -> None:
-    async with flying(core, tmp_path, segment_bytes=1) as (served, client):
-        segments = served.service.flight.segments
+    async with flying(core, tmp_path) as (served, client):
+        segments = served.service.journal.segments
+        segments.segment_bytes = 1
         await until(lambda: len(segments.listed()) >= 4, "no segments")
         answer = await client.get(FLIGHT)
     lines = lines_of(answer.content)
@@ -140,32 +137,32 @@ async def test_server_that_stops_while_a_segment_ends_leaves_none_open(
     core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path) as (served, _):
-        flight = served.service.flight
+        flight, segments = served.service.recorder, served.service.journal.segments
         await until(lambda: flight.recording, "not recording")
-        put, ending, may_end = flight._put, threading.Event(), threading.Event()
+        append, ending, may_end = segments.append, threading.Event(), threading.Event()
 
-        def slow_put(lines: list[bytes]) -> None:
-            put(lines)
+        def slow_append(lines: list[bytes]) -> None:
+            append(lines)
             if not flight.recording:  # the last lines of the segment
                 ending.set()
                 may_end.wait(10)
 
-        flight._put = slow_put  # type: ignore[method-assign]
-        flight._ends_at = 0.0
+        segments.append = slow_append  # type: ignore[method-assign]
+        segments.ends_at = 0.0
         await until(ending.is_set, "the segment does not end")
         closing = asyncio.create_task(served.service.close())
         await asyncio.sleep(0)
         may_end.set()
         await closing
-        assert flight._writer is None
-        assert [segment.open for segment in flight.segments.listed()] == [False]
+        assert not segments.writing
+        assert [segment.open for segment in segments.listed()] == [False]
 
 
 async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publisher(
     core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path) as (served, _):
-        await until(lambda: served.service.flight.recording, "not recording")
+        await until(lambda: served.service.recorder.recording, "not recording")
 
         def asked() -> int:
             return sum(call.op == "frame" for call in served.client.calls)
@@ -178,21 +175,22 @@ async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publishe
 
 async def test_files_are_for_their_user_alone(core: LiveEngine, tmp_path: Path) -> None:
     async with flying(core, tmp_path) as (served, _):
-        segments = served.service.flight.segments
+        segments = served.service.journal.segments
         await until(segments.listed, "no segment")
         assert {each.path.stat().st_mode & 0o777 for each in segments.listed()} == {0o600}
 
 
 async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
-    core: LiveEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with flying(core, tmp_path, retry_s=0.1) as (served, client):
-        flight = served.service.flight
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.1)
+    async with flying(core, tmp_path) as (served, client):
+        flight, segments = served.service.recorder, served.service.journal.segments
         await until(lambda: flight.recording, "not recording")
-        folder, away = flight.segments.directory, tmp_path / "away"
+        folder, away = segments.directory, tmp_path / "away"
         folder.rename(away)
         folder.write_text("a file where the directory was")
-        flight._ends_at = 0.0  # the next segment cannot be opened
+        segments.ends_at = 0.0  # the next segment cannot be opened
         await until(lambda: flight.problem, "no problem")
         answer = await client.get(FLIGHT)
         assert answer.status_code == 503
@@ -200,12 +198,15 @@ async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
         assert "the flight recorder stopped at" in answer.json()["detail"]
         assert flight.num_faults > 0
         assert (await client.get("/vtoken/v1/status")).status_code == 200
+        await client.patch("/vtoken/v1/config", json={"theta_f": 0.4}, headers=ANA)
         folder.unlink()
         await until(lambda: flight.recording and not flight.problem, "did not go on")
-        await until(lambda: flight.segments.listed(), "no segment")
+        await until(lambda: segments.listed(), "no segment")
         answer = await client.get(FLIGHT)
         assert answer.status_code == 200
-        assert lines_of(answer.content)
+        lines = lines_of(answer.content)
+        (entered,) = [line.entry for line in lines if isinstance(line, wire.AuditLine)]
+        assert entered.changes == {"theta_f": [0.25, 0.4]}
 
 
 @pytest.mark.skipif(
@@ -213,8 +214,12 @@ async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
     reason="fills a small file system of its own, which only root can mount",
 )
 async def test_full_disk_is_said_once_and_recording_goes_on_when_there_is_space(
-    core: LiveEngine, tmp_path: Path, server_log: pytest.LogCaptureFixture
+    core: LiveEngine,
+    tmp_path: Path,
+    server_log: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.1)
     mount = await asyncio.create_subprocess_exec(
         "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path), stderr=-3
     )
@@ -222,8 +227,8 @@ async def test_full_disk_is_said_once_and_recording_goes_on_when_there_is_space(
         pytest.skip("mounting is not allowed here")
     try:
         ballast = tmp_path / "ballast"
-        async with flying(core, tmp_path, retry_s=0.1) as (served, client):
-            flight = served.service.flight
+        async with flying(core, tmp_path) as (served, client):
+            flight = served.service.recorder
             await until(lambda: flight.recording, "not recording")
             with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
                 while True:

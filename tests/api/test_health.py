@@ -16,6 +16,7 @@ from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
 from vtoken_api import health
+from vtoken_api.state import recorder
 from vtoken_api.state.statedir import StateDir
 
 
@@ -31,23 +32,23 @@ async def status_of(served: Served) -> wire.Status:
 
 
 async def test_status_names_every_part_and_all_are_ok(served: Served) -> None:
-    await until(lambda: served.service.flight.recording, "not recording")
+    await until(lambda: served.service.recorder.recording, "not recording")
     health = (await status_of(served)).health
     assert [part.name for part in health] == ["engine", "frames", "audit", "recorder"]
     assert all(part.ok and part.detail and part.since_ts is None for part in health)
 
 
 async def test_dead_recorder_is_in_status_and_stream_with_its_fault_and_time(
-    core: LiveEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
-        flight = served.service.flight
-        flight._retry_s = 0.05
+        flight, segments = served.service.recorder, served.service.journal.segments
         await until(lambda: flight.recording, "not recording")
-        folder = flight.segments.directory
+        folder = segments.directory
         folder.rename(tmp_path / "away")
         folder.write_text("a file where the directory was")
-        flight._ends_at = 0.0  # the next segment cannot be opened
+        segments.ends_at = 0.0  # the next segment cannot be opened
         await until(lambda: not parts(served)["recorder"].ok, "not noticed")
         (dead,) = [part for part in (await status_of(served)).health if not part.ok]
         assert (dead.name, dead.detail.partition(":")[0]) == ("recorder", "stopped")
@@ -68,29 +69,29 @@ async def test_audit_log_that_cannot_be_written_is_told_without_an_entry(
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         (tmp_path / "bad").symlink_to(tmp_path)  # a directory where the file should be
         (tmp_path / "bad").replace(tmp_path / "audit.jsonl")
-        await served.service.audit.probe()
+        await served.service.journal.probe()
         audit = parts(served)["audit"]
         assert not audit.ok
         assert "Is a directory" in audit.detail
         assert audit.since_ts == pytest.approx(time.time(), abs=60)
         (tmp_path / "audit.jsonl").unlink()
-        await served.service.audit.probe()
+        await served.service.journal.probe()
         assert parts(served)["audit"].ok
 
 
 async def test_server_waits_for_a_state_directory_that_another_one_uses(
-    core: LiveEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
     other = StateDir(tmp_path)
     other.acquire()
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
-        served.service.flight._retry_s = 0.05
         for name in ("audit", "recorder"):
             await until(lambda name=name: not parts(served)[name].ok, "not noticed")
             assert f"another server uses {tmp_path}" in parts(served)[name].detail
         other.close()
         await until(lambda: parts(served)["recorder"].ok, "did not go on")
-        await served.service.audit.probe()
+        await served.service.journal.probe()
         assert parts(served)["audit"].ok
 
 
@@ -107,7 +108,7 @@ async def test_paused_scheduling_is_told_and_no_failure(served: Served, core: Li
 async def test_frames_that_stay_away_and_a_lost_engine_are_told_with_the_age(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await until(lambda: served.service.flight.recording, "not recording")
+    await until(lambda: served.service.recorder.recording, "not recording")
     served.client.hangs = True
     monkeypatch.setattr(health, "STALE_FRAME_S", 0.5)
     await until(lambda: not parts(served)["frames"].ok, "not noticed")

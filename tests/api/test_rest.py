@@ -569,6 +569,6 @@ async def test_fault_in_a_route_is_a_problem_document_too(
     server_log: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(served.service, "audit", None)
+    monkeypatch.setattr(served.service, "journal", None)
     assert problem(await http.get("/audit"), 500).detail
     assert "AttributeError" in server_log.text

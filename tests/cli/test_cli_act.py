@@ -205,7 +205,7 @@ async def test_forgotten_tokens_are_told_and_die_first(served: Served, core: Liv
     core.steps()
     died = live - set(core.runtime.tables["a"].live_ids().tolist())
     assert died == set(sorted(live & {*range(3, 9), *range(60, 99)})[: len(died)])
-    entry = (await served.service.audit.page(1)).entries[0]
+    entry = (await served.service.journal.entries(1)).entries[0]
     assert (entry.action, entry.changes["request_id"]) == ("forget", [None, "a"])
     assert entry.changes["spans"][1] == [[3, 9], [60, 99]]
 

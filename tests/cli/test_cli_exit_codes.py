@@ -103,8 +103,10 @@ async def test_output_that_cannot_be_written_is_said_and_is_a_failure(
 async def test_a_recording_that_does_not_fit_the_disk_leaves_no_file(
     served: Served, tmp_path: Path
 ) -> None:
-    flight, file = served.service.flight, tmp_path / "now.jsonl"
-    await until(lambda: flight.recording and flight.segments.listed(), "not recording")
+    service, file = served.service, tmp_path / "now.jsonl"
+    await until(
+        lambda: service.recorder.recording and service.journal.segments.listed(), "not recording"
+    )
     limited = ("/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "sh")
     ran = await spawn(*limited, *VTOKEN, "record", str(file), "--last", "5m", "--url", served.url)
     assert (ran.code, ran.out) == (1, "")

@@ -147,11 +147,11 @@ async def test_record_last_writes_what_happened_just_now(served: Served, tmp_pat
 async def test_record_last_keeps_what_a_damaged_file_of_the_server_still_holds(
     served: Served, tmp_path: Path
 ) -> None:
-    flight = served.service.flight
-    await until(lambda: flight.recording, "not recording")
-    flight._ends_at = 0.0
-    await until(lambda: len(flight.segments.listed()) >= 2, "no second segment")
-    first, *_ = flight.segments.listed()
+    segments = served.service.journal.segments
+    await until(lambda: served.service.recorder.recording, "not recording")
+    segments.ends_at = 0.0
+    await until(lambda: len(segments.listed()) >= 2, "no second segment")
+    first, *_ = segments.listed()
     data = bytearray(first.path.read_bytes())
     data[len(data) // 2] ^= 0x55
     first.path.write_bytes(data)

@@ -14,6 +14,7 @@ from tests.support.core.live import LiveEngine
 from tests.support.profiles import made_up
 from tests.support.serving import Served
 from vtoken import wire
+from vtoken_api.state import recorder
 from vtoken_console.changes.descriptions import irreversible
 from vtoken_console.changes.trials import countdown, parse_terms
 from vtoken_console.screens.confirm import ConfirmScreen
@@ -251,16 +252,18 @@ async def test_superseded_change_has_an_alert_until_dismissed(
         assert "ana set reclamation paused → auto (rev 3)" in notices(app)
 
 
-async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(served: Served) -> None:
+async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
     async with running(served.url, size=(80, 24)) as (app, pilot):
         assert "FAILS" not in screen_text(app)
-        flight = served.service.flight
-        flight._retry_s = 0.05
-        await until(lambda: flight.recording, "not recording")
-        folder = flight.segments.directory
+        segments = served.service.journal.segments
+        await until(lambda: served.service.recorder.recording, "not recording")
+        folder = segments.directory
         folder.rename(folder.with_name("away"))
         folder.write_text("a file where the directory was")
-        flight._ends_at = 0.0  # the next segment cannot be opened
+        segments.ends_at = 0.0  # the next segment cannot be opened
         await until(lambda: "recorder FAILS" in screen_text(app).splitlines()[0], "no badge")
         dead = "stopped: [Errno 20] Not a directory"
         await until(lambda: f"The server's recorder FAILS: {dead}" in notices(app), "not shown")

@@ -158,7 +158,7 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
         await pilot.press("escape", "C")
         await until(lambda: "Dry run over all requests" in notices(app), "not tried out")
         assert core.runtime.state.revision == 1
-        assert (await served.service.audit.page(10)).entries == []
+        assert (await served.service.journal.entries(10)).entries == []
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")

@@ -53,13 +53,11 @@ class MissedEvents:
 class Hub:
     """One per API server process; `start` once, inside the event loop.
 
-    `on_events` is called for every event, with or without clients. `complete` adds the fields of
-    this process to the status of every view.
+    `complete` adds the fields of this process to the status of every view.
     """
 
     def __init__(self, bus: EngineBus) -> None:
         self._bus = bus
-        self.on_events: Callable[[list[wire.Event], int], None] = lambda _, __: None
         self.complete: Callable[[wire.Status], None] = lambda _: None
         self.num_dropped = 0  # events missed, summed over clients, cumulative
         self._subscribers: set[Subscriber] = set()
@@ -210,7 +208,6 @@ class Hub:
                 events, lost = await self._fill(last, events)
         if events:
             self._last_event = events[-1].seq
-            self.on_events(events, lost)
             for subscriber in tuple(self._subscribers):
                 subscriber.offer(events, lost)
 

@@ -14,7 +14,8 @@ from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.rest.inputs import RecordingQuery, query
 from vtoken_api.rest.openapi import answers, parameters
 from vtoken_api.rest.routes import Served
-from vtoken_api.state.flight_recorder import STATE_S, FlightRecorder
+from vtoken_api.service import Service
+from vtoken_api.state.recorder import STATE_S
 from vtoken_api.state.segments import Segment, chunks
 
 GZIP = "application/gzip"
@@ -41,11 +42,9 @@ def _answers() -> dict[int | str, dict[str, Any]]:
 async def get_recording(
     service: Served, options: Annotated[RecordingQuery, Depends(query(RecordingQuery))]
 ) -> Response:
-    flight = service.flight
-    await flight.flush()
-    _check_recorder(flight)
+    _check_recorder(service)
     try:
-        segments = await asyncio.to_thread(flight.segments.since, time.time() - options.seconds)
+        segments = await service.journal.recent(options.seconds)
     except OSError as error:
         raise _not_recording(f"the recorded segments cannot be read: {error}") from error
     if not segments:
@@ -55,12 +54,13 @@ async def get_recording(
     return StreamingResponse(_read(segments), media_type=GZIP, headers=headers)
 
 
-def _check_recorder(flight: FlightRecorder) -> None:
-    if flight.problem:
-        stopped = time.strftime("%H:%M:%S", time.localtime(flight.stopped_ts))
+def _check_recorder(service: Service) -> None:
+    recorder = service.recorder
+    if recorder.problem:
+        stopped = time.strftime("%H:%M:%S", time.localtime(recorder.stopped_ts))
         raise _not_recording(
-            f"the flight recorder stopped at {stopped}: {flight.problem}; earlier recordings are "
-            f"in {flight.segments.directory} on the server"
+            f"the flight recorder stopped at {stopped}: {recorder.problem}; earlier recordings are "
+            f"in {service.journal.segments.directory} on the server"
         )
 
 

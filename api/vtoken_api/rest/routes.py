@@ -263,7 +263,7 @@ async def get_events(
 async def get_audit(
     service: Served, page: Annotated[AuditQuery, Depends(query(AuditQuery))]
 ) -> Response:
-    return document(await service.audit.page(page.limit))
+    return document(await service.journal.entries(page.limit))
 
 
 def _prefers_octets(accept: str) -> bool:

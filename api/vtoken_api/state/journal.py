@@ -1,120 +1,137 @@
-"""A journal: JSON lines on disk, bounded by rotating two files.
+"""The journal of one server: its stream and its audit entries, appended in one order.
 
-Lines are appended to `NAME`; when it is full it replaces `NAME.1`. All calls block on the disk:
-call them from one thread of one process.
+It is kept in two forms, both in the state directory. The *audit log* is a filter: entries alone,
+for as long as two files hold them. The *flight recording* is a window: messages and entries of the
+last day, in segments.
 
-1. A line is complete or absent: a short write is truncated, and a line that a crash truncated is
-   terminated before the next one begins.
-2. The first line of each file has the number of lines before it, so that dropped lines are counted.
+1. The event loop never waits for the disk: one thread does all work on it, in order.
+2. A disk error does not stop the server. Entries stay in memory until they can be written.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
-from vtoken.documents import Decoder, MalformedError
-from vtoken_api.state.statedir import FILE_MODE
+from vtoken import wire
+from vtoken.recording import RecordingError
+from vtoken_api.log import logger
+from vtoken_api.state.audit import AuditLog
+from vtoken_api.state.segments import Segment, Segments
+from vtoken_api.state.statedir import StateDir
 
-MAX_BYTES = 4 * 1024 * 1024
-MAX_HEAD_BYTES = 64
-MOST_READ_BYTES = 2 * MAX_BYTES  # of one file, which might be an endless device
+SETTLE_S = 1.0  # the longest that a call waits for its entry to reach the disk
+DISK_TIMEOUT_S = 10.0
+WRITE_S = 1.0  # the most that a killed process loses
+WRITE_BYTES = 256 * 1024
+MAX_WAITING = 100  # entries that wait for the next write of a segment
 
-
-class _Head(msgspec.Struct):
-    """The first line of a file."""
-
-    lines_before: int
-
-
-_heads: Decoder[_Head] = Decoder(_Head)
+T = TypeVar("T")
 
 
 class Journal:
-    """At most two files of about `max_bytes` each."""
+    """The audit log is always open; a segment is open between `begin` and `end`."""
 
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        self.path = path
-        self._older = path.with_name(path.name + ".1")
-        self._max_bytes = max_bytes
+    def __init__(self, state_dir: StateDir) -> None:
+        self.audit = AuditLog(state_dir)
+        self.segments = Segments(state_dir.path / "flight")
+        self._state_dir = state_dir
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="vtoken-journal")
+        self._newest: Future[None] | None = None  # entry
+        self._messages: list[bytes] = []  # not in the segment yet
+        self._num_bytes = 0  # of them
+        self._entries: deque[bytes] = deque(maxlen=MAX_WAITING)  # that follow them
+        self._written_at = 0.0
 
-    def check(self) -> None:
-        """Raises OSError if the disk is full or the file cannot be opened for writing."""
-        with self._opened() as file:
-            space = os.statvfs(file)
-            free = space.f_bfree if os.geteuid() == 0 else space.f_bavail
-            if space.f_blocks and not free:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    async def close(self) -> None:
+        """Write what can be written and stop the thread."""
+        await asyncio.to_thread(self._thread.shutdown)
 
-    def append(self, line: bytes) -> None:
-        """Append `line`, given without its newline; on OSError nothing is added."""
-        with self._opened() as file:
-            size = os.fstat(file).st_size
-            if size <= MAX_HEAD_BYTES or size + len(line) <= self._max_bytes:
-                _write(file, size, self._separator(file, size) + line + b"\n")
-                return
-        os.rename(self.path, self._older)
-        self.append(line)
+    # ------------------------------------------------------------ appending
 
-    def read(self, limit: int) -> tuple[list[bytes], int]:
-        """The newest `limit` lines, oldest first, and how many lines are no longer held."""
-        older, newer = _read(self._older), _read(self.path)
-        lines = [*_lines(older), *_lines(newer)]
-        return lines[-limit:], _head(older or newer)
+    def enter(self, entry: wire.AuditEntry) -> None:
+        """Append an entry and log it. Does not wait."""
+        self._entries.append(msgspec.json.encode(wire.AuditLine(entry=entry)))
+        self._newest = self._thread.submit(self.audit.append, entry)
+        if not entry.dry_run:
+            what = (entry.action, entry.actor, entry.changes, entry.revision)
+            logger.info("vtoken: %s by %s: %s (revision %d)", *what)
 
-    def _separator(self, file: int, size: int) -> bytes:
-        """The bytes before the next line: the head of an empty file, or the end of a cut-off line.
+    async def acquire(self) -> None:
+        """Own the state directory; raises OSError."""
+        await self._on_disk(self._state_dir.acquire)
 
-        The head is computed from the older file, also after a crash between rename and head.
+    async def begin(self) -> None:
+        """Open a segment, whose first messages are a key frame; raises OSError, RecordingError."""
+        await self._on_disk(self.segments.begin)
+
+    async def append(self, message: bytes) -> bool:
+        """Append a message of the stream to the open segment; waits for the disk once in WRITE_S.
+
+        Returns whether the next segment should begin. Raises RecordingError, and TimeoutError if
+        the disk hangs.
         """
-        if not size:
-            return msgspec.json.encode(_Head(_count(_read(self._older)))) + b"\n"
-        return b"" if os.pread(file, 1, size - 1) == b"\n" else b"\n"
+        self._messages.append(message)
+        self._num_bytes += len(message)
+        now = time.monotonic()
+        if self._num_bytes >= WRITE_BYTES or now - self._written_at >= WRITE_S:
+            self._written_at = now
+            await self.flush()
+            return self.segments.is_full
+        return False
 
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        """The descriptor of the newer file, for reading and appending."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        file = os.open(self.path, flags, FILE_MODE)
-        try:
-            yield file
-        finally:
-            os.close(file)
+    async def flush(self) -> None:
+        """Write what waits into the open segment, if there is one; raises as `append` does."""
+        if self.segments.writing:
+            lines = [*self._messages, *self._entries]
+            self._messages, self._num_bytes = [], 0
+            self._entries.clear()
+            await self._on_disk(lambda: self.segments.append(lines))
 
+    async def end(self) -> None:
+        """Complete the open segment, if there is one; raises as `append` does."""
+        await self._on_disk(self.segments.end)
 
-def _write(file: int, size: int, data: bytes) -> None:
-    """Append all of `data` to a file of `size` bytes or nothing; raises OSError."""
-    written = os.write(file, data)
-    if written < len(data):
-        os.ftruncate(file, size)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    async def settle(self) -> None:
+        """Wait, at most SETTLE_S, until the newest entry is written or has failed."""
+        if self._newest is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await asyncio.shield(asyncio.wrap_future(self._newest))
 
+    async def probe(self) -> None:
+        """Check whether the disk accepts entries, and write the waiting ones."""
+        await self._in_thread(self.audit.write)
 
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_READ_BYTES)
-    except FileNotFoundError:
-        return b""
+    # ------------------------------------------------------------ reading
 
+    async def entries(self, limit: int) -> wire.AuditPage:
+        """The newest `limit` entries, oldest first; unwritten ones are last."""
+        return await self._in_thread(lambda: self.audit.page(limit))
 
-def _head(data: bytes) -> int:
-    try:
-        return _heads.decode(data.partition(b"\n")[0]).lines_before
-    except MalformedError:
-        return 0
+    async def newest_event(self, epoch: str) -> int:
+        """The highest `event_seq` of an epoch among the entries, 0 if none."""
+        return await self._in_thread(lambda: self.audit.newest_event(epoch))
 
+    async def recent(self, seconds: float) -> list[Segment]:
+        """The segments that cover the last `seconds`; raises OSError."""
+        with contextlib.suppress(RecordingError, TimeoutError):
+            await self.flush()
+        return await asyncio.to_thread(self.segments.since, time.time() - seconds)
 
-def _lines(data: bytes) -> list[bytes]:
-    lines = data.splitlines()
-    return lines[1:] if lines and lines[0].startswith(b'{"lines_before"') else lines
+    # ------------------------------------------------------------ inside
 
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._thread.submit(work))
 
-def _count(data: bytes) -> int:
-    """The number of lines from the journal's first to the end of a file with these contents."""
-    return _head(data) + len(_lines(data))
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread; raises TimeoutError if the disk hangs."""
+        async with asyncio.timeout(DISK_TIMEOUT_S):
+            return await self._in_thread(work)

@@ -1,4 +1,4 @@
-"""The flight recorder's files: listing, selection by time, pruning.
+"""The flight recording's files: writing the newest, listing, selection by time, pruning.
 
 A segment is a complete recording, and so are several concatenated segments. The segment being
 written has `.open` in its name, which stays if its writer is killed.
@@ -20,10 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vtoken.recording import RecordingError, RecordingReader
+from vtoken.recording import RecordingError, RecordingReader, RecordingWriter
+from vtoken.recording.writer import FLIGHT_RECORDER
 from vtoken_api.log import logger
 
+MAX_BYTES = 64 * 1024 * 1024
 MAX_AGE_S = 24 * 3600.0
+SEGMENT_BYTES = 1024 * 1024
+SEGMENT_S = 60.0
 CHUNK_BYTES = 256 * 1024
 _NAME = re.compile(r"flight-(?:(\d{10})-)?(\d{13})-\d+(\.open)?\.jsonl\.gz")
 
@@ -41,12 +45,50 @@ class Segment:
 
 
 class Segments:
-    """The segments in one directory."""
+    """The segments in one directory, of which at most one is being written."""
 
-    def __init__(self, directory: Path, *, max_bytes: int, max_age_s: float = MAX_AGE_S) -> None:
+    def __init__(
+        self, directory: Path, *, max_bytes: int = MAX_BYTES, max_age_s: float = MAX_AGE_S
+    ) -> None:
         self.directory = directory
         self.max_bytes = max_bytes
         self.max_age_s = max_age_s
+        self.segment_bytes = SEGMENT_BYTES
+        self._writer: RecordingWriter | None = None
+        self.ends_at = 0.0  # of the segment that is being written, on the monotonic clock
+
+    @property
+    def writing(self) -> bool:
+        """Whether a segment is being written."""
+        return self._writer is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next segment should begin."""
+        writer = self._writer
+        if writer is None:
+            return False
+        return time.monotonic() >= self.ends_at or writer.num_bytes >= self.segment_bytes
+
+    def begin(self) -> None:
+        """Make room and open a segment; raises OSError, RecordingError."""
+        self.prune(self.segment_bytes)
+        self._writer = RecordingWriter(self.new_path(), source=FLIGHT_RECORDER, private=True)
+        self.ends_at = time.monotonic() + SEGMENT_S
+
+    def append(self, lines: list[bytes]) -> None:
+        """Write `lines` so that other processes can read them; raises RecordingError."""
+        if self._writer is not None:
+            for line in lines:
+                self._writer.write(line)
+            self._writer.flush()
+
+    def end(self) -> None:
+        """Complete the segment that is being written, if any; raises OSError, RecordingError."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+            self.finish(writer.path)
 
     def new_path(self) -> Path:
         """The name of a segment that begins now; makes the directory (0700)."""

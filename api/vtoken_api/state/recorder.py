@@ -1,0 +1,193 @@
+"""The recorder: feeds the journal with the stream, always, and with the engine's own actions.
+
+It is a passive client of the hub. While no other client wants state, it polls the engine once a
+second, less often while the engine is idle.
+
+1. A segment begins with a session of its own, so with a key frame, and continues the events of the
+   one before.
+2. An error of disk or engine stops the recording, not the server: `problem` has the reason,
+   `num_faults` counts those of the disk, and recording resumes by itself.
+3. No call ends a trial that the engine reverts or keeps. Its entry has the epoch and `seq` of its
+   event, so it is entered once. Such events are fetched from the engine, after the newest entry, so
+   none is missed; an arriving event only triggers the fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable
+
+from vtoken import wire
+from vtoken.recording import RecordingError
+from vtoken_api.fanout.frame import TOPICS
+from vtoken_api.fanout.hub import Hub
+from vtoken_api.fanout.session import Session, StreamQuery
+from vtoken_api.log import logger
+from vtoken_api.problems import ProblemError
+from vtoken_api.state.journal import Journal
+
+STATE_S = 1.0  # between two states while the engine takes steps
+IDLE_STATE_S = 2.0
+PERIOD_S = 5.0  # between two attempts to record, and two fetches of actions without an event
+
+
+class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
+    """The segment is complete; the next one begins."""
+
+
+class Recorder:
+    """`start` once, inside the event loop. Each session, and the recorder itself, subscribes to the
+    hub."""
+
+    wants_state = False
+    is_client = False
+
+    def __init__(self, hub: Hub, journal: Journal) -> None:
+        self.recording = False  # by this process, now
+        self.problem = ""  # why it stopped; empty while it does not
+        self.stopped_ts = 0.0  # when it stopped
+        self.num_faults = 0  # failed writes
+        self._hub = hub
+        self._journal = journal
+        self._resume: tuple[str, int] | None = None
+        self._entered_to: int | None = None  # `seq` of the last event handled
+        self._acted = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self._hub.join(self)
+        for work in (self._record(), self._keep_fresh(), self._enter_actions()):
+            self._tasks.append(asyncio.create_task(work, name="vtoken-recorder"))
+
+    async def close(self) -> None:
+        """Stop; the open segment is completed."""
+        self._hub.leave(self)
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._finish(self._journal.end())  # the task may have been cancelled in it
+
+    # ------------------------------------------------------------ the stream
+
+    async def _record(self) -> None:
+        while True:
+            try:
+                await self._journal.acquire()
+                while True:
+                    await self._record_segment()
+            except ProblemError as error:
+                self._stop(f"the engine does not answer: {error.problem.detail}", fault=False)
+            except (RecordingError, OSError) as error:  # a TimeoutError: a disk that hangs
+                self._stop(str(error) or "the disk does not answer", fault=True)
+            except Exception as error:
+                logger.exception("vtoken: the flight recorder failed; restarting it")
+                self._stop(f"internal error: {error}", fault=True)
+            await asyncio.sleep(PERIOD_S)
+
+    def _stop(self, problem: str, *, fault: bool) -> None:
+        if not self.problem:  # later ones, often the same with another file name, are no news
+            self.stopped_ts = time.time()
+            logger.warning("vtoken: the flight recorder stopped: %s", problem)
+        self.problem = problem
+        self.num_faults += fault
+
+    async def _keep_fresh(self) -> None:
+        pause = STATE_S
+        while True:
+            await asyncio.sleep(pause)
+            if self.recording:
+                before = self._hub.view
+                with contextlib.suppress(ProblemError):
+                    view = await self._hub.current()
+                    idle = before is not None and before.step == view.step
+                    pause = IDLE_STATE_S if idle else STATE_S
+
+    async def _record_segment(self) -> None:
+        query = StreamQuery(frozenset(TOPICS), fps=1.0 / STATE_S, packed=False, resume=self._resume)
+        session = Session(self._hub, query, self._take, passive=True)
+        self._hub.join(session)
+        try:
+            await session.prepare()
+            await self._journal.begin()
+            if self.problem:
+                logger.info("vtoken: the flight recorder is recording again")
+            self.recording, self.problem = True, ""
+            with contextlib.suppress(SegmentFull):
+                await session.run(read_only_reason="this is a recording")
+        finally:
+            self.recording = False
+            self._hub.leave(session)
+            self._resume = session.resume_from or self._resume
+            await self._finish(self._journal.flush())
+            await self._finish(self._journal.end())
+
+    async def _take(self, message: bytes) -> None:
+        """Append a message of the session; raises SegmentFull."""
+        if await self._journal.append(message):
+            raise SegmentFull
+
+    async def _finish(self, work: Awaitable[None]) -> None:
+        """Await the rest of a segment's work; reports errors instead of raising, also on exit."""
+        try:
+            await work
+        except (RecordingError, OSError) as error:
+            self._stop(str(error) or "the disk does not answer", fault=True)
+
+    # ------------------------------------------------------------ the engine's own actions
+
+    def offer(self, events: list[wire.Event], lost: int) -> None:
+        """Note whether the engine may have acted; called by the hub."""
+        if lost or any(map(_is_engine_action, events)):
+            self._acted.set()
+
+    def wake(self) -> None:
+        """Do nothing: sessions record the state."""
+
+    async def _enter_actions(self) -> None:
+        while True:
+            self._acted.clear()
+            try:
+                await self._journal.probe()
+                await self._catch_up()
+            except ProblemError:
+                pass  # the engine does not answer now
+            except Exception:
+                logger.exception("vtoken: cannot enter the engine's actions; retrying")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._acted.wait()
+
+    async def _catch_up(self) -> None:
+        epoch = (await self._hub.describe()).epoch
+        if self._entered_to is None:
+            self._entered_to = await self._journal.newest_event(epoch)
+        page = await self._hub.config_events(self._entered_to)
+        while page.events:
+            for event in filter(_is_engine_action, page.events):
+                self._journal.enter(_entry(event, epoch))
+            self._entered_to = page.events[-1].seq
+            page = await self._hub.config_events(self._entered_to)
+        self._entered_to = max(self._entered_to, page.last_seq)
+
+
+def _is_engine_action(event: wire.Event) -> bool:
+    return event.kind == "config" and event.data.get("actor") in ("trial", "guard")
+
+
+def _entry(event: wire.Event, epoch: str) -> wire.AuditEntry:
+    data = event.data
+    return wire.AuditEntry(
+        ts=event.ts,
+        actor=data["actor"],
+        action="revert" if "reverted" in data else "keep",
+        changes=data["changes"],
+        revision=data["revision"],
+        dry_run=False,
+        epoch=epoch,
+        event_seq=event.seq,
+    )
