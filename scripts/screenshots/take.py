@@ -21,7 +21,6 @@ from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
 from vtoken_console.style.themes import NAMES
 from vtoken_console.widgets.heatmap.colouring import Mode
-from vtoken_console.widgets.notice import Notice
 
 TIMEOUT_S = 30.0  # until the first data
 REPLAY_S = 120  # length of the flight recording that is replayed
@@ -57,7 +56,7 @@ async def take(
             else:
                 guided = source == "guide"
                 app = ConsoleApp(url, token=token, guided=guided)
-            async with app.run_test(size=columns_rows) as pilot:
+            async with app.run_test(size=columns_rows, notifications=True) as pilot:
                 await _first_data(app, pilot, url)
                 await pilot.pause(settle_s)
                 for name in names:
@@ -66,7 +65,7 @@ async def take(
                     await _back(app, pilot, SCENARIOS[name])
     if TOUR in views:
         app = ConsoleApp(url, token=token)
-        async with app.run_test(size=tour.SIZE) as pilot:
+        async with app.run_test(size=tour.SIZE, notifications=True) as pilot:
             await _first_data(app, pilot, url)
             await pilot.pause(settle_s)
             try:
@@ -102,9 +101,9 @@ async def _flight(url: str, token: str | None, folder: Path) -> Path:
 async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
     app.dashboard.set_view(scenario.view)
     if scenario.appearance in NAMES:
-        app.colours.set_theme(scenario.appearance, "truecolor")
+        app.set_theme(scenario.appearance, "truecolor")
     elif scenario.appearance:
-        app.colours.set_mode(Mode(scenario.appearance))
+        app.dashboard.set_mode(Mode(scenario.appearance))
     if scenario.config is not None and app.source is not None:
         await app.source.rest.patch_config(dict(scenario.config))
     target = app.dashboard.query_one(scenario.focus)
@@ -138,12 +137,12 @@ async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
         app.dashboard.heatmap.zoom_out()
     app.dashboard.set_view("all")
     if scenario.appearance in NAMES:
-        app.colours.set_theme("dark", "truecolor")
+        app.set_theme("dark", "truecolor")
     elif scenario.appearance:
-        app.colours.set_mode(Mode.UTILISATION)
+        app.dashboard.set_mode(Mode.UTILISATION)
     if scenario.undo:
         await pilot.press("u")
         await pilot.pause(1.0)
     if "e" in scenario.keys:
-        app.dashboard.next_event_kinds()
-    app.dashboard.query_one(Notice).clear()
+        app.dashboard.action_event_kinds()
+    app.clear_notifications()

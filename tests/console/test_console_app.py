@@ -13,6 +13,7 @@ from tests.support.console_harness import (
     applied,
     compact,
     make_busy,
+    messages,
     running,
     screen_text,
     tokens_of,
@@ -31,13 +32,7 @@ from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.help import HelpScreen
 from vtoken_console.screens.request import RequestScreen
 from vtoken_console.style.appearance import choose
-from vtoken_console.widgets.notice import Notice
 from vtoken_console.widgets.requests import Requests
-
-
-def notice(app: ConsoleApp) -> str:
-    note = app.dashboard.query_one(Notice).note
-    return note.text if note else ""
 
 
 async def test_screen_answers_the_three_questions(core: LiveEngine, served: Served) -> None:
@@ -61,7 +56,7 @@ async def test_p_pauses_and_p_again_resumes(core: LiveEngine, served: Served) ->
         await until(lambda: core.runtime.config.reclamation == "paused", "not paused")
         shown = lambda: app.source.feed.model.status.reclamation.state  # noqa: E731
         await until(lambda: shown() == "paused", "pause not shown")
-        await until(lambda: "Reclamation paused" in notice(app), "no message")
+        await until(lambda: "Reclamation paused" in messages(app), "no message")
         await pilot.press("p")
         await until(lambda: core.runtime.config.reclamation == "auto", "not resumed")
     assert applied(served) == [{"reclamation": "paused"}, {"reclamation": "auto"}]
@@ -71,7 +66,7 @@ async def test_p_pauses_and_p_again_resumes(core: LiveEngine, served: Served) ->
 async def test_c_compacts_once_and_shows_the_outcome(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("c")
-        await until(lambda: "Compacted all requests: moved" in notice(app), "no outcome shown")
+        await until(lambda: "Compacted all requests: moved" in messages(app), "no outcome shown")
     assert served.calls_of("compact") == [commands.Compact()]
 
 
@@ -79,7 +74,7 @@ async def test_capital_c_is_a_dry_run(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         before = core.runtime.counters.relocations
         await pilot.press("C")
-        await until(lambda: "Dry run" in notice(app), "no answer shown")
+        await until(lambda: "Dry run" in messages(app), "no answer shown")
         assert core.runtime.counters.relocations == before
     assert served.calls_of("compact") == [commands.Compact(dry_run=True)]
 
@@ -89,8 +84,10 @@ async def test_u_undoes_and_a_refused_undo_is_shown_in_full(
 ) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("u")
-        await until(lambda: "there is no earlier configuration" in notice(app), "refusal not shown")
-        assert "409" in notice(app)
+        await until(
+            lambda: "there is no earlier configuration" in messages(app), "refusal not shown"
+        )
+        assert "409" in messages(app)
         await pilot.press("p")
         await until(lambda: core.runtime.config.reclamation == "paused", "not paused")
         await pilot.press("u")
@@ -173,7 +170,7 @@ async def test_policy_form_offers_the_parameters_of_the_chosen_policy(
 async def test_read_only_console_sends_nothing_and_shows_why(served: Served, key: str) -> None:
     async with running(served.url, read_only=True) as (app, pilot):
         await pilot.press(key)
-        await until(lambda: "--read-only" in notice(app), "no reason given")
+        await until(lambda: "--read-only" in messages(app), "no reason given")
         assert app.screen is app.dashboard
         assert "read-only" in screen_text(app).splitlines()[0]
         assert " compact" not in screen_text(app).splitlines()[-1]
@@ -186,7 +183,7 @@ async def test_server_that_grants_no_control_makes_the_console_read_only() -> No
         running(served.url) as (app, pilot),
     ):
         await pilot.press("c")
-        await until(lambda: "bound to more than loopback" in notice(app), "no reason given")
+        await until(lambda: "bound to more than loopback" in messages(app), "no reason given")
         names = [c.title for c in app.get_system_commands(app.screen)]
         assert not any(n.startswith(("compact", "undo (", "pause", "keep")) for n in names)
         assert any(n.startswith("undo?") for n in names), "what undo would do is not offered"
@@ -221,7 +218,7 @@ async def test_request_page_marks_protected_tokens(core: LiveEngine, served: Ser
     core.steps()
     core.publish()
     async with running(served.url) as (app, _):
-        await app.pages.open_request("kept")
+        await app.dashboard.open_request("kept")
         await until(lambda: "P protected" in screen_text(app), "no legend")
         assert app.screen.query_one("#strip").table.protected.nonzero()[0].tolist() == [3, 4, 5]
         first = next(line for line in screen_text(app).splitlines() if "P  P  P" in line)
@@ -233,7 +230,7 @@ async def test_finished_request_is_reported_and_its_page_kept(
 ) -> None:
     async with running(served.url) as (app, _):
         name = next(iter(core.store.tables))
-        await app.pages.open_request(name)
+        await app.dashboard.open_request(name)
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
         core.finish(name)
         core.publish()
@@ -245,7 +242,7 @@ async def test_slot_view_names_the_reason_of_a_pin() -> None:
     core = make_busy(100, 2, prefix_tokens=64)
     block = core.store.tables[next(iter(core.store.tables))][0]
     async with serving(core) as served, running(served.url) as (app, _):
-        await app.pages.open_block(block)
+        await app.dashboard.open_block(block)
         await until(lambda: "shared prefix" in screen_text(app), "pin reason not shown")
 
 
@@ -287,14 +284,14 @@ async def test_empty_pool_shows_how_to_send_a_request() -> None:
 
 async def test_connecting_page_shows_address_start_and_error() -> None:
     app = ConsoleApp("http://127.0.0.1:9")
-    async with app.run_test(size=(100, 30)) as pilot:
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
         await until(lambda: app.source.feed.connection.failures > 0, "no failure")
         await pilot.pause(0.2)
         text = screen_text(app)
         for part in ("Connecting to http://127.0.0.1:9", "since", "refused", "next try in"):
             assert part in text
         await pilot.press("c")
-        assert "no connection" in notice(app)
+        await until(lambda: "no connection" in messages(app), "not said")
 
 
 async def test_lost_connection_is_reported_the_screen_stays_and_it_reconnects() -> None:

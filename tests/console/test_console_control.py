@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.support.console_harness import applied, running, screen_text, until
+from tests.support.console_harness import applied, messages, running, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.profiles import made_up
 from tests.support.serving import Served
@@ -20,12 +20,7 @@ from vtoken_console.changes.trials import countdown, parse_terms
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.trial import TrialScreen
-from vtoken_console.widgets.notice import Notice
 from vtoken_console.widgets.trial_bar import TrialBar
-
-
-def notices(app) -> str:
-    return "\n".join(note.text for note in app.dashboard.query_one(Notice)._notes)
 
 
 def trial(core: LiveEngine) -> wire.Trial | None:
@@ -127,7 +122,7 @@ async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(
             assert part in line
         await pilot.press("y")
         await until(lambda: trial(core) is None, "not confirmed")
-        await until(lambda: "Kept: revision 2 stays" in notices(app), "not shown")
+        await until(lambda: "Kept: revision 2 stays" in messages(app), "not shown")
         await until(lambda: not bar.display, "the bar stays")
         assert core.runtime.config.theta_f == 0.24
 
@@ -154,14 +149,14 @@ async def test_guard_reverts_and_its_alert_stays_until_dismissed(
         slow = itertools.count()
         core.core.clock = lambda: time.monotonic() + 0.9 * next(slow)
         core.steps(6)
-        await until(lambda: "Reverted: revision 2" in notices(app), "revert not shown")
-        assert re.search(r"p95 inter-token \d+ ms > 500 ms", notices(app))
+        await until(lambda: "Reverted: revision 2" in messages(app), "revert not shown")
+        assert re.search(r"p95 inter-token \d+ ms > 500 ms", messages(app))
         assert core.runtime.config.theta_f == 0.25
         await pilot.press("p")
-        await until(lambda: "Reclamation paused" in notices(app), "later message lost")
-        assert "Reverted: revision 2" in notices(app), "a later message hid the revert"
+        await until(lambda: "Reclamation paused" in messages(app), "later message lost")
+        assert "Reverted: revision 2" in messages(app), "a later message hid the revert"
         await pilot.press("escape")
-        assert notices(app) == ""
+        assert messages(app) == ""
 
 
 async def test_unconfirmed_trial_is_reverted_with_its_own_mark(
@@ -173,7 +168,7 @@ async def test_unconfirmed_trial_is_reverted_with_its_own_mark(
         assert core.runtime.config.theta_f == 0.25
         await pilot.press("escape")
         await until(lambda: "▼3" in screen_text(app), "no mark of the revert")
-        assert "not confirmed within 1 s" in notices(app)
+        assert "not confirmed within 1 s" in messages(app)
 
 
 async def test_invalid_terms_are_refused_before_anything_is_sent(served: Served) -> None:
@@ -244,12 +239,12 @@ async def test_superseded_change_has_an_alert_until_dismissed(
 ) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("p")
-        await until(lambda: "Reclamation paused" in notices(app), "not paused")
+        await until(lambda: "Reclamation paused" in messages(app), "not paused")
         # A change that no step used is superseded, too, with another message.
         await until(lambda: app.source.feed.model.config.effective_revision == 2, "not in force")
         core.call("patch_config", actor="ana", patch={"reclamation": "auto"})
-        await until(lambda: "Superseded: your revision 2 is overridden" in notices(app), "unsaid")
-        assert "ana set reclamation paused → auto (rev 3)" in notices(app)
+        await until(lambda: "Superseded: your revision 2 is overridden" in messages(app), "unsaid")
+        assert "ana set reclamation paused → auto (rev 3)" in messages(app)
 
 
 async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(
@@ -266,11 +261,11 @@ async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(
         segments.ends_at = 0.0  # the next segment cannot be opened
         await until(lambda: "recorder FAILS" in screen_text(app).splitlines()[0], "no badge")
         dead = "stopped: [Errno 20] Not a directory"
-        await until(lambda: f"The server's recorder FAILS: {dead}" in notices(app), "not shown")
+        await until(lambda: f"The server's recorder FAILS: {dead}" in messages(app), "not shown")
         await pilot.press("escape")
-        assert notices(app) == ""
+        assert messages(app) == ""
         folder.unlink()
-        await until(lambda: "recorder works again" in notices(app), "not shown")
+        await until(lambda: "recorder works again" in messages(app), "not shown")
         await until(lambda: "FAILS" not in screen_text(app).splitlines()[0], "the badge stays")
 
 
@@ -283,14 +278,14 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
     async with running(served.url) as (app, pilot):
         server.answers_late, server.hangs = state == "applied", state != "applied"
         await pilot.press("p")
-        await until(lambda: "Looking it up" in notices(app), "unsaid")
-        assert "the engine did not answer 'patch_config' within 0.3 s" in notices(app)
+        await until(lambda: "Looking it up" in messages(app), "unsaid")
+        assert "the engine did not answer 'patch_config' within 0.3 s" in messages(app)
         server.answers_late = server.hangs = False
         if state == "applied":
-            await until(lambda: "Reclamation paused: revision 2" in notices(app), "not told")
-            assert "was looked up: it is applied" in notices(app)
+            await until(lambda: "Reclamation paused: revision 2" in messages(app), "not told")
+            assert "was looked up: it is applied" in messages(app)
         else:
-            await until(lambda: "nothing was done" in notices(app), "not told")
+            await until(lambda: "nothing was done" in messages(app), "not told")
             assert core.runtime.config.reclamation == "auto"
 
 
@@ -320,14 +315,14 @@ async def test_unrelated_changes_of_other_clients_are_only_logged(
 ) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("p")
-        await until(lambda: "Reclamation paused" in notices(app), "not paused")
+        await until(lambda: "Reclamation paused" in messages(app), "not paused")
         core.call("patch_config", actor="ana", patch={"batch_size": 8})
         await until(
             lambda: any(e.data.get("actor") == "ana" for e in app.source.feed.model.events),
             "not seen",
         )
         await pilot.pause(0.3)
-        assert "Superseded" not in notices(app)
+        assert "Superseded" not in messages(app)
 
 
 @pytest.mark.parametrize(

@@ -15,27 +15,21 @@ import numpy as np
 import pytest
 
 from tests.support.cli_harness import VTOKEN
-from tests.support.console_harness import running, until
+from tests.support.console_harness import messages, running, until
 from tests.support.core.live import LiveEngine
 from tests.support.recorded import START_TS, record
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken.cli import main
 from vtoken_console.export import files as export
-from vtoken_console.widgets.notice import Notice
-
-
-def notice(app: Any) -> str:
-    note = app.dashboard.query_one(Notice).note
-    return note.text if note else ""
 
 
 async def exported(app: Any, pilot: Any, key: str) -> str:
     await pilot.press("x")
     await pilot.pause(0.1)
     await pilot.press(key)
-    await until(lambda: "xported" in notice(app) or "No PNG" in notice(app), "no message")
-    return notice(app)
+    await until(lambda: "xported" in messages(app) or "No PNG" in messages(app), "no message")
+    return messages(app)
 
 
 async def test_images_show_the_page_without_the_dialog(
@@ -45,11 +39,11 @@ async def test_images_show_the_page_without_the_dialog(
     async with running(served.url) as (app, pilot):
         said = await exported(app, pilot, "s")
         (svg,) = tmp_path.glob("vtoken-*.svg")
-        assert said == f"Exported {svg}."
+        assert said == f"✓ Exported {svg}."
         text = svg.read_text(encoding="utf-8")
         assert "test-llama" in text
         assert "export&#160;what" not in text
-        app.dashboard.query_one(Notice).clear()
+        app.clear_notifications()
         await exported(app, pilot, "p")
         (png,) = tmp_path.glob("vtoken-*.png")
         assert png.read_bytes().startswith(b"\x89PNG")

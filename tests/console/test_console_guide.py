@@ -27,7 +27,7 @@ async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
     async with running(served.url, size=(120, 40), guided=True) as (app, pilot):
 
         async def at(number: int) -> None:
-            shown = lambda: app.guidance.guide.number == number  # noqa: E731
+            shown = lambda: app.guide.number == number  # noqa: E731
             await until(shown, f"step {number} does not come")
 
         await at(1)
@@ -56,7 +56,7 @@ async def test_every_step_waits_for_its_action_and_the_last_is_remembered(
         await at(10)
         assert not seen_path().exists()
         await pilot.press("question_mark")
-        await until(lambda: app.guidance.guide is None, "the guide does not end")
+        await until(lambda: app.guide is None, "the guide does not end")
     assert seen_path().exists()
 
 
@@ -68,7 +68,7 @@ async def test_one_key_skips_it_and_it_covers_nothing_at_80x24(served: Served) -
         assert pool.region.height >= 6
         assert "first minute · 1 of" in screen_text(app)
         await pilot.press("t", "ctrl+g")
-        await until(lambda: app.guidance.guide is None, "not skipped from a page")
+        await until(lambda: app.guide is None, "not skipped from a page")
         await until(lambda: not panel.display, "the panel stays")
     assert seen_path().exists()
 

@@ -151,6 +151,6 @@ async def test_block_page_shows_the_observed_history(core: LiveEngine, served: S
     async with running(served.url) as (app, pilot):
         await pilot.pause(0.3)
         block = compact(core, "cmpl-a91f").source_blocks[0]
-        await app.pages.open_block(block)
+        await app.dashboard.open_block(block)
         await until(lambda: "tokens moved out" in screen_text(app), "move not shown")
         await until(lambda: "freed by" in screen_text(app), "transition not shown")

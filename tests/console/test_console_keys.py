@@ -14,6 +14,7 @@ from vtoken_console.app.app import ConsoleApp
 from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
 from vtoken_console.frame.keys import KEYS
 from vtoken_console.screens.control import ControlScreen
+from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.screens.help import HelpScreen
 
 
@@ -95,7 +96,7 @@ def test_two_actions_can_swap_their_keys(tmp_path: Path) -> None:
 def test_every_action_has_a_unique_id_and_a_binding_with_it() -> None:
     ids = [key.id for key in KEYS]
     assert len(ids) == len(set(ids))
-    bound = {b.id for b in ConsoleApp.BINDINGS if isinstance(b, Binding)}
-    bound |= {b.id for b in ControlScreen.BINDINGS if isinstance(b, Binding)}
+    bindings = (*ConsoleApp.BINDINGS, *Dashboard.BINDINGS, *ControlScreen.BINDINGS)
+    bound = {b.id for b in bindings if isinstance(b, Binding)}
     assert set(ids) <= bound
     assert all(name in listing(KEYS) for name in ids)

@@ -167,11 +167,11 @@ async def test_shortage_beyond_what_can_be_given_is_in_red_and_in_capitals(
             pressure_of(app), short_blocks=5, givable_blocks=givable_blocks, givers=givable_blocks
         )
         app.source.feed.model.status.pressure = found
-        (line,) = widget.build_lines(app.frames.view(), 80, 1)
+        (line,) = widget.build_lines(app.view(), 80, 1)
         assert label in "".join(text for text, _ in line)
         assert any(text.endswith("  5") and ink is style for text, ink in line)
         found.givers = found.givable_tokens = 0
-        (line,) = widget.build_lines(app.frames.view(), 80, 1)
+        (line,) = widget.build_lines(app.view(), 80, 1)
         assert "none can give" in "".join(text for text, _ in line)
 
 
@@ -288,7 +288,7 @@ async def test_request_page_says_what_it_gave_while_it_runs_and_after_its_end(
     core.concurrency = 0
     async with serving(core) as served, running(served.url, size) as (app, _):
         row = core.reporter.rows()[0]
-        await app.pages.open_request(row.id)
+        await app.dashboard.open_request(row.id)
         can_give = f", can give {row.givable_tokens:,}" if row.givable_tokens else ""
         words = f"above its floor of 128{can_give}; gave {row.given_tokens:,} because"
         await until(lambda: words in screen_text(app), "not said")
@@ -306,7 +306,7 @@ async def test_request_page_of_a_fixed_budget_has_no_more_lines(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, SMALL) as (app, _):
-        await app.pages.open_request(core.reporter.rows()[0].id)
+        await app.dashboard.open_request(core.reporter.rows()[0].id)
         await until(lambda: "budget 256" in screen_text(app), "not loaded")
         assert app.screen.query_one(Summary).content_size.height == 3
         assert "floor" not in screen_text(app)

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.console_harness import running, screen_text, until
+from tests.support.console_harness import messages, running, screen_text, until
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
 from vtoken_console.frame import view
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
-from vtoken_console.widgets.notice import Notice
 
 
 @pytest.fixture
@@ -50,10 +49,6 @@ async def served(core: LiveEngine) -> AsyncIterator[Served]:
         yield served
 
 
-def notices(app) -> str:
-    return "\n".join(note.text for note in app.dashboard.query_one(Notice)._notes)
-
-
 @pytest.mark.slow
 async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, served: Served) -> None:
     runtime = core.runtime
@@ -74,23 +69,23 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, serve
         await pilot.press("backspace", *"0.02", "enter")
         await until(lambda: runtime.state.revision == 4, "not tried, or not reverted by the engine")
         assert runtime.config.theta_f == 0.01
-        await until(lambda: "Reverted: revision 3, not confirmed within 1 s" in notices(app), "?")
+        await until(lambda: "Reverted: revision 3, not confirmed within 1 s" in messages(app), "?")
 
         await pilot.press(*"0.3", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
         await pilot.press("tab", *"0.001", "enter")
         await until(lambda: runtime.state.revision == 6, "not tried, or not reverted by the engine")
-        await until(lambda: "Reverted: revision 5, p95 inter-token" in notices(app), "no guard")
+        await until(lambda: "Reverted: revision 5, p95 inter-token" in messages(app), "no guard")
         assert runtime.config.theta_f == 0.01
 
         await pilot.press("escape", "escape")
-        assert notices(app) == ""
+        assert messages(app) == ""
         await pilot.press("t", *"0.4", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
         await pilot.press("enter")
         await until(lambda: runtime.config.theta_f == 0.4, "not tried")
         await pilot.press("escape", "y")
-        await until(lambda: "Kept: revision 7 stays" in notices(app), "not kept")
+        await until(lambda: "Kept: revision 7 stays" in messages(app), "not kept")
         await pilot.press("u")
         await until(lambda: runtime.config.theta_f == 0.01, "not undone")
 
@@ -130,11 +125,11 @@ async def test_read_only_server_gives_the_reason_and_enforces_it(core: LiveEngin
     ):
         for key in ("p", "c", "u", "y"):
             await pilot.press(key)
-            await until(lambda: "bound to more than loopback" in notices(app), "no reason")
+            await until(lambda: "bound to more than loopback" in messages(app), "no reason")
             await pilot.press("escape")
         app.source.feed.model.hello.can_control = True  # a console that does not care
         await pilot.press("p")
-        await until(lambda: "403" in notices(app), "the server does not enforce it")
+        await until(lambda: "403" in messages(app), "the server does not enforce it")
         assert core.runtime.config.reclamation == "auto"
 
 
@@ -154,9 +149,9 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
             assert outcome.text.count("Not applied") == 1
             assert "evicts now" in outcome.text, "the what-if was removed"
         await pilot.press("escape", "U")
-        await until(lambda: "there is no earlier configuration" in notices(app), "not asked")
+        await until(lambda: "there is no earlier configuration" in messages(app), "not asked")
         await pilot.press("escape", "C")
-        await until(lambda: "Dry run over all requests" in notices(app), "not tried out")
+        await until(lambda: "Dry run over all requests" in messages(app), "not tried out")
         assert core.runtime.state.revision == 1
         assert (await served.service.journal.entries(10)).entries == []
 

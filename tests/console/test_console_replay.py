@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.console_harness import screen_text, until
+from tests.support.console_harness import messages, screen_text, until
 from tests.support.recorded import START_TS, record
 from vtoken import wire
 from vtoken.client import ProblemError
@@ -22,7 +22,6 @@ from vtoken.recording import RecordingReader, RecordingWriter
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.replay import Replay
-from vtoken_console.widgets.notice import Notice
 
 SECONDS = 60.0
 
@@ -63,7 +62,7 @@ async def shown(
 ) -> AsyncIterator[Any]:
     """The real app on a recording, paused at `moment`; yields (app, pilot)."""
     app = ConsoleApp(path.name, recording=path, moment=moment, read_only=True)
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=size, notifications=True) as pilot:
         await until(lambda: app.source is not None and app.dashboard.synced, "no data")
         await until(lambda: app.source.replay.indexed, "not indexed")
         await pilot.pause(0.2)
@@ -240,8 +239,7 @@ async def test_digits_are_a_moment_to_go_to(recording: Path) -> None:
         await until(lambda: at(42)(app), "does not go there")
         await pilot.press("9", "9", "9", "enter")
         await pilot.pause(0.2)
-        note = app.dashboard.query_one(Notice).note
-        assert "'999' is not a moment of this recording" in note.text
+        assert "'999' is not a moment of this recording" in messages(app)
         assert at(42)(app)
 
 
@@ -273,8 +271,7 @@ async def test_controls_are_refused_because_it_is_a_recording(recording: Path, k
     async with shown(recording) as (app, pilot):
         await pilot.press(key)
         await pilot.pause(0.1)
-        note = app.dashboard.query_one(Notice).note
-        assert "this is a recording" in note.text
+        assert "this is a recording" in messages(app)
         assert app.screen is app.dashboard
 
 
@@ -282,14 +279,14 @@ async def test_pages_that_query_a_server_show_what_a_recording_holds(recording: 
     async with shown(recording) as (app, pilot):
         model = app.source.feed.model
         used = int(np.flatnonzero(model.flags)[3])
-        await app.pages.open_block(used)
+        await app.dashboard.open_block(used)
         await pilot.pause(0.3)
         text = screen_text(app)
         assert "This is a recording" in text
         with pytest.raises(ProblemError, match=f"Block {used}: {int(model.live[used])} of 16 live"):
             await app.source.rest.block(used)
         await pilot.press("escape")
-        await app.pages.open_request(next(iter(model.requests)))
+        await app.dashboard.open_request(next(iter(model.requests)))
         await pilot.pause(0.3)
         assert "This is a recording" in screen_text(app)
 

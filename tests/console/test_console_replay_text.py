@@ -46,7 +46,7 @@ async def recording(folder: Path) -> Path:
 @contextlib.asynccontextmanager
 async def shown(path: Path, moment: str = "0") -> AsyncIterator[Any]:
     app = ConsoleApp(path.name, recording=path, moment=moment, read_only=True)
-    async with app.run_test(size=(120, 36)) as pilot:
+    async with app.run_test(size=(120, 36), notifications=True) as pilot:
         await until(lambda: app.source is not None and app.dashboard.synced, "no data")
         await until(lambda: app.source.replay.indexed and app.source.ready, "not indexed")
         yield app, pilot

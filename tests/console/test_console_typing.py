@@ -55,14 +55,14 @@ async def test_pages_opened_and_left_in_a_burst_leave_every_key_working(served: 
 
 async def test_key_held_down_acts_once(served: Served) -> None:
     async with running(served.url) as (app, _):
-        app.controls.HELD_S = 60.0
+        app.dashboard.HELD_S = 60.0
         burst(app, *"cccccc", "u", *"ccc", "/", "x")
         await until(lambda: app.dashboard.filter.text == "x", "not handled to the end")
         await until(
             lambda: len(served.calls_of("compact")) == 2 and len(served.calls_of("undo")) == 1,
             "not acted",
         )
-        app.controls.HELD_S = 0.0
+        app.dashboard.HELD_S = 0.0
         burst(app, "escape", "c")
         await until(
             lambda: len(served.calls_of("compact")) == 3, "a key that was let go of acts no more"

@@ -114,8 +114,8 @@ async def running(
 ) -> AsyncIterator[Any]:
     """The real app, headless; yields (app, pilot) once the first snapshot is drawn."""
     app = ConsoleApp(url, **options)
-    app.controls.HELD_S = 0.0  # a test may press a key twice in a row
-    async with app.run_test(size=size) as pilot:
+    app.dashboard.HELD_S = 0.0  # a test may press a key twice in a row
+    async with app.run_test(size=size, notifications=True) as pilot:
         await until(lambda: app.source is not None and app.dashboard.synced, "no first snapshot")
         pool = app.dashboard.heatmap
         too_low = 5  # lines of a panel without room for a map
@@ -135,3 +135,8 @@ def screen_text(app: ConsoleApp) -> str:
             rows[int(line)][at : at + cells] = [char, *[""] * (cells - 1)]
             at += cells
     return "\n".join(map("".join, rows))
+
+
+def messages(app: ConsoleApp) -> str:
+    """The messages on the screen, oldest first."""
+    return "\n".join(str(toast.render()) for toast in app.screen.query("Toast"))

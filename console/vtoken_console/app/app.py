@@ -1,54 +1,70 @@
 """The console application: one worker for the network, one timer for the screen.
 
-Composes the parts; each implements the keys of one subject. A source updates the model; `tick`
-draws the newest model `fps` times a second, independently of the server.
+A source updates the model; `tick` draws the newest model `fps` times a second, independently of the
+server. Keys of the dashboard are actions of `Dashboard`; here is what works on every page.
 """
 
 from __future__ import annotations
 
+import asyncio
+import io
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
 from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.markup import escape
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
-from vtoken_console.app.colours import Colours
-from vtoken_console.app.controls import Controls
-from vtoken_console.app.exporter import Exporter
-from vtoken_console.app.frames import Frames
-from vtoken_console.app.guidance import Guidance
 from vtoken_console.app.key_queue import KeyQueue
 from vtoken_console.app.keyfile import keymap
-from vtoken_console.app.pages import Pages
-from vtoken_console.app.replay_controls import ReplayControls
-from vtoken_console.app.session import Session
+from vtoken_console.feed.connection import Connection, State
+from vtoken_console.feed.session import Session
 from vtoken_console.feed.source import Source
 from vtoken_console.frame.cost import Cost
-from vtoken_console.frame.guide import seen_path
+from vtoken_console.frame.guide import Facts, Guide, mark_seen, seen_path
 from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, Key
 from vtoken_console.frame.terminal import Terminal
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import VIEWS, Dashboard
 from vtoken_console.style.appearance import Appearance, choose
+from vtoken_console.style.asciify import asciify
 from vtoken_console.style.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
-from vtoken_console.style.themes import DEPTHS, NAMES
+from vtoken_console.style.themes import DEPTHS, NAMES, SYSTEMS
 from vtoken_console.widgets.heatmap.colouring import MODES
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.replay_bar import ReplayBar
 
+if TYPE_CHECKING:
+    from vtoken.stream.reducer import StreamState
+    from vtoken_console.feed.activity import Activity
+
+FPS_WINDOW_S = 2.0  # frames a second are the mean over this window
+SEEK_S = 5.0
+SHOWN_S = 12.0  # how long the result of an action is shown
+UNTIL_ESCAPE_S = 1e6
+GLYPHS: dict[SeverityLevel, str] = {
+    "information": "[$vt-good]✓[/]",
+    "warning": "[bold $vt-bad]▼[/]",
+    "error": "[bold $vt-bad]×[/]",
+}
+PAGES = {"Dashboard": "", "ControlScreen": "settings", "HelpScreen": "help"}  # in the guide
+
 
 class ConsoleApp(App[int]):
     """`fps` frames a second at most; `read_only` disables controls whatever the server grants.
 
-    `recording`: a file to play from `moment` on instead of connecting to a server.
+    `recording`: a file to play from `moment` on instead of connecting to a server. `guide`: of the
+    first minute; None if it is not `guided`, and after its end.
     """
 
     TITLE = "vToken"
@@ -59,7 +75,7 @@ class ConsoleApp(App[int]):
         *(
             Binding(
                 k.keys,
-                f"do('{k.id}')",
+                k.action,
                 k.label,
                 id=k.id,
                 key_display=k.shown,
@@ -67,8 +83,14 @@ class ConsoleApp(App[int]):
                 priority=k.id == "skip-guide",  # works on every page
             )
             for k in DASHBOARD_KEYS
+            if k.id in GLOBAL
         ),
-        *(Binding(key, f"replay('{what}')", show=False) for key, what in ReplayControls.KEYS),
+        Binding("space", "replay('toggle_pause')", show=False),
+        Binding("less_than_sign", "replay('slower')", show=False),
+        Binding("greater_than_sign", "replay('faster')", show=False),
+        Binding("full_stop", "replay('step')", show=False),
+        Binding("left_square_bracket", "replay('back')", show=False),
+        Binding("right_square_bracket", "replay('on')", show=False),
     ]
 
     def __init__(
@@ -93,30 +115,18 @@ class ConsoleApp(App[int]):
         self.cost = Cost()
         self.keys = keys
         self.max_fps = fps
-        self.dashboard = Dashboard(keys)
         self.session = Session(
             url, token=token, fps=fps, read_only=read_only, recording=recording, moment=moment
         )
-        appearance = appearance or choose(depth="truecolor")
-        self.colours = Colours(self, self.terminal, self.session, self.dashboard, appearance)
-        self.guidance = Guidance(self, self.dashboard, wanted=guided)
-        self.frames = Frames(
-            self.session,
-            self.dashboard,
-            self.colours,
-            self.guidance,
-            self.cost,
-            self.terminal,
-            keys,
-            fps,
-        )
-        self.pages = Pages(self, self.session, self.dashboard)
-        self.controls = Controls(self, self.session, self.frames, self.dashboard)
-        self.replay = ReplayControls(self.session, self.dashboard)
-        self.exporter = Exporter(self, self.session, self.frames, self.dashboard)
-        self.actions = self._make_actions()
-        self._key_queue = KeyQueue(self, super().on_event)
+        self.dashboard = Dashboard(self.session, keys)
+        self.appearance = appearance or choose(depth="truecolor")
+        self._apply_theme()
+        self.guide = Guide() if guided else None
+        self.alerts: list[str] = []  # until escape, oldest first
+        self._activity: Activity | None = None
+        self._drawn: deque[float] = deque(maxlen=64)  # monotonic [s]
         self._dimmed_drawn_at = 0.0  # when the dashboard was last drawn behind a page
+        self._key_queue = KeyQueue(self, super().on_event)
 
     @property
     def source(self) -> Source | None:
@@ -130,9 +140,8 @@ class ConsoleApp(App[int]):
         return self.dashboard
 
     def on_mount(self) -> None:
-        ascii_only = self.colours.appearance.ascii_only
-        self.set_class(ascii_only, "-ascii")
-        self.dashboard.set_class(ascii_only, "-ascii")
+        self.set_class(self.appearance.ascii_only, "-ascii")
+        self.dashboard.set_class(self.appearance.ascii_only, "-ascii")
         self.set_keymap(keymap(self.keys))
         self.call_after_refresh(self._start)
         self.call_later(self.tick)
@@ -145,14 +154,14 @@ class ConsoleApp(App[int]):
     # ------------------------------------------------------------ frames
 
     def tick(self) -> None:
-        """Draws one frame: the newest model on every visible screen."""
-        now = time.monotonic()
+        """Draws one frame, the newest model on every visible screen, if the terminal keeps up."""
         if self.terminal.is_behind:
             return
-        self.frames.begin(now)
-        view = self.frames.view()
-        self.controls.announce(view)
-        self.guidance.update(view)
+        now = time.monotonic()
+        self._count_frame(now)
+        view = self.view()
+        self.dashboard.announce(view)
+        self._update_guide(view)
         # Behind a page, the dashboard is dimmed and drawn in full: once a second is enough.
         draw_dimmed = now - self._dimmed_drawn_at >= 1.0
         if draw_dimmed:
@@ -162,10 +171,61 @@ class ConsoleApp(App[int]):
             if drawn and screen.is_mounted:
                 _show(screen, view)
 
+    def _count_frame(self, now: float) -> None:
+        """Counts a frame drawn at monotonic time `now` [s], and those dropped before it."""
+        cost, drawn = self.cost, self._drawn
+        if drawn:
+            cost.dropped += max(0, round((now - drawn[-1]) * self.max_fps) - 1)
+        cost.drawn += 1
+        cost.written_bytes = self.terminal.written_bytes
+        if self.source is not None:
+            cost.received_bytes = self.source.feed.received_bytes
+        drawn.append(now)
+        while now - drawn[0] > FPS_WINDOW_S:
+            drawn.popleft()
+
+    def view(self) -> View:
+        """The newest state as one value."""
+        source, now = self.source, time.monotonic()
+        spread = now - self._drawn[0] if self._drawn else 0.0
+        feed = source.feed if source is not None else None
+        filled = feed if feed is not None and feed.connection.ever_live else None
+        replay = source.replay if source is not None else None
+        return View(
+            url=self.session.url,
+            connection=feed.connection if feed else Connection(State.IDLE),
+            now=time.time() if replay is None else replay.ts,
+            monotonic=now,
+            age_s=now - feed.received if feed and replay is None else 0.0,
+            fps=(len(self._drawn) - 1) / spread if spread > 0 else 0.0,
+            ramp=self.appearance.ramp,
+            theme=self.appearance.theme,
+            ascii_only=self.appearance.ascii_only,
+            motion=self.appearance.motion,
+            read_only_requested=self.session.read_only,
+            filter=self.dashboard.filter,
+            model=filled.model if filled else None,
+            activity=self._observe(filled.model, now) if filled else None,
+            series=filled.series if filled else None,
+            audit=filled.data.audit if filled else (),
+            cost=self.cost.sample(now),
+            keys=self.keys,
+            replay=replay,
+            guide_step=self.guide.number if self.guide is not None else None,
+        )
+
+    def _observe(self, model: StreamState, now: float) -> Activity:
+        if self._activity is None:
+            from vtoken_console.feed.activity import Activity
+
+            self._activity = Activity()
+        self._activity.observe(model, now)
+        return self._activity
+
     def on_dashboard_frame_requested(self) -> None:
         self.tick()
 
-    # ------------------------------------------------------------ keys
+    # ------------------------------------------------------------ events
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Resize):
@@ -179,87 +239,241 @@ class ConsoleApp(App[int]):
         await self._key_queue.handled()
 
     async def on_heatmap_zoom_requested(self, event: Heatmap.ZoomRequested) -> None:
-        await self.pages.zoom_step(slots=event.slots)
+        await self.dashboard.zoom_step(slots=event.slots)
+
+    # ------------------------------------------------------------ messages
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """Shows a message above the keys, in place of the one before.
+
+        An error stays until escape or the next message. An alert (a warning), which no key has
+        caused, stays until escape.
+        """
+        if severity == "warning":
+            self.alerts.append(message)
+        else:
+            super().clear_notifications()
+            for alert in self.alerts:
+                self._toast(alert, "warning")
+        self._toast(message, severity)
+
+    def _toast(self, text: str, severity: SeverityLevel) -> None:
+        text = f"{GLYPHS[severity]} {escape(text)}{'  esc: seen' * (severity == 'warning')}"
+        super().notify(
+            asciify(text) if self.appearance.ascii_only else text,
+            severity=severity,
+            timeout=SHOWN_S if severity == "information" else UNTIL_ESCAPE_S,
+        )
+
+    def clear_notifications(self) -> None:
+        self.alerts.clear()
+        super().clear_notifications()
+
+    # ------------------------------------------------------------ colours
+
+    def action_ramp(self) -> None:
+        names, name = self.appearance.ramp_names, self.appearance.ramp_name
+        at = names.index(name) if name in names else -1
+        self.set_ramp(names[(at + 1) % len(names)])
+
+    def set_ramp(self, name: str) -> None:
+        self.appearance = self.appearance.with_ramp(name)
+        self.notify(f"Colours: {name}: {self.appearance.ramp.summary}.")
+        self.tick()
+
+    def action_theme(self) -> None:
+        at = NAMES.index(self.appearance.theme.name)
+        self.set_theme(NAMES[(at + 1) % len(NAMES)], self.appearance.theme.depth)
+
+    def set_theme(self, name: str, depth: str) -> None:
+        self.appearance = self.appearance.with_theme(name, depth)
+        self._apply_theme()
+        self.notify(
+            f"Theme: {name}, {depth} colours." if depth != "truecolor" else f"Theme: {name}."
+        )
+        self.tick()
+
+    def _apply_theme(self) -> None:
+        """Sets Textual's theme and the number of colours sent to the terminal."""
+        theme = self.appearance.theme
+        self.register_theme(theme.for_textual())
+        self.theme = theme.full_name
+        self.terminal.set_colors(SYSTEMS[theme.depth])
+
+    # ------------------------------------------------------------ the guided first minute
+
+    def _update_guide(self, view: View) -> None:
+        """Passes the newest facts to the guide, and ends it after its last step."""
+        model, cursor = view.model, self.dashboard.heatmap.cursor
+        if self.guide is None or model is None or cursor < 0:
+            return  # nothing is drawn yet
+        page = type(self.screen).__name__
+        status, config = model.status, model.config
+        fragmentation = status.fragmentation if status is not None else None
+        self.guide.update(
+            Facts(
+                page=PAGES.get(page, page),
+                cursor=cursor,
+                drafted=bool(getattr(self.screen, "patch", None)),
+                revision=config.revision if config is not None else 0,
+                relocations=status.reclamation.relocations if status is not None else 0,
+                wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,
+                on_trial=config is not None and config.trial is not None,
+            )
+        )
+        if self.guide.finished:
+            self._end_guide("That was the guide. `vtoken demo --guide` shows it again.")
+
+    def action_skip_guide(self) -> None:
+        if self.guide is None:
+            self.notify("No guide is running; `vtoken console --guide` starts one.")
+        else:
+            self._end_guide("Guide skipped. `vtoken demo --guide` shows it again.")
+
+    def _end_guide(self, text: str) -> None:
+        self.guide = None
+        error = mark_seen(seen_path())
+        if error:
+            self.notify(f"{text} But {error}.", severity="error")
+        else:
+            self.notify(text)
+
+    # ------------------------------------------------------------ replay
+
+    def action_replay(self, what: str) -> None:
+        """One of the controls of a replay, by name. Nothing on a live server."""
+        replay = self.session.replay
+        if replay is None:
+            return
+        match what:
+            case "toggle_pause":
+                replay.toggle_pause()
+            case "slower" | "faster":
+                replay.faster(1 if what == "faster" else -1)
+            case "step":
+                replay.step()
+            case "back" | "on":
+                replay.seek_by(SEEK_S if what == "on" else -SEEK_S)
+            case "start" | "end":
+                replay.seek(replay.index.last_ts if what == "end" else replay.index.first_ts)
 
     def on_replay_bar_moment_entered(self, message: ReplayBar.MomentEntered) -> None:
-        self.replay.seek_text(message.text)
+        if self.session.replay is not None:
+            try:
+                self.session.replay.seek_text(message.text)
+            except ValueError as error:
+                self.notify(str(error), severity="error")
 
     def on_replay_bar_seek_requested(self, message: ReplayBar.SeekRequested) -> None:
-        self.replay.seek_share(message.share)
+        replay = self.session.replay
+        if replay is not None:
+            replay.seek(replay.index.first_ts + message.share * replay.index.duration_s)
 
-    # ------------------------------------------------------------ actions
+    # ------------------------------------------------------------ export
 
-    def _make_actions(self) -> dict[str, Callable[[], Any]]:
-        """What each key of the dashboard does, by the key's id."""
-        settings = ("policy", "theta-f", "batch-size", "budget-tokens")
-        return {
-            "pause": self.controls.pause,
-            "compact": self.controls.compact,
-            "compact-dry": self.controls.compact_dry,
-            "undo": self.controls.undo,
-            "undo-dry": self.controls.undo_dry,
-            "confirm": self.controls.confirm,
-            **{
-                name: partial(self.controls.open_settings, name.replace("-", "_"))
-                for name in settings
-            },
-            "zoom-in": self.pages.zoom_in,
-            "zoom-out": self.dashboard.heatmap.zoom_out,
-            "open": self.pages.open_chosen,
-            "filter": self.dashboard.open_filter,
-            "sort": self.dashboard.next_sort,
-            "event-kinds": self.dashboard.next_event_kinds,
-            "view": self.dashboard.next_view,
-            "mode": self.colours.next_mode,
-            "ramp": self.colours.next_ramp,
-            "theme": self.colours.next_theme,
-            "export": self.exporter.open_dialog,
-            "retry": self._retry,
-            "command-palette": self.action_command_palette,
-            "help": self.pages.open_help,
-            "skip-guide": self.guidance.skip,
-            "quit": partial(self.exit, 0),
-        }
+    async def action_export(self) -> None:
+        from vtoken_console.screens.export import ExportScreen
 
-    def _retry(self) -> None:
+        if self.session.model is None or not self.session.model.synced:
+            self.notify("Nothing to export yet: no data.", severity="error")
+        elif not isinstance(self.screen, ExportScreen):
+            await self.push_screen(ExportScreen(), self._on_export_choice)
+
+    def _on_export_choice(self, kind: str | None) -> None:
+        if kind is not None:
+            # After the refresh, the screen is drawn without the dialog.
+            self.call_after_refresh(self._export, kind)
+
+    async def _export(self, kind: str) -> None:
+        from vtoken_console.export.raster import PngUnavailable
+
+        try:
+            self.notify(f"Exported {await self._hand_over(await self.export_files(kind))}.")
+        except PngUnavailable as reason:
+            self.notify(f"No PNG: {reason}. SVG needs nothing.", severity="error")
+        except OSError as error:
+            self.notify(f"Not exported: {error}.", severity="error")
+
+    async def export_files(self, kind: str) -> dict[str, bytes]:
+        """What the screen shows, as contents by file name. Raises PngUnavailable."""
+        from vtoken_console.export import files
+        from vtoken_console.export.dots import with_dots
+        from vtoken_console.export.raster import svg_to_png
+
+        source, url = self.source, self.session.url
+        assert source is not None
+        view, model = self.view(), source.feed.model
+        stem = files.stem(view.now)
+        if kind == "json":
+            ts = model.status.ts if model.status else view.now
+            return {f"{stem}.json": await asyncio.to_thread(files.document, model, url, ts)}
+        if kind == "csv":
+            tables = await asyncio.to_thread(files.tables, model, source.feed.series)
+            return {f"{stem}-{name}.csv": data for name, data in tables.items()}
+        svg = with_dots(self.export_screenshot(title=f"vtoken console: {url}"))
+        if kind == "svg":
+            return {f"{stem}.svg": svg.encode()}
+        return {f"{stem}.png": await asyncio.to_thread(svg_to_png, svg)}
+
+    async def _hand_over(self, contents: dict[str, bytes]) -> str:
+        """Writes the files, or sends them to the browser; returns where. Raises OSError."""
+        from vtoken_console.export import files
+
+        if self.is_web:  # the browser may be on another machine
+            for name, data in contents.items():
+                self.deliver_binary(io.BytesIO(data), save_filename=name)
+            return f"{', '.join(contents)} to the browser"
+        paths = await asyncio.to_thread(files.write, Path.cwd(), contents)
+        if len(paths) == 1:
+            return str(paths[0])
+        return f"{', '.join(path.name for path in paths)} in {paths[0].parent}"
+
+    # ------------------------------------------------------------ other actions
+
+    def action_retry(self) -> None:
         if self.source is not None:
             self.source.retry_now()
 
-    async def action_do(self, key_id: str) -> None:
-        """Runs the action of one key."""
-        running = self.actions[key_id]()
-        if running is not None:
-            await running
+    async def action_help(self) -> None:
+        from vtoken_console.screens.help import HelpScreen
 
-    def action_replay(self, what: str) -> None:
-        self.replay.do(what)
+        if not isinstance(self.screen, HelpScreen):
+            await self.push_screen(HelpScreen())
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Dashboard keys work on the dashboard only, so pages on top can reuse them."""
-        return action != "do" or parameters[0] in GLOBAL or self.screen is self.dashboard
+    async def action_quit(self) -> None:
+        self.exit(0)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key as a command, then views, colour ramps, colour modes and themes by name."""
-        read_only = bool(self.frames.view().read_only_reason)
+        read_only = bool(self.view().read_only_reason)
         for key in self.keys:
             if key.page or key.id == "command-palette" or (key.control and read_only):
                 continue
-            yield SystemCommand(f"{key.label} ({key.shown})", key.help, self.actions[key.id])
+            run = partial(self.run_action, key.action, default_namespace=self.dashboard)
+            yield SystemCommand(f"{key.label} ({key.shown})", key.help, run)
         for name in VIEWS:
             yield SystemCommand(
                 f"view {name}", "panels to show", partial(self.dashboard.set_view, name)
             )
-        appearance = self.colours.appearance
+        appearance = self.appearance
         for name in appearance.ramp_names:
             summary = appearance.theme.ramps[name].summary
-            yield SystemCommand(f"ramp {name}", summary, partial(self.colours.set_ramp, name))
+            yield SystemCommand(f"ramp {name}", summary, partial(self.set_ramp, name))
         for mode in MODES:
             yield SystemCommand(
-                f"colour by {mode.value}", mode.summary, partial(self.colours.set_mode, mode)
+                f"colour by {mode.value}", mode.summary, partial(self.dashboard.set_mode, mode)
             )
         for name in NAMES:
             for depth in DEPTHS:
-                call = partial(self.colours.set_theme, name, depth)
+                call = partial(self.set_theme, name, depth)
                 yield SystemCommand(f"theme {name}, {depth}", "colours of the console", call)
 
 

@@ -27,6 +27,14 @@ class Key:
     rank: int = 9
     page: str = ""
 
+    @property
+    def action(self) -> str:
+        """Textual's action, of the application or of the dashboard."""
+        name = self.id.replace("-", "_")
+        if self.group == "Set":
+            return f"settings('{name}')"
+        return f"app.{name}" if self.id in APP_ACTIONS else name
+
 
 KEYS: tuple[Key, ...] = (
     Key("p", "p", "pause", "pause", "stop planning new relocations, or resume", "Act", True, 2),
@@ -114,6 +122,7 @@ KEYS: tuple[Key, ...] = (
 
 DASHBOARD_KEYS = tuple(key for key in KEYS if not key.page)
 GLOBAL = frozenset({"quit", "help", "command-palette", "skip-guide"})  # work on every page
+APP_ACTIONS = GLOBAL | {"ramp", "theme", "export", "retry"}
 
 
 def shown_key(keys: str) -> str:

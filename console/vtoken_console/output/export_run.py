@@ -45,7 +45,7 @@ async def _run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]
             raise ExportError(problem)  # not the moment that was asked for
         await pilot.pause(SETTLE_S)
         try:
-            files = await app.exporter.files(kind)
+            files = await app.export_files(kind)
         except PngUnavailable as reason:
             raise ExportError(f"no PNG: {reason}") from reason
     return _write(path, files)

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 
 from vtoken.client import ProblemError
 from vtoken_console.widgets.details.block_page import BlockPage
-from vtoken_console.widgets.notice import problem_text
+from vtoken_console.widgets.outcome import problem_text
 
 if TYPE_CHECKING:
     from vtoken_console.feed.source import Source

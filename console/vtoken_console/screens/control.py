@@ -38,8 +38,7 @@ from vtoken_console.widgets.details.given import when_of
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.lines import terminal_text
-from vtoken_console.widgets.notice import problem_text
-from vtoken_console.widgets.outcome import Outcome
+from vtoken_console.widgets.outcome import Outcome, problem_text
 from vtoken_console.widgets.trial_bar import TrialBar
 
 if TYPE_CHECKING:

@@ -1,19 +1,25 @@
-"""The main screen: header, sentence, gauge, the panels that fit, keys."""
+"""The main screen: header, sentence, gauge, the panels that fit, keys, and what the keys do."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input
 
+from vtoken_console.changes import controls
+from vtoken_console.changes.watch import ChangeWatch, HealthWatch
+from vtoken_console.feed.session import Session
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
-from vtoken_console.frame.keys import Key
+from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, Key
 from vtoken_console.frame.view import View
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.figures.charts import Charts
@@ -23,34 +29,56 @@ from vtoken_console.widgets.figures.sentence import Sentence
 from vtoken_console.widgets.figures.waiting import Waiting
 from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.header import Header
+from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.keybar import KeyBar
 from vtoken_console.widgets.lines import LinesWidget
-from vtoken_console.widgets.notice import SHOWN_S, Note, Notice
+from vtoken_console.widgets.outcome import problem_text
 from vtoken_console.widgets.replay_bar import ReplayBar
 from vtoken_console.widgets.requests import Requests
 from vtoken_console.widgets.trial_bar import TrialBar
 
+if TYPE_CHECKING:
+    from vtoken.client import AsyncClient, OutcomeUnknown
+
 VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
+Call = Callable[["AsyncClient"], Coroutine[Any, Any, str]]
 
 
 class Dashboard(Screen[None]):
+    """Pages above it are imported when they are first opened.
+
+    A held key that changes the server acts once. It acts again once HELD_S have passed since its
+    last repeat.
+    """
+
     AUTO_FOCUS = "#pool"
+    HELD_S = 0.7  # longer than a terminal's delay before it repeats a key
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(k.keys, k.action, k.label, id=k.id, key_display=k.shown, show=False)
+        for k in DASHBOARD_KEYS
+        if k.id not in GLOBAL
+    ]
 
     class FrameRequested(Message):
         """Requests a frame at once, to show a choice of the viewer."""
 
-    def __init__(self, keys: tuple[Key, ...]) -> None:
+    def __init__(self, session: Session, keys: tuple[Key, ...]) -> None:
         super().__init__()
+        self._session = session
         self._view_key = next(key.shown for key in keys if key.id == "view")
+        self.view: View | None = None  # the newest one
         self.filter = NO_FILTER
         self._focus_before: Widget | None = None
         self.shown = "all"
         self.synced = False
         self.heatmap = Heatmap(id="pool")
-        self._notice = Notice(id="notice")
         self._trial_bar = TrialBar(id="trial-bar")
         self._guide = GuidePanel(id="guide")
+        self._changes = ChangeWatch()
+        self._health = HealthWatch()
+        self._last_key = ("", 0.0)  # of those that change the server: name and monotonic time
+        session.on_lookup = self._tell_lookup
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
@@ -67,13 +95,12 @@ class Dashboard(Screen[None]):
                 yield Events(id="events")
         yield Figures(id="figures")
         yield self._guide
-        yield self._notice
         yield Input(id="filter", placeholder=EXAMPLE, compact=True)
         yield ReplayBar(id="replay")
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        self._notice.display = self._trial_bar.display = self._guide.display = False
+        self._trial_bar.display = self._guide.display = False
         self.query_one("#filter").display = False
 
     def show(self, view: View) -> None:
@@ -89,20 +116,175 @@ class Dashboard(Screen[None]):
                 self.heatmap.focus()
         self._trial_bar.show(view)  # these two set their own `display`
         self._guide.show(view)
+        self.set_class(self._guide.display, "-guided")
         for widget in self.query(LinesWidget):
             if widget.is_on_screen or widget.view is None:
                 widget.show(view)
 
-    def show_message(self, text: str, *, is_error: bool = False, sticky: bool = False) -> None:
-        """Shows a message above the keys; an error stays until escape or the next message.
-
-        A sticky one, not caused by a key, stays until escape.
-        """
-        until = None if is_error or sticky else time.monotonic() + SHOWN_S
-        self._notice.add(Note(text, is_error or sticky, until, sticky))
+    def announce(self, view: View) -> None:
+        """Shows new alerts about changes and about the health of the server's parts."""
+        self.view = view
+        if view.model is not None and view.replay is None:
+            status = view.model.status
+            health = self._health.poll(status.health) if status is not None else []
+            for alert in (*self._changes.poll(view.model, view.monotonic), *health):
+                self.notify(alert.text, severity="warning" if alert.sticky else "information")
 
     def request_frame(self) -> None:
         self.post_message(self.FrameRequested())
+
+    # ------------------------------------------------------------ changes of the server
+
+    def action_pause(self) -> None:
+        model = self._session.model
+        status = model.status if model is not None else None
+        state = status.reclamation.state if status else "auto"
+        self._change("pause", lambda rest: controls.toggle_pause(rest, state, self._changes))
+
+    def action_compact(self) -> None:
+        self._change("compact", controls.compact)
+
+    def action_compact_dry(self) -> None:
+        self._dry_run(lambda rest: controls.compact(rest, dry_run=True))
+
+    def action_undo(self) -> None:
+        self._change("undo", lambda rest: controls.undo(rest, self._changes))
+
+    def action_undo_dry(self) -> None:
+        self._dry_run(controls.undo_dry)
+
+    def action_confirm(self) -> None:
+        self._change("confirm", controls.confirm)
+
+    async def action_settings(self, field: str) -> None:
+        """Opens the settings page with the cursor on `field`."""
+        from vtoken_console.screens.control import ControlScreen
+
+        source, view = self._session.source, self.view
+        if not self._refused(dry_run=True) and source is not None and view is not None:
+            page = ControlScreen(source, self._changes, field, view.read_only_reason)
+            await self.app.push_screen(page)
+
+    def _refused(self, *, dry_run: bool = False) -> bool:
+        """Whether controls are off or the connection is down; if so, shows the reason.
+
+        `dry_run`: allowed on a read-only connection to a server, but not in a replay.
+        """
+        view, reason = self.view, ""
+        if view is not None and (view.replay is not None or not dry_run):
+            reason = view.read_only_reason
+        if not reason and (view is None or not view.connection.is_live):
+            reason = "no connection to the server"
+        if reason:
+            self.notify(f"Not done: {reason}. Nothing was sent.", severity="error")
+        return bool(reason)
+
+    def _change(self, name: str, call: Call) -> None:
+        """Makes one call to the server, unless controls are off, and shows its result.
+
+        `name` identifies the key, so that a held key acts once.
+        """
+        (last, at), now, source = self._last_key, time.monotonic(), self._session.source
+        self._last_key = (name, now)
+        if name == last and now - at < self.HELD_S:
+            return
+        if self._refused() or source is None:
+            return
+        rest = source.rest
+
+        async def work() -> None:
+            self._changes.calls_in_flight += 1
+            try:
+                await self._show_result(call(rest))
+            finally:
+                self._changes.calls_in_flight -= 1
+
+        self.run_worker(work(), group="control")
+
+    def _dry_run(self, call: Call) -> None:
+        """Makes one call that changes nothing, and shows its result."""
+        source = self._session.source
+        if not self._refused(dry_run=True) and source is not None:
+            self.run_worker(self._show_result(call(source.rest)), group="dry-run")
+
+    async def _show_result(self, call: Coroutine[Any, Any, str]) -> None:
+        from vtoken.client import ProblemError
+
+        try:
+            self.notify(await call)
+        except ProblemError as error:
+            self.notify(problem_text(error.problem), severity="error")
+
+    def _tell_lookup(self, lost: OutcomeUnknown) -> None:
+        """Shows that the outcome of a change is unknown and is looked up."""
+        from vtoken_console.screens.control import ControlScreen
+
+        text = f"{lost.problem.detail}. Looking it up …"
+        self.notify(text, severity="error")
+        if isinstance(self.app.screen, ControlScreen):
+            self.app.screen.show_lookup(text)
+
+    # ------------------------------------------------------------ pages
+
+    async def action_zoom_in(self) -> None:
+        self.heatmap.focus()
+        await self.zoom_step(slots=True)
+
+    def action_zoom_out(self) -> None:
+        self.heatmap.zoom_out()
+
+    async def zoom_step(self, *, slots: bool) -> None:
+        """Zooms in one level. The level after the last is a block's page, if `slots`."""
+        if not self.heatmap.zoom_in() and slots:
+            await self.open_block(self.heatmap.cursor)
+
+    async def action_open(self) -> None:
+        """Opens the page of the item under the focused panel's cursor."""
+        focused = self.focused
+        if isinstance(focused, Heatmap):
+            await self.action_zoom_in()
+        elif isinstance(focused, Requests) and focused.chosen is not None:
+            await self.open_request(focused.chosen.id)
+        elif isinstance(focused, Events) and focused.chosen is not None:
+            request_id = focused.chosen.data.get("request_id")
+            if request_id:
+                await self.open_request(str(request_id))
+
+    async def open_request(self, request_id: str, *, in_place: bool = False) -> None:
+        """Opens a request's page; in a recording with text, the page of the recorded text.
+
+        `in_place`: replaces the top page.
+        """
+        from vtoken_console.screens.request import RequestScreen
+
+        source, replay = self._session.source, self._session.replay
+        if source is None:
+            return
+        page: Screen[None]
+        if replay is not None and replay.holds_text:
+            from vtoken_console.screens.recorded_text import RecordedTextScreen
+
+            page = RecordedTextScreen(replay, request_id)
+        else:
+            page = RequestScreen(
+                source, request_id, self.open_block, read_only=self._session.read_only
+            )
+        if in_place:
+            await self.app.switch_screen(page)
+        else:
+            await self.app.push_screen(page)
+
+    async def open_block(self, block_id: int) -> None:
+        from vtoken_console.screens.block import BlockScreen
+
+        source = self._session.source
+        if source is not None and source.feed.model.synced:
+            await self.app.push_screen(BlockScreen(source, block_id, self._open_owner))
+
+    async def _open_owner(self, request_id: str) -> None:
+        await self.open_request(request_id, in_place=True)
+
+    # ------------------------------------------------------------ panels
 
     def set_view(self, name: str) -> None:
         """Shows all panels, or one of them alone."""
@@ -114,28 +296,43 @@ class Dashboard(Screen[None]):
             if target.can_focus:
                 target.focus()
 
-    def next_view(self) -> None:
+    def action_view(self) -> None:
         """Cycles through all panels and each panel alone."""
         at = VIEWS.index(self.shown) + 1
         name, after = (VIEWS[n % len(VIEWS)] for n in (at, at + 1))
         self.set_view(name)
         alone = f"Only {name}; {self._view_key} goes on, to {after}."
-        self.show_message("All panels." if name == "all" else alone)
+        self.notify("All panels." if name == "all" else alone)
 
-    def next_sort(self) -> None:
-        self.show_message(f"Requests sorted by {self.query_one(Requests).next_sort()}.")
+    def action_sort(self) -> None:
+        self.notify(f"Requests sorted by {self.query_one(Requests).next_sort()}.")
 
-    def next_event_kinds(self) -> None:
+    def action_event_kinds(self) -> None:
         all_kinds = self.query_one(Events).toggle_kinds()
-        self.show_message(
+        self.notify(
             "The log shows every event." if all_kinds else "The log shows moves and changes."
         )
 
-    def open_filter(self) -> None:
+    def action_mode(self) -> None:
+        self.set_mode(MODES[(MODES.index(self.heatmap.mode) + 1) % len(MODES)])
+
+    def set_mode(self, mode: Mode) -> None:
+        """Sets the quantity that the heatmap's colours show."""
+        self.heatmap.set_mode(mode)
+        model = self._session.model
+        if mode is Mode.OWNER and model is not None and not len(model.owner):
+            self.notify("This server does not report block owners.", severity="error")
+        else:
+            self.notify(f"Colour by {mode.value}: {mode.summary}.")
+
+    # ------------------------------------------------------------ filter
+
+    def action_filter(self) -> None:
         box = self.query_one("#filter", Input)
         if self.focused is not box:
             self._focus_before = self.focused
         box.display = True
+        self.app.clear_notifications()  # they are where the field is
         self.set_focus(box)  # at once, so that the next key is text, not a command
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -157,4 +354,4 @@ class Dashboard(Screen[None]):
             box.display = False
             self.set_focus(self._focus_before)
         else:
-            self._notice.clear()
+            self.app.clear_notifications()

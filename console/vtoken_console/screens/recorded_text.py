@@ -125,4 +125,4 @@ class RecordedTextScreen(Screen[None]):
 
     def action_tokens(self) -> None:
         text = "Recordings hold no tokens and blocks: these are read from a running server."
-        self.query_one(Summary).show_message(text, is_error=True)
+        self.notify(text, severity="error")

@@ -30,7 +30,7 @@ from vtoken_console.widgets.details.token_strip import TokenStrip
 from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.keybar import key_spans
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge
-from vtoken_console.widgets.notice import SHOWN_S, problem_text
+from vtoken_console.widgets.outcome import problem_text
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -63,8 +63,6 @@ class Summary(LinesWidget):
         super().__init__(id="summary")
         self.detail: wire.RequestRow | None = None
         self.problem = ""
-        self.message: Span = ("", palette.TEXT_STYLE)  # the last action's result
-        self.message_until = 0.0  # monotonic [s]
         self.step = 0
 
     def set_detail(self, detail: wire.RequestRow | None, step: int) -> None:
@@ -73,20 +71,12 @@ class Summary(LinesWidget):
         self.set_class(detail is not None and bool(given_words(detail)), "-gives")
         self.redraw()
 
-    def show_message(self, text: str, *, is_error: bool = False) -> None:
-        """Shows a message instead of the counts for SHOWN_S."""
-        self.message = (text, palette.WARN_STYLE if is_error else palette.GOOD_STYLE)
-        self.message_until = time.monotonic() + SHOWN_S
-        self.redraw()
-
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         muted, bold, d = palette.MUTED_STYLE, palette.BOLD_STYLE, self.detail
         second: list[Span] = []
         if self.problem:
             shown = f"  Shown: step {self.step:,}." if self.step else ""
             second = [(f" {self.problem}{shown}", palette.WARN_STYLE)]
-        elif view.monotonic < self.message_until:
-            second = [(f" {self.message[0]}", self.message[1])]
         if d is None:
             return [((" request", muted),), merge(cut(second, width))]
         given = given_words(d, width - 1)
@@ -317,16 +307,12 @@ class RequestScreen(Screen[None]):
         self.run_worker(self._compact(), group="control")
 
     async def _compact(self) -> None:
-        summary = self.query_one(Summary)
         hello = self._source.feed.model.hello
         if hello is None or not hello.can_control or self._read_only:
-            summary.show_message(
-                "Not done: this console is read-only. Nothing was sent.", is_error=True
-            )
+            text = "Not done: this console is read-only. Nothing was sent."
+            self.notify(text, severity="error")
             return
         try:
-            summary.show_message(
-                await controls.compact(self._source.rest, request_id=self._request_id)
-            )
+            self.notify(await controls.compact(self._source.rest, request_id=self._request_id))
         except ProblemError as error:
-            summary.show_message(problem_text(error.problem), is_error=True)
+            self.notify(problem_text(error.problem), severity="error")

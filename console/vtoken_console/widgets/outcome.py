@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from vtoken_console.frame.view import View
 from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
+
+if TYPE_CHECKING:
+    from vtoken import wire
+
+
+def problem_text(problem: wire.Problem) -> str:
+    """All facts of a problem: status, title, detail, field, value, bound."""
+    head = f"{problem.status} {problem.title}" if problem.status else problem.title
+    text = f"{head}: {problem.detail}" if problem.detail else head
+    facts = []
+    if problem.field is not None:
+        facts.append(f"field {problem.field}")
+        facts.append(f"value {problem.value!r}")
+    if problem.bound is not None:
+        facts.append(f"bound {problem.bound}")
+    return f"{text}  [{'; '.join(facts)}]" if facts else text
 
 
 class Outcome(LinesWidget):
