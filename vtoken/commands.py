@@ -13,26 +13,13 @@ from msgspec import Meta
 
 from vtoken.bounds import fault
 from vtoken.errors import RefusedError
-from vtoken.wire import (
-    MAX_GUARD_CANARIES,
-    MAX_GUARD_LOGPROB,
-    MAX_GUARD_P95_MS,
-    MAX_GUARD_PREEMPTIONS,
-    MAX_TRIAL_SECONDS,
-    Problem,
-    Reply,
-)
+from vtoken.wire import MAX_TRIAL_SECONDS, Guard, Problem, Reply
 
 MAX_PAGE = 10_000
 
 Natural = Annotated[int, Meta(ge=0, le=2**53)]
 PageLimit = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 TrialSeconds = Annotated[int, Meta(ge=1, le=MAX_TRIAL_SECONDS)]
-GuardP95 = Annotated[float, Meta(ge=0.001, le=MAX_GUARD_P95_MS)]
-GuardPreemptions = Annotated[int, Meta(ge=0, le=MAX_GUARD_PREEMPTIONS)]
-GuardAgreement = Annotated[float, Meta(ge=0.0, le=1.0)]
-GuardLogprobLost = Annotated[float, Meta(ge=0.0, le=MAX_GUARD_LOGPROB)]
-GuardCanaries = Annotated[int, Meta(ge=1, le=MAX_GUARD_CANARIES)]
 
 
 class Call(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="op"):
@@ -114,11 +101,7 @@ class PatchConfig(Call, tag="patch_config"):
     if_match: Natural | None = None
     validate_only: bool = False
     confirm_within_s: TrialSeconds | None = None
-    guard_inter_token_p95_ms: GuardP95 | None = None
-    guard_preemptions: GuardPreemptions | None = None
-    guard_canary_agreement: GuardAgreement | None = None
-    guard_canary_logprob_lost: GuardLogprobLost | None = None
-    guard_canary_count: GuardCanaries | None = None
+    guards: list[Guard] = []  # checked by the engine, see `vtoken.guards`
     guard_for_s: TrialSeconds | None = None
 
 

@@ -10,6 +10,7 @@ Arrays are packed: little-endian bytes in msgpack, a list of integers in JSON (`
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -355,6 +356,7 @@ class Status(Doc):
     budget_floor_tokens: int = 0  # the least budget under `budget_ratio`
     canary: CanaryStatus | None = None  # None: off since the engine started
     pressure: MemoryPressure | None = None  # None: no request gives, now or if one came
+    guards: list[Guard] = []  # of the change on trial, with their values now
 
 
 class Geometry(Doc):
@@ -564,38 +566,97 @@ class Bound(Doc):
 
 
 MAX_TRIAL_SECONDS = 86_400  # for `confirm_within_s` and `guard_for_s`
-MAX_GUARD_P95_MS = 3_600_000.0
-MAX_GUARD_PREEMPTIONS = 1_000_000
-GUARD_SECONDS = 300  # how long a guard holds when neither of the two is given
-GUARD_CANARIES = 20  # checked requests that a guard on the canary rests on, unless given
-MAX_GUARD_CANARIES = 200  # fits the window of the figures
-MAX_GUARD_LOGPROB = 100.0
+GUARD_SECONDS = 300  # how long guards hold when neither of the two is given
+GUARD_COUNT = 20  # fewest samples that a percentile or mean rests on, unless given
+MAX_GUARD_COUNT = 200  # fits the window of the canary's figures
+MAX_GUARDS = 16
 
 
 class Guard(Doc):
-    """The limits of a change; it is reverted when one is violated. None: no limit.
+    """A limit on a metric: the change is reverted when the metric crosses it.
 
-    The canary's limits are on requests with evictions that ran under the change, see
-    `CanaryFigures`.
+    A counter is compared with its increase since the change; latency and the canary's means are of
+    what happened since the change.
     """
 
-    inter_token_p95_ms: float | None = None  # reverted above this
-    preemptions: int | None = None  # reverted after more than this since the change
-    canary_agreement: float | None = None  # reverted below this
-    canary_logprob_lost: float | None = None  # reverted above this
-    canary_count: int = GUARD_CANARIES  # fewest requests that the canary's limits are applied to
+    # A series of docs/metrics.md, `canary_agreement{group=evicting}`; or `rate(preemptions)`, the
+    # increase a second over the newest minute since the change. Units are those of the metric.
+    metric: str
+    above: float | None = None  # reverted above this; one of the two is given
+    below: float | None = None  # reverted below this
+    min_count: int | None = None  # fewest samples; None where a value rests on none
+    value: float | None = None  # in `Status.guards`: now; compared once it rests on `min_count`
+    count: int | None = None  # in `Status.guards`: samples so far
+
+    @property
+    def limit(self) -> float:
+        """`above` or `below`, whichever is given."""
+        found = self.above if self.below is None else self.below
+        return math.nan if found is None else found
+
+
+# Field of `GuardLimits` -> metric, side, and the unit of the limit in units of the metric.
+NAMED_LIMITS: dict[str, tuple[str, Literal["above", "below"], float]] = {
+    "inter_token_p95_ms": ("latency_seconds{kind=inter_token,quantile=0.95}", "above", 1e-3),
+    "preemptions": ("preemptions", "above", 1),
+    "canary_agreement": ("canary_agreement{group=evicting}", "below", 1),
+    "canary_logprob_lost": ("canary_logprob_lost{group=evicting}", "above", 1),
+}
+
+
+class GuardLimits(Doc):
+    """The guards that had fields of their own, before `Guard` named any metric."""
+
+    inter_token_p95_ms: float | None = None
+    preemptions: int | None = None
+    canary_agreement: float | None = None
+    canary_logprob_lost: float | None = None
+    canary_count: int = GUARD_COUNT  # the canary's `min_count`
+
+    @staticmethod
+    def of(guards: list[Guard]) -> GuardLimits | None:
+        """The limits among `guards` that have a field; None without any."""
+        limits = GuardLimits()
+        for name, (metric, side, unit) in NAMED_LIMITS.items():
+            for guard in guards:
+                limit = getattr(guard, side)
+                if guard.metric != metric or limit is None:
+                    continue
+                limit = round(limit / unit, 9)
+                setattr(limits, name, math.floor(limit) if name == "preemptions" else limit)
+                if name.startswith("canary_"):
+                    limits.canary_count = guard.min_count or GUARD_COUNT
+        return None if limits == GuardLimits() else limits
+
+    def guards(self) -> list[Guard]:
+        """The same as guards."""
+        found = []
+        for name, (metric, side, unit) in NAMED_LIMITS.items():
+            limit = getattr(self, name)
+            if limit is not None:
+                guard = Guard(metric=metric, **{side: round(limit * unit, 12)})
+                guard.min_count = self.canary_count if name.startswith("canary_") else None
+                found.append(guard)
+        return found
 
 
 class Trial(Doc):
-    """A change that is reverted unless confirmed in time, or when its guard is violated."""
+    """A change that is reverted unless confirmed in time, or when a guard's limit is crossed."""
 
     revision: int  # the one on trial
     actor: str
     started_ts: float
     expires_ts: float | None = None  # None: guarded only
-    guard: Guard | None = None
+    guard: GuardLimits | None = None  # of `guards`, for readers that do not know them
     guard_until_ts: float | None = None
     changes: dict[str, list[Any]] = {}  # field -> [old, new]
+    guards: list[Guard] = []
+
+    def __post_init__(self) -> None:
+        if self.guards:
+            self.guard = GuardLimits.of(self.guards)
+        elif self.guard is not None:  # of an older server
+            self.guards = self.guard.guards()
 
 
 class ConfigDocument(Doc):

@@ -21,7 +21,8 @@ import numpy as np
 import zmq
 
 from vtoken.control.controller import Controller
-from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
 from vtoken.stream.telemetry import Publisher
 from vtoken.wire import Frame
 from vtoken_bench.decoding import BLOCK_SIZE, SLACK_TOKENS, Decoding

@@ -17,7 +17,8 @@ import numpy as np
 import zmq
 
 from vtoken.control.controller import Controller
-from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
 from vtoken.stream.telemetry import MAX_SHARE, STATUS_EVERY, Publisher
 from vtoken.wire import TOPIC_STATE
 from vtoken_bench.decoding import BLOCK_SIZE, Decoding

@@ -199,7 +199,8 @@ async def own_acts(served: Served, count: int) -> list[tuple[str, str, int]]:
 
 def pass_guard(core: LiveEngine, theta_f: float) -> None:
     """A change on trial that the engine reverts at its next step."""
-    call = commands.PatchConfig(patch={"theta_f": theta_f}, guard_preemptions=0)
+    guards = [wire.Guard(metric="preemptions", above=0)]
+    call = commands.PatchConfig(patch={"theta_f": theta_f}, guards=guards)
     assert core.handle(commands.Command(call=call)).problem is None
     core.runtime.counters.preemptions += 1
     core.steps()

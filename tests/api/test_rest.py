@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -253,7 +254,7 @@ async def test_a_change_on_trial_is_shown_confirmed_and_audited(http: httpx.Asyn
     answer = await http.patch(f"/config?{query}", json={"theta_f": 0.5})
     trial = read(answer, wire.PatchResult).trial
     assert trial is not None
-    assert trial.guard == wire.Guard(preemptions=2)
+    assert trial.guard == wire.GuardLimits(preemptions=2)
     config = read(await http.get("/config"), wire.ConfigDocument)
     assert config.trial == trial
     assert (config.revision, config.effective_revision) == (2, 1)
@@ -266,6 +267,26 @@ async def test_a_change_on_trial_is_shown_confirmed_and_audited(http: httpx.Asyn
     assert read(answer, wire.PatchResult).trial is None
     assert problem(await http.post("/confirm"), 409).title == "Nothing on trial"
     assert (await actions(http))[-2:] == [("127.0.0.1", "trial"), ("bob", "confirm")]
+
+
+async def test_guards_are_a_list_beside_which_their_older_names_are_accepted(
+    http: httpx.AsyncClient, core: LiveEngine
+) -> None:
+    guards = [{"metric": "tokens{state=dead}", "above": 1e6, "below": None}]
+    query = {"guards": json.dumps(guards), "guard_inter_token_p95_ms": "500"}
+    answer = await http.patch("/config", params=query, json={"theta_f": 0.5})
+    trial = read(answer, wire.PatchResult).trial
+    assert trial is not None
+    p95 = "latency_seconds{kind=inter_token,quantile=0.95}"
+    assert trial.guards == [
+        wire.Guard(metric="tokens{state=dead}", above=1e6),
+        wire.Guard(metric=p95, above=0.5, min_count=wire.GUARD_COUNT),
+    ]
+    assert trial.guard == wire.GuardLimits(inter_token_p95_ms=500)
+    core.steps(2)
+    status = read(await http.get("/status"), wire.Status)
+    assert [guard.metric for guard in status.guards] == [guard.metric for guard in trial.guards]
+    assert status.guards[0].value == status.tokens.dead
 
 
 async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
@@ -298,6 +319,19 @@ async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
         ("guard_inter_token_p95_ms=nan", "guard_inter_token_p95_ms"),
         ("guard_inter_token_p95_ms=0", "guard_inter_token_p95_ms"),
         ("guard_preemptions=-1", "guard_preemptions"),
+        ("guard_preemptions=1000001", "guard_preemptions"),
+        ("guard_preemptions=1.5", "guard_preemptions"),
+        ("guard_canary_agreement=1.5", "guard_canary_agreement"),
+        ("guard_canary_logprob_lost=101", "guard_canary_logprob_lost"),
+        ("guard_canary_agreement=0.5&guard_canary_count=0", "guard_canary_count"),
+        ("guard_canary_agreement=0.5&guard_canary_count=201", "guard_canary_count"),
+        ("guard_preemptions=1&guard_canary_count=5", "guard_canary_count"),
+        ("guards=preemptions", "guards"),
+        ('guards=["preemptions"]', "guards"),
+        ('guards=[{"metric":"preemptions","above":1}', "guards"),
+        ('guards=[{"metric":"preemptions","above":"1"}]', "guards.above"),
+        ('guards=[{"metric":"preemptions","more":1}]', "guards.more"),
+        ('guards=[{"metric":"speed","above":1}]', "guards"),
         ("guard_for_s=60", "guard_for_s"),
     ],
 )
@@ -554,7 +588,7 @@ async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
 async def test_fault_in_the_engine_is_500_and_says_where(
     http: httpx.AsyncClient, core: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    def fail(*_: Any) -> None:
         raise ZeroDivisionError("in the core")
 
     monkeypatch.setattr(core.reporter, "status", fail)

@@ -278,10 +278,10 @@ async def test_change_on_trial_says_what_ends_it_and_is_confirmed(
     ran = await run("config", "set", "theta_f=0.5", *trial_flags, *url)
     assert ran.code == 0
     assert "revision 2 is on trial: reverted unless confirmed by" in ran.out
-    assert "or if more than 0 requests are preempted" in ran.out
+    assert "or if preemptions > 0" in ran.out
     trial = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial
     assert trial is not None
-    assert trial.guard == wire.Guard(preemptions=0)
+    assert trial.guard == wire.GuardLimits(preemptions=0)
     assert trial.expires_ts == pytest.approx(trial.started_ts + 300)
     confirmed = await run("confirm", *url)
     assert confirmed.out.startswith("revision 2 is confirmed and stays")
@@ -295,23 +295,43 @@ async def test_guard_of_latency_reaches_the_engine_in_milliseconds(served: Serve
     assert ran.code == 0
     trial = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial
     assert trial is not None
-    assert trial.guard == wire.Guard(inter_token_p95_ms=40)
+    assert trial.guard == wire.GuardLimits(inter_token_p95_ms=40)
 
 
 async def test_guard_on_the_canary_reaches_the_engine(served: Served) -> None:
     url = ("--url", served.url)
     flags = ("--guard-agreement", "0.9", "--guard-logprob-lost", "0.5", "--guard-canaries", "30")
     off = await run("config", "set", "theta_f=0.5", *flags, *url)
-    assert (off.code, "canary, which is off" in off.err) == (1, True)
+    assert (off.code, "has no value while canary.share is 0" in off.err) == (1, True)
     ran = await run("config", "set", "canary.share=0.1", *flags, *url)
     assert ran.code == 0
-    assert "if the canary's agreement is below 0.9" in ran.out
+    assert "if agreement < 0.9 over 30 canaries or more" in ran.out
     trial = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial
     assert trial is not None
-    expected = wire.Guard(canary_agreement=0.9, canary_logprob_lost=0.5, canary_count=30)
+    expected = wire.GuardLimits(canary_agreement=0.9, canary_logprob_lost=0.5, canary_count=30)
     assert trial.guard == expected
     wrong = await run("config", "set", "theta_f=0.5", "--guard-agreement", "nan", *url)
     assert (wrong.code, "is not a number" in wrong.err) == (2, True)
+
+
+async def test_a_guard_on_any_metric_reaches_the_engine_and_a_wrong_one_names_those_that_exist(
+    served: Served,
+) -> None:
+    url = ("--url", served.url)
+    wrong = await run("config", "set", "theta_f=0.5", "--guard", "speed>3", *url)
+    assert (wrong.code, "one of blocks, low_utilization_blocks" in wrong.err) == (1, True)
+    unclear = await run("config", "set", "theta_f=0.5", "--guard", "f", *url)
+    assert (unclear.code, "is not METRIC>NUMBER" in unclear.err) == (2, True)
+    flags = ("--guard", "f>0.9", "--guard", "rate(generated_tokens)<0.5 over 60")
+    ran = await run("config", "set", "theta_f=0.5", *flags, "--guard-preemptions", "3", *url)
+    assert "reverted if f > 0.9, or if rate(generated_tokens) < 0.5 over 60 seconds" in ran.out
+    trial = (await run("config", "get", "--json", *url)).json(wire.ConfigDocument).trial
+    assert trial is not None
+    assert trial.guards == [
+        wire.Guard(metric="f", above=0.9),
+        wire.Guard(metric="rate(generated_tokens)", below=0.5, min_count=60),
+        wire.Guard(metric="preemptions", above=3),
+    ]
 
 
 async def test_every_change_can_be_on_trial(served: Served) -> None:

@@ -17,7 +17,7 @@ from vtoken.cli import main
 from vtoken.cli.pages import EPILOG
 from vtoken.cli.parser import make_parser
 from vtoken.client.server import DEFAULT_URL
-from vtoken.wire import GUARD_CANARIES
+from vtoken.wire import GUARD_COUNT
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ async def test_help_and_version_import_nothing_heavy() -> None:
 
 def test_help_names_the_default_of_a_guard_on_the_canary() -> None:
     text = make_parser().parse_args(["config", "set", "theta_f=0"]).parser.format_help()
-    assert f"minimum of checked requests for these two guards ({GUARD_CANARIES})" in " ".join(
+    assert f"minimum of checked requests for these two guards ({GUARD_COUNT})" in " ".join(
         text.split()
     )
 

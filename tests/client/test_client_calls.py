@@ -105,6 +105,14 @@ async def test_change_is_applied_audited_and_undone(either: Either, core: LiveEn
     assert [entry.actor for entry in entries] == ["ana@127.0.0.1"] * 3
 
 
+async def test_guards_and_their_older_names_are_sent(either: Either) -> None:
+    guard = wire.Guard(metric="f", above=0.9)
+    result = await either.ask("patch_config", {"theta_f": 0.5}, guards=[guard], guard_preemptions=2)
+    assert result.trial.guards == [guard, wire.Guard(metric="preemptions", above=2)]
+    with pytest.raises(TypeError, match="guard_speed"):
+        await either.ask("patch_config", {"theta_f": 0.1}, guard_speed=2)
+
+
 CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("patch_config", ({"theta_f": 0.5},)),
     ("undo", ()),

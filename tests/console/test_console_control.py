@@ -145,7 +145,7 @@ async def test_guard_reverts_and_its_alert_stays_until_dismissed(
         guard = trial(core).guard
         assert (guard.inter_token_p95_ms, guard.preemptions) == (500, 0)
         await pilot.press("escape")
-        await until(lambda: "p95 ≤ 500 ms" in screen_text(app), "guard not shown")
+        await until(lambda: "p95 inter-token <= 500 ms" in screen_text(app), "guard not shown")
         slow = itertools.count()
         core.core.clock = lambda: time.monotonic() + 0.9 * next(slow)
         core.steps(6)
@@ -365,23 +365,24 @@ def test_lower_floor_is_said_to_take_tokens_only_while_memory_is_short() -> None
 
 
 def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
-    terms = parse_terms("2.5", "", " 3 ")
+    terms = parse_terms("2.5", {"guard_inter_token_p95_ms": "", "guard_preemptions": " 3 "})
     assert (terms["confirm_within_s"], terms["guard_inter_token_p95_ms"]) == (150, None)
-    assert terms["guard_preemptions"] == 3
-    guarded = parse_terms("", "", "", "0.9", "0.5")
-    assert guarded["guard_canary_agreement"] == 0.9
-    assert guarded["guard_canary_logprob_lost"] == 0.5
-    for bad in (
-        ("-1", "", ""),
-        ("", "0", ""),
-        ("", "", "1.5"),
-        ("", "", "-1"),
-        ("", "", "", "90"),
-        ("", "", "", "", "-1"),
-        ("", "", "", "", "nan"),
+    assert (terms["guard_preemptions"], terms["guards"]) == (3, [])
+    guarded = parse_terms("", {"guard_canary_agreement": "0.9"}, "f > 0.5; rate(preemptions)<1;")
+    assert (guarded["confirm_within_s"], guarded["guard_canary_agreement"]) == (None, 0.9)
+    assert [guard.metric for guard in guarded["guards"]] == ["f", "rate(preemptions)"]
+    for minutes, name, text, others in (
+        ("-1", "guard_preemptions", "", ""),
+        ("", "guard_inter_token_p95_ms", "0", ""),
+        ("", "guard_preemptions", "1.5", ""),
+        ("", "guard_preemptions", "-1", ""),
+        ("", "guard_canary_agreement", "90", ""),
+        ("", "guard_canary_logprob_lost", "-1", ""),
+        ("", "guard_canary_logprob_lost", "nan", ""),
+        ("1", "guard_preemptions", "", "f"),
     ):
         with pytest.raises(ValueError, match="is not"):
-            parse_terms(*bad)
+            parse_terms(minutes, {name: text}, others)
 
 
 @pytest.mark.parametrize(

@@ -176,11 +176,12 @@ async def test_quality_section_has_the_control_group_beside(core: LiveEngine) ->
 async def test_trial_bar_shows_the_value_of_the_canary_guard(
     core: LiveEngine, served: Served
 ) -> None:
-    core.call("patch_config", patch={"canary": {"share": 1.0}}, guard_canary_agreement=0.5)
+    guards = [{"metric": "canary_agreement{group=evicting}", "below": 0.5}]
+    core.call("patch_config", patch={"canary": {"share": 1.0}}, guards=guards)
     core.runtime.canary.add(Check("random", 2, 100, 60, 12.5, -80.0), evicted=True)
     core.steps(1)
     async with running(served.url, size=(200, 50)) as (app, _):
-        shown = "agreement ≥ 50.0% (now 60.0%), 1 of 20 canaries"
+        shown = "agreement >= 0.5 (now 0.6), 1 of 20 canaries"
         await until(lambda: shown in screen_text(app), "no guard")
 
 

@@ -94,8 +94,8 @@ def test_groups_are_policy_and_revision_and_the_control_group_is_apart() -> None
     ]
     assert (found.count, found.checked) == (4, 5)
     assert (found.control.count, found.control.agreement, found.control.logprob_lost) == (1, 1, 0)
-    assert tally.of_revision(2).agreement == pytest.approx(0.8)
-    assert tally.of_revision(3).count == 0
+    assert tally.document(2).agreement == pytest.approx(0.8)
+    assert tally.document(3).count == 0
 
 
 def test_figures_are_of_the_newest_checks_and_counts_of_all() -> None:

@@ -115,7 +115,7 @@ def test_gap_of_a_preempted_request_counts_as_a_whole() -> None:
     for step in range(1, 21):
         meter.tokens(["a"], 1.0 + step / 10)  # b waits
     meter.tokens(["a", "b"], 3.1)
-    report = meter.inter_token(3.1)
+    report = meter.document(3.1).inter_token
     assert report.count == 22
     assert report.p50_ms == near(100.0)
     assert report.p99_ms == near(2100.0)
@@ -127,11 +127,11 @@ def test_last_token_of_a_request_counts_and_then_it_is_forgotten() -> None:
     meter.tokens(["a"], 1.0)
     meter.forget("a")  # the engine frees it while it takes the step in
     meter.tokens(["a"], 1.5)
-    assert meter.inter_token(2.0).count == 1
+    assert meter.document(2.0).inter_token.count == 1
     assert num_tracked(meter) == 0
     meter.tokens(["a"], 2.0)  # of an unknown one: neither first token nor gap
     assert meter.document(2.0).ttft.count == 1
-    assert meter.inter_token(2.0).count == 1
+    assert meter.document(2.0).inter_token.count == 1
 
 
 def test_request_that_comes_again_under_its_name_starts_anew() -> None:

@@ -14,7 +14,8 @@ import pytest
 from tests.support.core.harness import CoreEngine
 from vtoken.commands import Command, Policies
 from vtoken.control.controller import Controller
-from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
 from vtoken.errors import RefusedError
 from vtoken.policies import describe_policies, make_policy, policy_names, registry
 

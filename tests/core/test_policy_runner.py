@@ -11,7 +11,8 @@ import pytest
 from tests.support.core.harness import CoreEngine
 from vtoken.config.values import VTokenConfig
 from vtoken.control.controller import Controller
-from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, View, make_policy, oldest
 from vtoken.policies.base import needs_of, validate

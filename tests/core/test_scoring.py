@@ -17,7 +17,8 @@ from vtoken.config.calibration import (
 )
 from vtoken.config.request_rules import request_rules
 from vtoken.control.controller import Controller
-from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
 from vtoken.policies.base import Policy, check_declared
 from vtoken.policies.signals import Signal
 from vtoken.protocol.step import StepPlan

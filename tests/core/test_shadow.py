@@ -12,7 +12,8 @@ from tests.support.core.harness import CoreEngine
 from tests.support.core.request_step import parts_of
 from vtoken.config.request_rules import request_rules
 from vtoken.control.controller import Controller
-from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, View
 from vtoken.policies.signals import Signal

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import re
 import time
@@ -32,6 +33,7 @@ FILE = Path(vtoken_api.rest.__file__).with_name("examples.json")
 NOW = 1_767_225_600.0
 PATCH = {"theta_f": 0.25, "policy": {"name": "streaming_llm"}}
 COMPACTION = {"request_id": "cmpl-1", "batch_size": 8, "dry_run": True}
+GUARD = {"metric": "preemptions", "above": 0}
 FORGET = {"spans": [[12, 60]]}
 NAMED = {"X-VToken-Change": "nightly-0001"}
 STREAM = "?topics=blocks,requests,events&fps=30"  # a status has an example of its own
@@ -94,10 +96,12 @@ async def _documents(http: httpx.AsyncClient) -> dict[str, Any]:
         assert not answer.is_server_error, answer.text
         return answer.json()
 
+    terms = {"confirm_within_s": 300, "guards": json.dumps([GUARD])}
     return {
         "CompactionRequest": COMPACTION,
         "ForgetRequest": FORGET,
-        "PatchResult": await call("PATCH", "/config?confirm_within_s=300", json=PATCH),
+        "GuardParameter": GUARD,
+        "PatchResult": await call("PATCH", "/config", params=terms, json=PATCH),
         "Problem": await call("PATCH", "/config", json={"theta_f": 1.5}),
         "ConfigDocument": await call("GET", "/config"),
         "Operation": await call("POST", "/compactions", json=COMPACTION),

@@ -15,11 +15,12 @@ from pathlib import Path
 from vtoken.bounds import bounds_of, span
 from vtoken.config.request_rules import Arguments
 from vtoken.config.values import bounds, default_config
+from vtoken.guards import BY_NAME
 from vtoken.policies import describe_policies, make_policy
 from vtoken.policies.base import BUILT_IN
 from vtoken.vllm.startup.serve import displayed, flag_of, plain_settings
 from vtoken.wire import Bound, pool_limits
-from vtoken_api.metrics import METRICS
+from vtoken_api.metrics import METRICS, full_name
 from vtoken_console.frame.keys import KEYS, MOVES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -62,8 +63,11 @@ def _line(cells: Cells) -> str:
 
 def _metrics() -> Iterator[Cells]:
     for metric in METRICS:
-        labels = ", ".join(f"`{name}`" for name in metric.labels)
-        yield f"`{metric.full_name}`", metric.kind, labels, metric.help
+        labels = ", ".join(
+            f"`{name}`: {', '.join(values)}" for name, values in metric.labels.items()
+        )
+        guard = f"`{metric.name}`" if metric.name in BY_NAME else ""
+        yield f"`{full_name(metric)}`", metric.kind, labels, guard, metric.help
 
 
 def _policies() -> Iterator[Cells]:
@@ -121,7 +125,7 @@ def _values(bound: Bound) -> str:
 
 
 TABLES = (
-    Table("metrics", "metrics.md", ("name", "type", "labels", "meaning"), _metrics),
+    Table("metrics", "metrics.md", ("name", "type", "labels", "guard", "meaning"), _metrics),
     Table("policies", "policies.md", ("policy", "what it does", "reads", "source"), _policies),
     Table(
         "parameters",

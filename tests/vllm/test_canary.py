@@ -18,7 +18,9 @@ from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
 from tests.support.observe import runtime_of
 from tests.support.steps_overlap import async_scheduling
+from vtoken.commands import Command, PatchConfig
 from vtoken.vllm.engine.canary import checks as module
+from vtoken.wire import Guard
 
 pytestmark = pytest.mark.vllm
 
@@ -113,6 +115,30 @@ def add(llm: Any, request_id: str, prompt: list[int], num_new: int, **sampling: 
 
     params = SamplingParams(**{"temperature": 0, "ignore_eos": True} | sampling, max_tokens=num_new)
     llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
+
+
+def test_evicting_always_is_reverted_when_the_real_outputs_agree_too_little(
+    engine: Any, greedy: Any
+) -> None:
+    with engine(**args(evict_when="pressure")) as llm:
+        controller, counters = scheduler_of(llm).vtoken_controller, runtime_of(llm).counters
+        unharmed = greedy(llm, PROMPTS, NUM_NEW)
+        assert finish_checks(llm).control.agreement == 1.0
+        assert counters.evicted_tokens == 0
+        guard = Guard(metric="canary_agreement{group=evicting}", below=0.99, min_count=3)
+        call = PatchConfig(patch={"evict_when": "always"}, guards=[guard])
+        assert controller.handle(Command(call=call)).problem is None
+        harmed = greedy(llm, PROMPTS, NUM_NEW)
+        assert harmed != unharmed
+        finish_checks(llm)
+        greedy(llm, PROMPTS[1:2], 4)  # a guard is evaluated before a step
+        assert runtime_of(llm).config.evict_when == "pressure"
+        event = runtime_of(llm).events.page(0, 10_000, "config").events[-1]
+        assert (event.data["actor"], event.data["reverted"]) == ("guard", 2)
+        assert event.data["reason"].endswith("< 0.99 over 3 canaries")
+        evicted = counters.evicted_tokens
+        assert greedy(llm, PROMPTS, NUM_NEW) == unharmed
+        assert counters.evicted_tokens == evicted > 0
 
 
 def run_until_checking(llm: Any) -> Any:

@@ -15,6 +15,7 @@ from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
 from vtoken.control.trials import Terms
 from vtoken.errors import InvariantViolation
+from vtoken.guards import checked
 from vtoken.vllm.touchpoints import register
 from vtoken.wire import Guard
 
@@ -155,8 +156,9 @@ def test_a_paused_engine_reports_it_and_excludes_the_pause_from_step_times(engin
         controller = scheduler_of(llm).vtoken_controller
         submit(llm, PROMPTS, 80)
         step(llm, tokens, 30)
-        guard = Guard(inter_token_p95_ms=2_000.0, preemptions=0)
-        controller.patch_config({"batch_size": 9}, terms=Terms(guard=guard))
+        p95 = "latency_seconds{kind=inter_token,quantile=0.95}"
+        guards = checked([Guard(metric=p95, above=2.0), Guard(metric="preemptions", above=0)])
+        controller.patch_config({"batch_size": 9}, terms=Terms(guards=tuple(guards)))
         step(llm, tokens, 1)
         before = controller.reporter.status()
         assert (before.scheduling, before.requests.running) == ("running", 3)

@@ -325,7 +325,7 @@ async def test_command_line_and_client_work_together_on_a_busy_server(
         assert "is on trial" in output
         trial = (await client.config()).trial
         assert trial is not None
-        assert trial.guard == wire.Guard(inter_token_p95_ms=30_000.0)
+        assert trial.guard == wire.GuardLimits(inter_token_p95_ms=30_000.0)
         assert "confirmed" in await vtoken(server, "confirm")
         started = await client.compact()
         assert (await client.wait_operation(started.id)).state == "done"

@@ -108,6 +108,6 @@ async def test_a_policy_that_costs_quality_is_taken_back_with_its_figures(
     )
     assert found is not None, event.data["reason"]
     assert float(found[1]) < LEAST_AGREEMENT
-    assert int(found[2]) >= wire.GUARD_CANARIES
+    assert int(found[2]) >= wire.GUARD_COUNT
     assert status.canary is not None
     assert (status.canary.groups[0].policy, status.canary.failed) == ("streaming_llm", 0)

@@ -17,6 +17,7 @@ from vtoken.cli.text import print_document
 from vtoken.cli.values import assignments
 from vtoken.client import Client
 from vtoken.client.request_text import RequestText
+from vtoken.guards import GuardAliases
 
 
 def config(arguments: Namespace, client: Client) -> int:
@@ -115,12 +116,9 @@ def _patch(arguments: Namespace, client: Client, patch: dict[str, Any]) -> int:
         revision=getattr(arguments, "if_revision", None),
         validate_only=arguments.dry_run,
         confirm_within_s=arguments.confirm_within,
-        guard_inter_token_p95_ms=arguments.guard_p95,
-        guard_preemptions=arguments.guard_preemptions,
-        guard_canary_agreement=arguments.guard_agreement,
-        guard_canary_logprob_lost=arguments.guard_logprob_lost,
-        guard_canary_count=arguments.guard_canaries,
+        guards=arguments.guards,
         guard_for_s=arguments.guard_for,
+        **{name: getattr(arguments, name) for name in GuardAliases.__struct_fields__},
     )
     print_document(arguments, result, patch_lines)
     return 0

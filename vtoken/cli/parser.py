@@ -12,6 +12,7 @@ from vtoken.cli.values import (
     count,
     duration_s,
     fps,
+    guard,
     interval_s,
     latency_ms,
     number,
@@ -154,29 +155,41 @@ def _trial_flags() -> argparse.ArgumentParser:
         help="unless it is confirmed with `vtoken confirm` within T: 90s, 5m",
     )
     trial.add_argument(
-        "--guard-p95",
-        type=latency_ms,
-        metavar="T",
-        help="if the p95 inter-token latency exceeds T: 40ms",
+        "--guard",
+        type=guard,
+        action="append",
+        default=[],
+        dest="guards",
+        metavar="GUARD",
+        help="if a metric crosses a limit: 'preemptions>0', "
+        "'canary_agreement{group=evicting}<0.9 over 30', 'rate(generated_tokens)<100'; "
+        "metrics: docs/metrics.md",
     )
-    trial.add_argument(
-        "--guard-preemptions", type=count, metavar="N", help="if more than N are preempted"
-    )
-    trial.add_argument(
-        "--guard-agreement",
-        type=number,
-        metavar="R",
-        help="if the canary's agreement is below R: 0.9",
-    )
-    trial.add_argument(
-        "--guard-logprob-lost",
-        type=number,
-        metavar="X",
-        help="if the canary's log-probability lost, in nats a token, is above X",
-    )
+    for flag, name, kind, metavar, text in (
+        (
+            "p95",
+            "inter_token_p95_ms",
+            latency_ms,
+            "T",
+            "the p95 inter-token latency exceeds T: 40ms",
+        ),
+        ("preemptions", "preemptions", count, "N", "more than N are preempted"),
+        ("agreement", "canary_agreement", number, "R", "the canary's agreement is below R: 0.9"),
+        (
+            "logprob-lost",
+            "canary_logprob_lost",
+            number,
+            "X",
+            "the canary's log-probability lost, in nats a token, is above X",
+        ),
+    ):
+        trial.add_argument(
+            f"--guard-{flag}", dest=f"guard_{name}", type=kind, metavar=metavar, help=f"if {text}"
+        )
     trial.add_argument(
         "--guard-canaries",
         type=positive,
+        dest="guard_canary_count",
         metavar="N",
         help="minimum of checked requests for these two guards (20)",
     )

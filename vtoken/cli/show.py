@@ -7,6 +7,7 @@ import msgspec
 from vtoken import wire
 from vtoken.bounds import span
 from vtoken.cli.text import clock, coloured, plain, size, table, when
+from vtoken.guards import guard_text
 
 WIDE_VALUE = 24  # a value with more columns gets its own line
 
@@ -270,15 +271,7 @@ def trial_line(trial: wire.Trial) -> str:
     ends = []
     if trial.expires_ts is not None:
         ends.append(f"unless confirmed by {clock(trial.expires_ts)} (vtoken confirm)")
-    if trial.guard is not None and trial.guard.inter_token_p95_ms is not None:
-        ends.append(f"if p95 inter-token latency exceeds {trial.guard.inter_token_p95_ms:g} ms")
-    if trial.guard is not None and trial.guard.preemptions is not None:
-        ends.append(f"if more than {trial.guard.preemptions:,} requests are preempted")
-    if trial.guard is not None and trial.guard.canary_agreement is not None:
-        ends.append(f"if the canary's agreement is below {trial.guard.canary_agreement:g}")
-    if trial.guard is not None and trial.guard.canary_logprob_lost is not None:
-        lost = trial.guard.canary_logprob_lost
-        ends.append(f"if the canary's log-probability lost is above {lost:g} nats a token")
+    ends += [f"if {guard_text(guard)}" for guard in trial.guards]
     return f"revision {trial.revision} is on trial: reverted {', or '.join(ends)}"
 
 

@@ -6,7 +6,10 @@ import argparse
 import json
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vtoken.wire import Guard
 
 MIN_FPS, MAX_FPS = 0.1, 30.0
 MAX_DURATION_S = 7 * 24 * 3600
@@ -66,6 +69,16 @@ def number(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
     return value
+
+
+def guard(text: str) -> Guard:
+    """`preemptions>0`, `canary_agreement{group=evicting}<0.9 over 30`; the engine checks it."""
+    from vtoken.guards import parse_guard  # here, so that `--help` does not load msgspec
+
+    try:
+        return parse_guard(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def fps(text: str) -> float:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
+from msgspec import structs
 
 from vtoken import wire
 from vtoken.documents import Decoder
+from vtoken.guards import GuardAliases
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,35 +59,38 @@ def patch_config(
     revision: int | None = None,
     validate_only: bool = False,
     confirm_within_s: int | None = None,
-    guard_inter_token_p95_ms: float | None = None,
-    guard_preemptions: int | None = None,
-    guard_canary_agreement: float | None = None,
-    guard_canary_logprob_lost: float | None = None,
-    guard_canary_count: int | None = None,
+    guards: Sequence[wire.Guard] = (),
     guard_for_s: int | None = None,
+    **aliases: Any,
 ) -> Call[wire.PatchResult]:
     """Merge-patch the configuration atomically, between two engine steps.
 
     `revision`: refuse (412) unless it is still the newest. `validate_only`: report the effect and
     change nothing; a read token is enough. `confirm_within_s` puts the change on trial: the engine
-    reverts it unless `confirm` arrives in time. `guard_…`: the engine also reverts it if p95
-    inter-token latency, preemptions or the quality canary's means since the change cross the bound
-    within `guard_for_s` seconds. The means need at least `guard_canary_count` requests.
+    reverts it unless `confirm` arrives in time. `guards`: the engine also reverts it if one of
+    these metrics crosses its limit within `guard_for_s` seconds. `aliases`: the arguments of
+    `vtoken.guards.GuardAliases`, each a guard and its limit at once.
     """
     params = _params(
         validate_only="true" if validate_only else None,
         confirm_within_s=confirm_within_s,
-        guard_inter_token_p95_ms=guard_inter_token_p95_ms,
-        guard_preemptions=guard_preemptions,
-        guard_canary_agreement=guard_canary_agreement,
-        guard_canary_logprob_lost=guard_canary_logprob_lost,
-        guard_canary_count=guard_canary_count,
+        guards=_guards(guards),
         guard_for_s=guard_for_s,
+        **structs.asdict(GuardAliases(**aliases)),
     )
     headers = {"Content-Type": "application/merge-patch+json"} | _if_match(revision)
     content = msgspec.json.encode(patch)
     call = Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content)
     return call if validate_only else _named(call)
+
+
+def _guards(guards: Sequence[wire.Guard]) -> str | None:
+    """Guards as a query parameter, without the fields that are not given."""
+    given = [
+        {name: value for name, value in structs.asdict(guard).items() if value is not None}
+        for guard in guards
+    ]
+    return msgspec.json.encode(given).decode() if given else None
 
 
 def confirm(*, revision: int | None = None, validate_only: bool = False) -> Call[wire.PatchResult]:

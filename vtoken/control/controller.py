@@ -18,9 +18,10 @@ from vtoken.config.values import bounds, merge_patch
 from vtoken.control.changes import Changes
 from vtoken.control.dry_runs import DryRuns
 from vtoken.control.forgetting import forget
+from vtoken.control.guard_watch import Clock
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
-from vtoken.control.trials import Clock, Terms
+from vtoken.control.trials import Terms
 from vtoken.errors import RefusedError, UnknownRequestError
 from vtoken.policies import describe_broken, describe_policies
 from vtoken.wire import (
@@ -31,6 +32,8 @@ from vtoken.wire import (
     PatchResult,
     PolicyInfo,
     Reply,
+    RequestRow,
+    Status,
     pack_array,
 )
 
@@ -49,7 +52,7 @@ class Controller:
         self.telemetry_endpoint = telemetry_endpoint
         self.started_ts = time.time()
         self.dry_runs = DryRuns(self.runtime)
-        self.revisions = Revisions(self.runtime, reporter.scheduling, self.dry_runs, clock)
+        self.revisions = Revisions(reporter, self.dry_runs, clock)
         self.changes = Changes()
         self._rows_version = -1  # `num_changes` of the tables when rows were last sent
 
@@ -115,7 +118,7 @@ class Controller:
             case commands.Describe():
                 return self.describe()
             case commands.Status():
-                return self.reporter.status()
+                return self.status()
             case commands.Config():
                 return self.revisions.document()
             case commands.Policies():
@@ -185,6 +188,12 @@ class Controller:
                 policy.quality = profile.policies.get(policy.name, [])
         return offered
 
+    def status(self, rows: list[RequestRow] | None = None) -> Status:
+        """The status now, with the guards of a trial. `rows`: those of this step, if they exist."""
+        status = self.reporter.status(rows)
+        status.guards = self.revisions.guards()
+        return status
+
     def frame(self, *, with_status: bool = True) -> Frame:
         """The state at this step, for stream clients. Encode it before the next step.
 
@@ -202,7 +211,7 @@ class Controller:
         if with_status or self._rows_version != tables.num_changes:
             self._rows_version = tables.num_changes
             frame.requests = self.reporter.rows()
-            frame.status = self.reporter.status(frame.requests)
+            frame.status = self.status(frame.requests)
             frame.config = self.revisions.document()
         return frame
 

@@ -5,74 +5,42 @@ Reads the runtime and changes nothing. Facts about the engine come in as `Engine
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from vtoken.arrays import Bools
 from vtoken.config.spans import covered
-from vtoken.control.advice import paused_sentence
 from vtoken.control.diagnosis import Diagnosis
-from vtoken.control.memory_pressure import ended_detail, memory_pressure, set_givable
+from vtoken.control.facts import EngineFacts
+from vtoken.control.memory_pressure import ended_detail, set_givable
 from vtoken.control.request_names import named
 from vtoken.control.scheduling import Scheduling
+from vtoken.control.status import StatusParts
 from vtoken.control.text import score_of, text_source
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, WaitingQueue, waiting_row
 from vtoken.errors import RefusedError, UnknownRequestError
-from vtoken.policies import params_dict
 from vtoken.runtime.given import MAX_FINISHED
-from vtoken.runtime.relocation.pricing import NOTHING
 from vtoken.runtime.runtime import Runtime
-from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS
 from vtoken.tables.token_table import TokenTable
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
     FLAG_SHARED,
     FLAG_TAIL,
-    SCHEMA_VERSION,
-    BlockCounts,
     BlockDetail,
     BlockOwner,
     BlockSlot,
-    Calibration,
-    CanaryStatus,
-    Invariants,
     Pinned,
-    PolicyChoice,
-    Reclamation,
-    RequestCounts,
     RequestDetail,
     RequestRow,
-    RoundPrices,
     SlotState,
     Status,
     TextPage,
     TextSource,
-    TokenCounts,
     TokenPage,
     TokenRow,
 )
-
-
-@dataclass(slots=True)
-class EngineFacts:
-    """Facts about the engine that the runtime does not have."""
-
-    epoch: str
-    vtoken_version: str
-    vllm_version: str
-    model: str
-    device: str
-    calibration_file: str = ""
-    calibration_detail: str = "none was looked for"  # why no profile is loaded
-    running: int = 0
-    waiting: int = 0
-    withheld_blocks: int = 0
-    step_ms: float = 0.0
 
 
 class Reporter:
@@ -335,154 +303,16 @@ class Reporter:
 
     # ------------------------------------------------------------ status
 
+    def parts(self) -> StatusParts:
+        """The parts of the status now."""
+        return StatusParts(self.runtime, self.facts, self.scheduling, self._diagnosis, self.rows)
+
     def status(self, rows: list[RequestRow] | None = None) -> Status:
         """The status now. `rows`: those of this step, if they exist already.
 
         An API process adds its own health (`vtoken_api.service`).
         """
-        rows = self.rows() if rows is None else rows
-        runtime = self.runtime
-        pool = runtime.tables.pool
-        config = runtime.config
-        counters = runtime.counters
-        facts = self.facts
-        free = runtime.state.store.num_free_blocks()
-        size = runtime.geometry.block_size
-        num_low = pool.num_low_utilization()
-        pressure = memory_pressure(runtime)
-        fragmentation = self._diagnosis.fragmentation(free, num_low, pressure)
-        if self.scheduling.state != "running":
-            fragmentation.sentence = paused_sentence(
-                self.scheduling.state, facts.running, facts.waiting
-            )
-        return Status(
-            schema=SCHEMA_VERSION,
-            vtoken_version=facts.vtoken_version,
-            vllm_version=facts.vllm_version,
-            model=facts.model,
-            device=facts.device,
-            epoch=facts.epoch,
-            step=runtime.step,
-            ts=time.time(),
-            block_size=size,
-            blocks=BlockCounts(
-                total=runtime.geometry.num_blocks - 1,
-                free=free,
-                used=pool.num_used,
-                partially_live=pool.num_partially_live(),
-                low_utilization=num_low,
-                shared=pool.num_shared(),
-                headroom=config.headroom_blocks,
-                withheld=min(free, facts.withheld_blocks),
-            ),
-            tokens=TokenCounts(
-                live=pool.num_live,
-                dead=sum(table.num_dead_slots() for table in runtime.tables),
-                evicted=counters.evicted_tokens,
-                generated=counters.generated_tokens,
-            ),
-            fragmentation=fragmentation,
-            reclamation=Reclamation(
-                state=config.reclamation,
-                in_flight=runtime.relocator.num_in_flight_tokens,
-                relocations=counters.relocations,
-                moved_tokens=counters.moved_tokens,
-                moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,
-                reclaimed_blocks=counters.reclaimed_blocks,
-                recycled_slots=counters.recycled_slots,
-                deferred=counters.deferred_rounds,
-                deferrals=dict(counters.deferrals),
-                copy_us=counters.copy_us,
-                plan_us=counters.plan_us,
-                held_blocks=sum(row.blocks for row in rows),
-                blocks_without_reclaim=sum(row.naive_blocks for row in rows),
-                packed_bound_blocks=sum(row.bound_blocks for row in rows),
-                shared_skipped_blocks=counters.shared_skipped_blocks,
-                shared_released_blocks=counters.shared_released_blocks,
-                shared_copied_blocks=counters.shared_copied_blocks,
-                shared_copied_tokens=counters.shared_copied_tokens,
-                shared_freed_blocks=counters.shared_freed_blocks,
-                relocation_freed_blocks=counters.relocation_freed_blocks,
-                moved_then_evicted_tokens=counters.moved_then_evicted_tokens,
-                payback_steps=WASTED_WITHIN_STEPS,
-                packed_tokens=counters.packed_tokens,
-                pack_us=counters.pack_us,
-            ),
-            policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
-            budget_tokens=config.budget_tokens,
-            interval_tokens=config.interval_tokens,
-            requests=RequestCounts(
-                running=facts.running,
-                waiting=facts.waiting,
-                preempted=counters.preemptions,
-                finished=counters.finished_requests,
-            ),
-            invariants=Invariants(
-                checked=counters.commits_checked,
-                violations=counters.violations,
-                verified_relocations=counters.verified_relocations,
-                verify_us=counters.verify_us,
-                strict=runtime.state.strict,
-                check_every_step=runtime.check_every_step,
-            ),
-            config_revision=runtime.state.revision,
-            step_ms=facts.step_ms,
-            latency=runtime.latency.document(time.monotonic()),
-            shadow=runtime.state.shadow.document(),
-            scheduling=self.scheduling.state,
-            paused_since_ts=self.scheduling.since_ts,
-            prices=self._prices(),
-            budget_ratio=config.budget_ratio,
-            budget_floor_tokens=config.budget_floor_tokens,
-            calibration=self._calibration(),
-            canary=self._canary(),
-            pressure=pressure,
-        )
-
-    def _calibration(self) -> Calibration:
-        """Which layers and heads the current policy's signal uses, and why those."""
-        runtime, facts = self.runtime, self.facts
-        config, profile = runtime.config, runtime.state.calibration
-        document = Calibration(source="default depth", detail=facts.calibration_detail)
-        if profile is not None:
-            document = Calibration(
-                source="default depth",
-                file=facts.calibration_file,
-                fingerprint=profile.fingerprint,
-                model=profile.model,
-                created_ts=profile.created_ts,
-            )
-        reads = config.policy.reads
-        if config.probe.layers:
-            document.source = "configured"
-        elif reads is not None and profile is not None:
-            of_kind = profile.of(reads.kind)
-            document.source = "profile" if of_kind and of_kind.layers else "default depth"
-        if reads is not None:
-            signal = runtime.scoring.resolve(reads, config)
-            document.signal = signal.kind
-            document.layers, document.heads = [*signal.layers], [*signal.heads]
-        return document
-
-    def _canary(self) -> CanaryStatus | None:
-        canary = self.runtime.canary
-        on = self.runtime.config.canary.share > 0 or canary.used
-        return canary.document() if on else None
-
-    def _prices(self) -> RoundPrices:
-        """The measured prices, and a round's cost and saving now.
-
-        While holes have no price, a round saves nothing and the tables are not read.
-        """
-        runtime = self.runtime
-        prices = runtime.prices
-        estimate = runtime.pricer.estimate(runtime.config) if prices.hole_us else NOTHING
-        worth = prices.worth(estimate)
-        return RoundPrices(
-            **prices.document(),
-            saving_us=round(worth.saving_us, 1),
-            cost_us=round(worth.cost_us, 1),
-            loose_tokens=estimate.loose_tokens,
-            moved_tokens=estimate.moved_tokens,
-            requests=estimate.num_requests,
-        )
+        parts = self.parts()
+        if rows is not None:
+            parts.rows = rows
+        return parts.document()

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,13 +17,14 @@ import msgspec
 from vtoken.config.descriptions import describe_changes, inactive_notes, mode_notes
 from vtoken.config.values import VTokenConfig, bounds, diff
 from vtoken.control.dry_runs import DryRuns
+from vtoken.control.guard_watch import Clock, limit_now
 from vtoken.control.outlook import Outlook
-from vtoken.control.scheduling import Scheduling
-from vtoken.control.trials import Clock, RunningTrial, Terms, guard_p95_ms
+from vtoken.control.report import Reporter
+from vtoken.control.trials import RunningTrial, Terms
 from vtoken.errors import RefusedError, StaleRevisionError
-from vtoken.runtime.runtime import Runtime
+from vtoken.guards import series_of
 from vtoken.runtime.scoring import swap_notes
-from vtoken.wire import ConfigDocument, PatchResult
+from vtoken.wire import ConfigDocument, Guard, PatchResult
 
 FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
 MAX_HISTORY = 64
@@ -31,11 +33,9 @@ MAX_HISTORY = 64
 class Revisions:
     """Changes the configuration of one runtime; `clock` must be the one of its latencies."""
 
-    def __init__(
-        self, runtime: Runtime, scheduling: Scheduling, dry_runs: DryRuns, clock: Clock
-    ) -> None:
-        self._runtime = runtime
-        self._scheduling = scheduling
+    def __init__(self, reporter: Reporter, dry_runs: DryRuns, clock: Clock) -> None:
+        self._reporter = reporter
+        self._runtime = reporter.runtime
         self._dry_runs = dry_runs
         self._clock = clock
         self._history: list[VTokenConfig] = []
@@ -60,6 +60,10 @@ class Revisions:
             )
             self._cached = state, document
         return self._cached[1]
+
+    def guards(self) -> list[Guard]:
+        """The guards of the running trial with their values now; empty without one."""
+        return [] if self._trial is None else self._trial.guards()
 
     # ------------------------------------------------------------ checks and previews
 
@@ -107,7 +111,7 @@ class Revisions:
     def preview(self, config: VTokenConfig, terms: Terms | None = None) -> PatchResult:
         """What a change to `config` would do; nothing is changed."""
         if terms is not None:
-            terms.require_canary(config)
+            terms.require_values(config)
         notes = self.notes(config, terms)
         if self._trial is not None:
             notes.append(
@@ -131,7 +135,7 @@ class Revisions:
         return self._preview(self._runtime.config, [note, *self._without_evidence()])
 
     def _without_evidence(self) -> list[str]:
-        """A note on the limits of the running trial's guard that were never evaluated, if any."""
+        """A note on the guards of the running trial that were never evaluated, if any."""
         names = [] if self._trial is None else self._trial.unevaluated
         return [f"its guard had no evidence for {', '.join(names)}"] if names else []
 
@@ -152,7 +156,7 @@ class Revisions:
 
     def notes(self, config: VTokenConfig, terms: Terms | None = None) -> list[str]:
         """Notes on a change to `config`: scores that are dropped, values without effect, a
-        superseded revision, a guard of `terms` that is violated already.
+        superseded revision, guards of `terms` that are crossed already.
         """
         runtime = self._runtime
         notes = swap_notes(runtime.config, config, runtime.scoring.resolve)
@@ -161,13 +165,26 @@ class Revisions:
         superseded = self._superseded()
         if superseded is not None:
             notes.append(f"revision {superseded} is superseded: no step has run with it")
-        guard = None if terms is None else terms.guard
-        limit = None if guard is None else guard.inter_token_p95_ms
-        p95 = guard_p95_ms(runtime.latency.inter_token(self._clock()))
-        if limit is not None and p95 is not None and p95 > limit:
-            notes.append(
-                f"p95 inter-token is {p95:g} ms before the change, above the guard of {limit:g} ms"
-            )
+        return notes + self._crossed_before(() if terms is None else terms.guards)
+
+    def _crossed_before(self, guards: Sequence[Guard]) -> list[str]:
+        """A note on each guard whose limit the engine crosses already."""
+        notes: list[str] = []
+        if not guards:
+            return notes
+        parts = self._reporter.parts()
+        parts.latency = self._runtime.latency.document(self._clock())
+        for guard in guards:
+            series = series_of(guard.metric)
+            if series.metric.kind == "counter":
+                continue
+            limit = limit_now(guard, series, parts.as_status())
+            if limit.crossed:
+                value, bound = limit.shown()
+                side = "above" if guard.below is None else "below"
+                notes.append(
+                    f"{limit.name} is {value} before the change, {side} the guard of {bound}"
+                )
         return notes
 
     def _superseded(self) -> int | None:
@@ -181,7 +198,7 @@ class Revisions:
         """A new revision, on trial if there are `terms`; none when `config` changes nothing."""
         self.require_no_trial()
         if terms is not None:
-            terms.require_canary(config)
+            terms.require_values(config)
         before = self._runtime.config
         result = self._install(config, actor, terms)
         if result.changes:
@@ -209,10 +226,10 @@ class Revisions:
         return self._result(self._runtime.config, {}, [note, *notes])
 
     def check_trial(self) -> None:
-        """End the trial if its time is over or its guard is violated; called before every step."""
+        """End the trial if its time is over or a guard is crossed; called before every step."""
         if self._trial is None:
             return
-        verdict = self._trial.verdict(self._scheduling.num_preemptions)
+        verdict = self._trial.verdict()
         if verdict is None:
             return
         revision = self._runtime.state.revision
@@ -267,23 +284,20 @@ class Revisions:
         runtime.events.add(runtime.step + 1, "config", summary, common | data)
 
     def _begin_trial(self, terms: Terms, actor: str, result: PatchResult) -> None:
-        guarded = terms.guard is not None and terms.guard.inter_token_p95_ms is not None
         self._trial = RunningTrial(
             terms,
             revision=result.revision,
             actor=actor,
             changes=result.changes,
-            preemptions=self._scheduling.num_preemptions,
-            gaps=self._runtime.latency.watch() if guarded else None,
-            canary=self._runtime.canary.of_revision,
+            reporter=self._reporter,
             clock=self._clock,
         )
         result.trial = self._trial.document
 
     def _leave_trial(self) -> None:
         trial, self._trial = self._trial, None
-        if trial is not None and trial.gaps is not None:
-            self._runtime.latency.unwatch(trial.gaps)
+        if trial is not None:
+            trial.close()
 
     def _result(
         self, previous: VTokenConfig, changes: dict[str, list[Any]], notes: list[str] | None = None

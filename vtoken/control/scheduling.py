@@ -24,6 +24,7 @@ class Scheduling:
         self._since = 0.0  # monotonic seconds
         self._preemptions_at_change = 0
         self._pause_preemptions = 0  # in pauses that have ended
+        self._paused_s = 0.0  # in pauses that have ended
 
     def changed(self, state: SchedulingState, now: float) -> None:
         """The engine has entered `state` at `now`, in monotonic seconds."""
@@ -31,6 +32,8 @@ class Scheduling:
         if state == before:
             return
         paused_s = now - self._since
+        if before == "paused":
+            self._paused_s += paused_s
         if before != "running":
             runtime.latency.leave_out(self._since, now, running=before == "paused")
         self._pause_preemptions = runtime.counters.preemptions - self.num_preemptions
@@ -53,3 +56,7 @@ class Scheduling:
         paused = self.state == "paused"
         counted = self._preemptions_at_change if paused else self._runtime.counters.preemptions
         return counted - self._pause_preemptions
+
+    def running_s(self, now: float) -> float:
+        """Monotonic seconds at `now`, less those in which the engine was paused."""
+        return (self._since if self.state == "paused" else now) - self._paused_s

@@ -86,58 +86,62 @@ class CanaryTally:
         self._control: deque[Check] = deque(maxlen=WINDOW)
         self._checked = self._dropped = self._failed = 0
         self._skipped: Counter[str] = Counter()
-        self._document: CanaryStatus | None = None  # cache; None after a change
+        self._documents: dict[int | None, CanaryStatus] = {}  # by revision, None: all; a cache
         self.request_id: str | None = None  # of the check that runs now
         self.used = False  # whether any request was sampled since the start
 
     def add(self, check: Check, *, evicted: bool) -> None:
         (self._evicting if evicted else self._control).append(check)
         self._checked += 1
-        self._document = None
+        self._documents.clear()
 
     def drop(self, num_checks: int = 1) -> None:
         """Count sampled requests that are not checked for lack of memory or time."""
         self._dropped += num_checks
-        self._document = None
+        self._documents.clear()
 
     def fail(self) -> None:
         """Count a check without a result."""
         self._failed += 1
-        self._document = None
+        self._documents.clear()
 
     def skip(self, reason: str) -> None:
         """Count a sampled request that cannot be checked."""
         self._skipped[reason] += 1
-        self._document = None
+        self._documents.clear()
 
-    def of_revision(self, revision: int) -> CanaryFigures:
-        """Summary of requests that evicted and ran entirely under `revision`."""
-        return _summarize(CanaryFigures, [c for c in self._evicting if c.revision == revision])
+    def document(self, revision: int | None = None) -> CanaryStatus:
+        """The current document, cached; do not write to it.
 
-    def document(self) -> CanaryStatus:
-        """The current document, cached; do not write to it."""
-        if self._document is None:
-            self._document = _summarize(
+        With a `revision`: of requests that ran entirely under it.
+        """
+        if revision not in self._documents:
+            evicting, control = (
+                [check for check in checks if revision in (None, check.revision)]
+                for checks in (self._evicting, self._control)
+            )
+            self._documents[revision] = _summarize(
                 CanaryStatus,
-                self._evicting,
+                evicting,
                 window=WINDOW,
-                control=_summarize(CanaryFigures, self._control),
-                groups=self._groups(),
+                control=_summarize(CanaryFigures, control),
+                groups=_groups(evicting),
                 checked=self._checked,
                 dropped=self._dropped,
                 failed=self._failed,
                 skipped=dict(sorted(self._skipped.items())),
             )
-        return self._document
+        return self._documents[revision]
 
-    def _groups(self) -> list[CanaryGroup]:
-        found: dict[tuple[int, str], list[Check]] = {}
-        for check in self._evicting:
-            found.setdefault((-check.revision, check.policy), []).append(check)
-        return [
-            _summarize(CanaryGroup, checks, policy=policy, revision=-newest_first)
-            for (newest_first, policy), checks in sorted(found.items())
-        ]
+
+def _groups(checks: Iterable[Check]) -> list[CanaryGroup]:
+    found: dict[tuple[int, str], list[Check]] = {}
+    for check in checks:
+        found.setdefault((-check.revision, check.policy), []).append(check)
+    return [
+        _summarize(CanaryGroup, members, policy=policy, revision=-newest_first)
+        for (newest_first, policy), members in sorted(found.items())
+    ]
 
 
 def _summarize(kind: type[F], checks: Collection[Check], **more: Any) -> F:

@@ -64,10 +64,6 @@ class Histogram:
         np.add.at(self._advance(span), buckets, 1)
         np.add.at(self._window, buckets, 1)
 
-    def window(self, now: float) -> Percentiles:
-        """Percentiles of the window that ends at `now`, in monotonic seconds."""
-        return self.percentiles(int(now / SPAN_S))
-
     def percentiles(self, span: int) -> Percentiles:
         """Percentiles of the window that ends with `span`."""
         self._advance(span)
@@ -83,6 +79,23 @@ class Histogram:
         return Percentiles(count=count, p50_ms=p50, p95_ms=p95, p99_ms=p99)
 
 
+class Latencies:
+    """Times to first token and times between tokens, over the newest spans."""
+
+    def __init__(self) -> None:
+        self.first = Histogram()
+        self.between = Histogram()
+
+    def document(self, now: float) -> Latency:
+        """Percentiles of the window that ends at `now`, in monotonic seconds."""
+        span = int(now / SPAN_S)
+        return Latency(
+            window_s=SPAN_S * NUM_SPANS,
+            ttft=self.first.percentiles(span),
+            inter_token=self.between.percentiles(span),
+        )
+
+
 class LatencyMeter:
     """Measures every request from its arrival to its last token; times are monotonic seconds.
 
@@ -92,9 +105,8 @@ class LatencyMeter:
     """
 
     def __init__(self) -> None:
-        self._first = Histogram()
-        self._between = Histogram()
-        self._watched: list[Histogram] = []
+        self._latencies = Latencies()
+        self._watched: list[Latencies] = []
         self._arrived: dict[str, float] = {}  # before their first token
         self._last: dict[str, float] = {}  # newest token of requests outside the cohort
         self._cohort: list[str] = []
@@ -119,8 +131,8 @@ class LatencyMeter:
             span = int(now / SPAN_S)
             if request_ids == self._cohort:
                 ms = (now - self._cohort_time) * 1e3
-                for histogram in (self._between, *self._watched):
-                    histogram.add(span, ms, len(request_ids))
+                for latencies in (self._latencies, *self._watched):
+                    latencies.between.add(span, ms, len(request_ids))
             else:
                 self._record_each(request_ids, span, now)
             self._cohort_time = now
@@ -147,13 +159,14 @@ class LatencyMeter:
         since = np.array([last.pop(key, np.nan) for key in request_ids])
         known = ~np.isnan(since)
         if known.any():
-            for histogram in (self._between, *self._watched):
-                histogram.add_all(span, (now - since[known]) * 1e3)
+            for latencies in (self._latencies, *self._watched):
+                latencies.between.add_all(span, (now - since[known]) * 1e3)
         if not known.all():
             for index in np.flatnonzero(~known).tolist():
                 started = arrived.pop(request_ids[index], None)
                 if started is not None:
-                    self._first.add(span, (now - started) * 1e3)
+                    for latencies in (self._latencies, *self._watched):
+                        latencies.first.add(span, (now - started) * 1e3)
         self._cohort = request_ids
 
     def _purge(self) -> None:
@@ -165,22 +178,13 @@ class LatencyMeter:
             self._arrived.pop(key, None)
         finished.clear()
 
-    def inter_token(self, now: float) -> Percentiles:
-        """Percentiles of the gaps between two tokens of a request, in the window that ends now."""
-        return self._between.window(now)
-
-    def watch(self) -> Histogram:
-        """A histogram of the gaps between tokens that end from now on, until `unwatch`."""
-        self._watched.append(Histogram())
+    def watch(self) -> Latencies:
+        """The times that end from now on, until `unwatch`."""
+        self._watched.append(Latencies())
         return self._watched[-1]
 
-    def unwatch(self, histogram: Histogram) -> None:
-        self._watched.remove(histogram)
+    def unwatch(self, latencies: Latencies) -> None:
+        self._watched.remove(latencies)
 
     def document(self, now: float) -> Latency:
-        span = int(now / SPAN_S)
-        return Latency(
-            window_s=SPAN_S * NUM_SPANS,
-            ttft=self._first.percentiles(span),
-            inter_token=self._between.percentiles(span),
-        )
+        return self._latencies.document(now)

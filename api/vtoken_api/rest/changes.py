@@ -107,7 +107,12 @@ async def patch_config(
 ) -> Response:
     permit(request.scope, service.auth, dry_run=options.validate_only)
     patch = await read_patch(request)
-    call = commands.PatchConfig(patch=patch, if_match=if_match(request), **structs.asdict(options))
+    call = commands.PatchConfig(
+        patch=patch,
+        if_match=if_match(request),
+        validate_only=options.validate_only,
+        **options.terms(),
+    )
     result = await service.change(call, _caller(request))
     return document(result, headers=etag(result.revision))
 

@@ -11,6 +11,7 @@ import asyncio
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -19,14 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from vtoken import wire
 from vtoken.bounds import fault, read_json
-from vtoken.commands import (
-    GuardAgreement,
-    GuardCanaries,
-    GuardLogprobLost,
-    GuardP95,
-    GuardPreemptions,
-    TrialSeconds,
-)
+from vtoken.commands import TrialSeconds
+from vtoken.guards import GuardAliases
 from vtoken_api.problems import refuse
 from vtoken_api.state.segments import MAX_AGE_S
 
@@ -77,62 +72,49 @@ class RecordingQuery(Model, frozen=True):
     seconds: Annotated[int, Meta(ge=1, le=int(MAX_AGE_S), description="how far back")] = 300
 
 
+ValidateOnly = Annotated[
+    bool, Meta(description="dry run: report the effect and change nothing; needs read access only")
+]
+
+
 class ChangeQuery(Model, frozen=True):
-    validate_only: Annotated[
-        bool,
-        Meta(description="dry run: report the effect and change nothing; needs read access only"),
-    ] = False
+    validate_only: ValidateOnly = False
 
 
-class PatchQuery(ChangeQuery, frozen=True):
-    """The fields of a trial have the names of `vtoken.commands.PatchConfig`."""
+class GuardParameter(wire.Guard, forbid_unknown_fields=True, omit_defaults=True):
+    """A guard as a client asks for it; `value` and `count` are ignored."""
 
+
+class PatchQuery(GuardAliases, frozen=True):
+    """Besides aliases, the fields have the names of `vtoken.commands.PatchConfig`."""
+
+    validate_only: ValidateOnly = False
     confirm_within_s: Annotated[
         TrialSeconds | None,
         Meta(description="revert the change unless it is confirmed within this time"),
     ] = None
-    guard_inter_token_p95_ms: Annotated[
-        GuardP95 | None,
+    guards: Annotated[
+        tuple[GuardParameter, ...],
         Meta(
-            description="revert the change if the p95 inter-token latency since the change is "
-            "above this"
+            description="revert the change if a metric crosses a limit: "
+            '[{"metric": "preemptions", "above": 0}]; see docs/changes.md'
         ),
-    ] = None
-    guard_preemptions: Annotated[
-        GuardPreemptions | None,
-        Meta(
-            description="revert the change if more requests than this are preempted after the "
-            "change"
-        ),
-    ] = None
-    guard_canary_agreement: Annotated[
-        GuardAgreement | None,
-        Meta(
-            description="revert the change if the quality canary's agreement since the change is "
-            "below this"
-        ),
-    ] = None
-    guard_canary_logprob_lost: Annotated[
-        GuardLogprobLost | None,
-        Meta(
-            description="revert the change if the log-probability lost since the change, in nats a "
-            "token, is above this"
-        ),
-    ] = None
-    guard_canary_count: Annotated[
-        GuardCanaries | None,
-        Meta(
-            description="minimum of checked requests for a canary guard; default "
-            f"{wire.GUARD_CANARIES}"
-        ),
-    ] = None
+    ] = ()
     guard_for_s: Annotated[
         TrialSeconds | None,
         Meta(
-            description="how long the guard is active; default confirm_within_s, or "
+            description="how long the guards are active; default confirm_within_s, or "
             f"{wire.GUARD_SECONDS} s without it"
         ),
     ] = None
+
+    def terms(self) -> dict[str, Any]:
+        """The terms of a trial as arguments of `PatchConfig`; raises RefusedError."""
+        return {
+            "confirm_within_s": self.confirm_within_s,
+            "guards": [*self.guards, *self.named_guards()],
+            "guard_for_s": self.guard_for_s,
+        }
 
 
 class CompactionRequest(Model, frozen=True):
@@ -149,7 +131,7 @@ class ForgetRequest(Model, frozen=True):
     spans: Annotated[list[tuple[TokenId, TokenId]], Meta(min_length=1)]
 
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 def read_model(values: dict[str, Any], kind: type[M]) -> M:
@@ -174,7 +156,10 @@ def query(kind: type[M]) -> Callable[[Request], Awaitable[M]]:
 
 
 def plain(text: str) -> Any:
-    """Parse a query value: a boolean, an unsigned number, else its first 64 characters."""
+    """Parse a query value: a boolean, an unsigned number, a JSON list, else 64 characters."""
+    if text.startswith("["):
+        with suppress(ValueError):
+            return read_json(text)
     if text in ("true", "false"):
         return text == "true"
     if _INTEGER.fullmatch(text):

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from vtoken import wire
 from vtoken_api.problems import PROBLEM_JSON
 from vtoken_api.rest.examples import examples
-from vtoken_api.rest.inputs import CompactionRequest, ForgetRequest
+from vtoken_api.rest.inputs import CompactionRequest, ForgetRequest, GuardParameter
 
 PREFIX = "VToken"
 SECURITY = "VTokenBearer"
@@ -39,6 +39,7 @@ DOCUMENTED: tuple[Any, ...] = (
     wire.Problem,
     CompactionRequest,
     ForgetRequest,
+    GuardParameter,
 )
 
 PROBLEMS: dict[int, str] = {
@@ -110,21 +111,21 @@ def body(schema: dict[str, Any], *content_types: str, required: bool) -> dict[st
 
 def parameters(kind: type[msgspec.Struct], *others: dict[str, Any]) -> dict[str, Any]:
     """The `parameters` of a route: `others` and the fields of its query model."""
-    _, schemas = msgspec.json.schema_components([kind])
+    _, schemas = msgspec.json.schema_components([kind], ref_template=REF_TEMPLATE)
     found = [*others]
     for name, schema in schemas[kind.__name__]["properties"].items():
         description = schema.pop("description", "")
         if schema.get("default", msgspec.UNSET) is None:  # optional: a query has no null
             del schema["default"]
             (schema,) = [part for part in schema["anyOf"] if part != {"type": "null"}]
+        is_json = schema.get("type") == "array"
         found.append(
-            {
-                "name": name,
-                "in": "query",
-                "required": False,
-                "description": description,
-                "schema": schema,
-            }
+            {"name": name, "in": "query", "required": False, "description": description}
+            | (
+                {"content": {"application/json": {"schema": schema}}}
+                if is_json
+                else {"schema": schema}
+            )
         )
     return {"parameters": found}
 

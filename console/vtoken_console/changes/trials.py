@@ -1,13 +1,12 @@
-"""A change on trial: parsing of its terms, remaining time and guard as text.
+"""A change on trial: parsing of its terms, remaining time and guards as text.
 
 Times are server times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from vtoken_console.style import units
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -15,47 +14,48 @@ if TYPE_CHECKING:
 DEFAULT_MINUTES = 5
 
 
-def parse_terms(
-    minutes: str, p95_ms: str, preemptions: str, agreement: str = "", lost: str = ""
-) -> dict[str, Any]:
+LIMITS = {  # of the form: alias of a guard -> what it is about, and its unit
+    "guard_inter_token_p95_ms": ("inter-token p95 is above", "ms"),
+    "guard_preemptions": ("preemptions are above", "since the change"),
+    "guard_canary_agreement": ("agreement is below", "0..1, of the quality canary"),
+    "guard_canary_logprob_lost": ("log-prob. lost is above", "nats a token"),
+}
+
+
+def parse_terms(minutes: str, limits: Mapping[str, str], others: str = "") -> dict[str, Any]:
     """Typed terms as arguments of `patch_config`; empty: no limit.
 
+    `limits`: by the names of `LIMITS`. `others`: guards on any metric, `f > 0.5; givers < 1`.
     Raises ValueError with field, value and bound.
     """
-    from vtoken.wire import MAX_GUARD_LOGPROB  # here, to keep the first frame fast
+    import msgspec  # here, to keep the first frame fast
 
-    limit = _number("minutes", minutes, "above 0")
-    p95 = _number("inter-token p95", p95_ms, "in ms, above 0")
-    count = _number("preemptions", preemptions, "0 or more")
-    least = _number("agreement", agreement, "in 0..1")
-    most = _number("log-probability lost", lost, "in nats, 0 or more")
-    if all(term is None for term in (limit, p95, count, least, most)):
+    from vtoken.bounds import fault
+    from vtoken.guards import GuardAliases, parse_guard
+
+    within = _number("minutes", minutes)
+    if within is not None and not within >= 1 / 60:
+        raise ValueError(f"minutes = {within:g} is not above 0")
+    given = {name: _number(name, text) for name, text in limits.items()}
+    guards = [parse_guard(text) for text in others.split(";") if text.strip()]
+    if within is None and not guards and all(limit is None for limit in given.values()):
         raise ValueError("a trial needs a time limit or guard; enter applies without a trial")
-    for name, value, smallest in (("minutes", limit, 1 / 60), ("inter-token p95", p95, 0.001)):
-        if value is not None and value < smallest:
-            raise ValueError(f"{name} = {value:g} is not above 0")
-    if least is not None and not 0 <= least <= 1:
-        raise ValueError(f"agreement = {least:g} is not in 0..1")
-    if most is not None and not 0 <= most <= MAX_GUARD_LOGPROB:
-        raise ValueError(f"log-probability lost = {most:g} is not in 0..{MAX_GUARD_LOGPROB:g}")
-    if count is not None and (count < 0 or count != int(count)):
-        raise ValueError(f"preemptions = {preemptions} is not a whole number, 0 or more")
-    return {
-        "confirm_within_s": None if limit is None else max(1, round(limit * 60)),
-        "guard_inter_token_p95_ms": p95,
-        "guard_preemptions": None if count is None else int(count),
-        "guard_canary_agreement": least,
-        "guard_canary_logprob_lost": most,
-    }
+    try:
+        msgspec.convert(given, GuardAliases)
+    except msgspec.ValidationError as error:
+        raise ValueError(fault(error, given, GuardAliases).detail) from None
+    seconds = None if within is None else max(1, round(within * 60))
+    return {"confirm_within_s": seconds, "guards": guards, **given}
 
 
-def _number(name: str, text: str, bound: str) -> float | None:
+def _number(name: str, text: str) -> float | None:
     if not text.strip():
         return None
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ValueError(f"{name} = {text!r} is not a number {bound}") from None
+        raise ValueError(f"{name} = {text!r} is not a number") from None
+    return int(value) if value.is_integer() else value
 
 
 def countdown(seconds: float) -> str:
@@ -78,32 +78,10 @@ def remaining_text(trial: wire.Trial, server_now: float, *, short: bool = False)
     return "on trial"
 
 
-def guard_text(trial: wire.Trial, status: wire.Status | None) -> str:
-    """The bounds of a trial's guard, with the current values."""
-    guard = trial.guard
-    if guard is None:
+def guards_text(status: wire.Status | None) -> str:
+    """The guards of the change on trial, with their values now."""
+    if status is None or not status.guards:
         return ""
-    parts = []
-    if guard.inter_token_p95_ms is not None:
-        now = status.latency.inter_token.p95_ms if status and status.latency else None
-        bound = units.latency(guard.inter_token_p95_ms, 0)
-        parts.append(f"p95 ≤ {bound} (now {units.latency(now, 0)})")
-    if guard.preemptions is not None:
-        parts.append(f"preemptions ≤ {guard.preemptions}")
-    found = _canary(trial.revision, status)
-    if guard.canary_agreement is not None:
-        agreed = units.percent(found.agreement if found else None, 0)
-        parts.append(f"agreement ≥ {units.percent(guard.canary_agreement, 0)} (now {agreed})")
-    if guard.canary_logprob_lost is not None:
-        lost = found.logprob_lost if found else None
-        parts.append(f"lost ≤ {guard.canary_logprob_lost:g} (now {units.nats(lost, 0)})")
-    if guard.canary_agreement is not None or guard.canary_logprob_lost is not None:
-        parts.append(f"{found.count if found else 0} of {guard.canary_count} canaries")
-    return ", ".join(parts)
+    from vtoken.guards import held_text
 
-
-def _canary(revision: int, status: wire.Status | None) -> wire.CanaryGroup | None:
-    """The quality canary's group of `revision`: that of the policy with the most requests."""
-    groups = status.canary.groups if status and status.canary else []
-    matching = (group for group in groups if group.revision == revision)
-    return max(matching, key=lambda group: group.count, default=None)
+    return "; ".join(held_text(guard) for guard in status.guards)

@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
-from vtoken_console.changes.trials import DEFAULT_MINUTES, parse_terms
+from vtoken_console.changes.trials import DEFAULT_MINUTES, LIMITS, parse_terms
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
@@ -42,28 +42,31 @@ class TrialScreen(ModalScreen[dict[str, Any] | None]):
 
     def compose(self) -> ComposeResult:
         now = units.latency(self._p95_ms, 0)
-        canary = "0..1, of the quality canary"
         with Vertical(id="trial", classes="page") as page:
             page.border_title = "apply on trial"
             subtitle = "tab next   enter start   esc cancel"
             page.border_subtitle = terminal_text(self, subtitle)
-            for name, label, value, unit in (
-                ("minutes", "reverted unless kept within", str(DEFAULT_MINUTES), "minutes"),
-                ("p95", "reverted if inter-token p95 is above", "", f"ms, now {now}"),
-                ("preemptions", "reverted if preemptions are above", "", "since the change"),
-                ("agreement", "reverted if agreement is below", "", canary),
-                ("lost", "reverted if log-prob. lost is above", "", "nats a token"),
-            ):
-                with Horizontal(classes="term"):
-                    yield Label(f" {label}", classes="term-label")
-                    yield Input(value, id=name, compact=True, classes="term-value")
-                    yield Label(f" {terminal_text(self, unit)}")
+            yield from self._term("minutes", "unless kept within", "minutes", str(DEFAULT_MINUTES))
+            for name, (label, unit) in LIMITS.items():
+                shown = f"{unit}, now {now}" if unit == "ms" else unit
+                yield from self._term(name, f"if {label}", shown)
+            yield from self._term("others", "if another metric crosses", hint="f > 0.5; givers < 1")
             yield self._text
 
+    def _term(
+        self, name: str, label: str, unit: str = "", value: str = "", hint: str = ""
+    ) -> ComposeResult:
+        with Horizontal(classes="term"):
+            yield Label(f" reverted {label}", classes="term-label")
+            yield Input(value, placeholder=hint, id=name, compact=True, classes="term-value")
+            yield Label(f" {terminal_text(self, unit)}")
+
+    def _typed(self, name: str) -> str:
+        return self.query_one(f"#{name}", Input).value
+
     def action_start(self) -> None:
-        names = ("minutes", "p95", "preemptions", "agreement", "lost")
-        values = [self.query_one(f"#{name}", Input).value for name in names]
+        limits = {name: self._typed(name) for name in LIMITS}
         try:
-            self.dismiss(parse_terms(*values))
+            self.dismiss(parse_terms(self._typed("minutes"), limits, self._typed("others")))
         except ValueError as error:
             self._text.set_paragraphs((f"{error}.", palette.BAD_STYLE))

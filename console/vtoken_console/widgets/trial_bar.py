@@ -1,11 +1,11 @@
-"""The change on trial: actor, changes, remaining time, guard, and the keys that end it.
+"""The change on trial: actor, changes, remaining time, guards, and the keys that end it.
 
 Hidden while nothing is on trial.
 """
 
 from __future__ import annotations
 
-from vtoken_console.changes.trials import guard_text, remaining_text
+from vtoken_console.changes.trials import guards_text, remaining_text
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.style.values import change_text
@@ -33,12 +33,12 @@ class TrialBar(LinesWidget):
                 palette.WARN_STYLE,
             ),
         ]
-        guard = guard_text(trial, view.model.status)
+        guards = guards_text(view.model.status)
         right: list[Span] = []
         if not view.read_only_reason:
             for action, label in (("confirm", "keep"), ("undo", "revert")):
                 right += [(f" {view.key(action)}", palette.KEY_STYLE), (f" {label} ", muted)]
-        parts = [f"rev {trial.revision} by {trial.actor}: {change_text(trial.changes)}", guard]
+        parts = [f"rev {trial.revision} by {trial.actor}: {change_text(trial.changes)}", guards]
         for part in parts:
             room = width - width_of(left) - width_of(right) - 2
             if part and room > 12:

@@ -20,7 +20,8 @@ from vtoken.arrays import Bools, Ints
 from vtoken.commands import Command, read_command, refused
 from vtoken.config.values import merge_patch
 from vtoken.control.controller import Controller
-from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
 from vtoken.control.waiting import QueuedRequest
 from vtoken.errors import RefusedError
 from vtoken.stream.telemetry import Publisher

@@ -22,7 +22,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 import vtoken
 from vtoken.config.request_rules import Prompt, RequestRules, request_rules
 from vtoken.control.controller import Controller
-from vtoken.control.report import EngineFacts, Reporter
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
 from vtoken.errors import RefusedError, UnsupportedError
 from vtoken.policies import make_policy
 from vtoken.runtime import selftest

@@ -249,8 +249,10 @@ def _latency(view: View, window: Window, label: str, name: str) -> Chart:
     latency = status.latency if status else None
     inter_token = name == "inter_token_p95_ms"
     newest = (latency.inter_token if inter_token else latency.ttft).p95_ms if latency else None
-    trial = config.trial if config else None
-    bound = trial.guard.inter_token_p95_ms if trial and trial.guard and inter_token else None
+    metric = f"latency_seconds{{kind={'inter_token' if inter_token else 'ttft'},quantile=0.95}}"
+    guards = config.trial.guards if config and config.trial else []
+    limits = [g.above * 1e3 for g in guards if g.metric == metric and g.above is not None]
+    bound = min(limits, default=None)
     values = window.row(name)
     top = nice_top(_highest(bound or 1.0, values))
     over = bound is not None and newest is not None and newest > bound

@@ -1,0 +1,20 @@
+"""Facts about the engine that the runtime does not have; the engine keeps them current."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class EngineFacts:
+    epoch: str
+    vtoken_version: str
+    vllm_version: str
+    model: str
+    device: str
+    calibration_file: str = ""
+    calibration_detail: str = "none was looked for"  # why no profile is loaded
+    running: int = 0
+    waiting: int = 0
+    withheld_blocks: int = 0
+    step_ms: float = 0.0

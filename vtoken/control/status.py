@@ -1,0 +1,262 @@
+"""The status of one engine, part by part.
+
+A part is built when it is first read, so a reader of one figure pays for its part alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import cast
+
+from vtoken.control.advice import paused_sentence
+from vtoken.control.diagnosis import Diagnosis
+from vtoken.control.facts import EngineFacts
+from vtoken.control.memory_pressure import memory_pressure
+from vtoken.control.scheduling import Scheduling
+from vtoken.policies import params_dict
+from vtoken.runtime.relocation.pricing import NOTHING
+from vtoken.runtime.runtime import Runtime
+from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS
+from vtoken.wire import (
+    SCHEMA_VERSION,
+    BlockCounts,
+    Calibration,
+    CanaryStatus,
+    Fragmentation,
+    Invariants,
+    Latency,
+    MemoryPressure,
+    PolicyChoice,
+    Reclamation,
+    RequestCounts,
+    RequestRow,
+    RoundPrices,
+    Shadow,
+    Status,
+    TokenCounts,
+)
+
+
+class StatusParts:
+    """The parts of one status, under the names that they have in `Status`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        facts: EngineFacts,
+        scheduling: Scheduling,
+        diagnosis: Diagnosis,
+        rows: Callable[[], list[RequestRow]],
+    ) -> None:
+        self._runtime = runtime
+        self._facts = facts
+        self._scheduling = scheduling
+        self._diagnosis = diagnosis
+        self._make_rows = rows
+
+    @cached_property
+    def rows(self) -> list[RequestRow]:
+        """The rows of requests, of which some figures are sums."""
+        return self._make_rows()
+
+    @cached_property
+    def blocks(self) -> BlockCounts:
+        runtime, pool = self._runtime, self._runtime.tables.pool
+        free = runtime.state.store.num_free_blocks()
+        return BlockCounts(
+            total=runtime.geometry.num_blocks - 1,
+            free=free,
+            used=pool.num_used,
+            partially_live=pool.num_partially_live(),
+            low_utilization=pool.num_low_utilization(),
+            shared=pool.num_shared(),
+            headroom=runtime.config.headroom_blocks,
+            withheld=min(free, self._facts.withheld_blocks),
+        )
+
+    @cached_property
+    def tokens(self) -> TokenCounts:
+        runtime = self._runtime
+        return TokenCounts(
+            live=runtime.tables.pool.num_live,
+            dead=sum(table.num_dead_slots() for table in runtime.tables),
+            evicted=runtime.counters.evicted_tokens,
+            generated=runtime.counters.generated_tokens,
+        )
+
+    @cached_property
+    def fragmentation(self) -> Fragmentation:
+        blocks, facts, scheduling = self.blocks, self._facts, self._scheduling
+        found = self._diagnosis.fragmentation(blocks.free, blocks.low_utilization, self.pressure)
+        if scheduling.state != "running":
+            found.sentence = paused_sentence(scheduling.state, facts.running, facts.waiting)
+        return found
+
+    @cached_property
+    def reclamation(self) -> Reclamation:
+        runtime, counters = self._runtime, self._runtime.counters
+        return Reclamation(
+            state=runtime.config.reclamation,
+            in_flight=runtime.relocator.num_in_flight_tokens,
+            relocations=counters.relocations,
+            moved_tokens=counters.moved_tokens,
+            moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,
+            reclaimed_blocks=counters.reclaimed_blocks,
+            recycled_slots=counters.recycled_slots,
+            deferred=counters.deferred_rounds,
+            deferrals=dict(counters.deferrals),
+            copy_us=counters.copy_us,
+            plan_us=counters.plan_us,
+            held_blocks=sum(row.blocks for row in self.rows),
+            blocks_without_reclaim=sum(row.naive_blocks for row in self.rows),
+            packed_bound_blocks=sum(row.bound_blocks for row in self.rows),
+            shared_skipped_blocks=counters.shared_skipped_blocks,
+            shared_released_blocks=counters.shared_released_blocks,
+            shared_copied_blocks=counters.shared_copied_blocks,
+            shared_copied_tokens=counters.shared_copied_tokens,
+            shared_freed_blocks=counters.shared_freed_blocks,
+            relocation_freed_blocks=counters.relocation_freed_blocks,
+            moved_then_evicted_tokens=counters.moved_then_evicted_tokens,
+            payback_steps=WASTED_WITHIN_STEPS,
+            packed_tokens=counters.packed_tokens,
+            pack_us=counters.pack_us,
+        )
+
+    @cached_property
+    def requests(self) -> RequestCounts:
+        facts, counters = self._facts, self._runtime.counters
+        return RequestCounts(
+            running=facts.running,
+            waiting=facts.waiting,
+            preempted=counters.preemptions,
+            finished=counters.finished_requests,
+        )
+
+    @cached_property
+    def invariants(self) -> Invariants:
+        runtime, counters = self._runtime, self._runtime.counters
+        return Invariants(
+            checked=counters.commits_checked,
+            violations=counters.violations,
+            verified_relocations=counters.verified_relocations,
+            verify_us=counters.verify_us,
+            strict=runtime.state.strict,
+            check_every_step=runtime.check_every_step,
+        )
+
+    @cached_property
+    def latency(self) -> Latency:
+        return self._runtime.latency.document(time.monotonic())
+
+    @cached_property
+    def shadow(self) -> Shadow | None:
+        return self._runtime.state.shadow.document()
+
+    @cached_property
+    def pressure(self) -> MemoryPressure | None:
+        return memory_pressure(self._runtime)
+
+    @cached_property
+    def step_ms(self) -> float:
+        return self._facts.step_ms
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """Which layers and heads the current policy's signal uses, and why those."""
+        runtime, facts = self._runtime, self._facts
+        config, profile = runtime.config, runtime.state.calibration
+        document = Calibration(source="default depth", detail=facts.calibration_detail)
+        if profile is not None:
+            document = Calibration(
+                source="default depth",
+                file=facts.calibration_file,
+                fingerprint=profile.fingerprint,
+                model=profile.model,
+                created_ts=profile.created_ts,
+            )
+        reads = config.policy.reads
+        if config.probe.layers:
+            document.source = "configured"
+        elif reads is not None and profile is not None:
+            of_kind = profile.of(reads.kind)
+            document.source = "profile" if of_kind and of_kind.layers else "default depth"
+        if reads is not None:
+            signal = runtime.scoring.resolve(reads, config)
+            document.signal = signal.kind
+            document.layers, document.heads = [*signal.layers], [*signal.heads]
+        return document
+
+    @cached_property
+    def canary(self) -> CanaryStatus | None:
+        canary = self._runtime.canary
+        on = self._runtime.config.canary.share > 0 or canary.used
+        return canary.document() if on else None
+
+    @cached_property
+    def prices(self) -> RoundPrices:
+        """The measured prices, and a round's cost and saving now.
+
+        While holes have no price, a round saves nothing and the tables are not read.
+        """
+        runtime = self._runtime
+        prices = runtime.prices
+        estimate = runtime.pricer.estimate(runtime.config) if prices.hole_us else NOTHING
+        worth = prices.worth(estimate)
+        return RoundPrices(
+            **prices.document(),
+            saving_us=round(worth.saving_us, 1),
+            cost_us=round(worth.cost_us, 1),
+            loose_tokens=estimate.loose_tokens,
+            moved_tokens=estimate.moved_tokens,
+            requests=estimate.num_requests,
+        )
+
+    def as_status(self) -> Status:
+        """These parts, for the metrics table, which reads nothing but parts."""
+        return cast(Status, self)
+
+    @property
+    def budget_tokens(self) -> int:
+        return self._runtime.config.budget_tokens
+
+    @property
+    def config_revision(self) -> int:
+        return self._runtime.state.revision
+
+    def document(self) -> Status:
+        """All parts as one document."""
+        facts, runtime, config = self._facts, self._runtime, self._runtime.config
+        return Status(
+            schema=SCHEMA_VERSION,
+            vtoken_version=facts.vtoken_version,
+            vllm_version=facts.vllm_version,
+            model=facts.model,
+            device=facts.device,
+            epoch=facts.epoch,
+            step=runtime.step,
+            ts=time.time(),
+            block_size=runtime.geometry.block_size,
+            blocks=self.blocks,
+            tokens=self.tokens,
+            fragmentation=self.fragmentation,
+            reclamation=self.reclamation,
+            policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
+            budget_tokens=self.budget_tokens,
+            interval_tokens=config.interval_tokens,
+            requests=self.requests,
+            invariants=self.invariants,
+            config_revision=self.config_revision,
+            step_ms=self.step_ms,
+            latency=self.latency,
+            shadow=self.shadow,
+            scheduling=self._scheduling.state,
+            paused_since_ts=self._scheduling.since_ts,
+            prices=self.prices,
+            budget_ratio=config.budget_ratio,
+            budget_floor_tokens=config.budget_floor_tokens,
+            calibration=self.calibration,
+            canary=self.canary,
+            pressure=self.pressure,
+        )
