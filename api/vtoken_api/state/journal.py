@@ -4,7 +4,8 @@ It is kept in two forms, both in the state directory. The *audit log* is a filte
 for as long as two files hold them. The *flight recording* is a window: messages and entries of the
 last day, in segments.
 
-1. The event loop never waits for the disk: one thread does all work on it, in order.
+1. The event loop never waits for the disk: one thread writes everything, in order. Of one write,
+   entries follow the messages.
 2. A disk error does not stop the server. Entries stay in memory until they can be written.
 """
 
