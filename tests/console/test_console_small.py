@@ -16,7 +16,6 @@ from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.frame import view
 from vtoken_console.frame.keys import KEYS
-from vtoken_console.screens.help import HelpLines
 from vtoken_console.screens.request import Summary
 from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.lines import width_of, wrap
@@ -81,9 +80,12 @@ async def test_help_has_every_word_on_eighty_columns_and_pages_through(served: S
     async with running(served.url, SMALL) as (app, pilot):
         await pilot.press("question_mark")
         seen: list[str] = []
-        help_lines = app.screen.query_one(HelpLines)
-        for top in (0, help_lines.page_rows, 2 * help_lines.page_rows):
-            await until(lambda top=top: help_lines.top >= min(top, 40), "does not scroll by pages")
+        scroll = app.screen.query_one("#help-lines")
+        await until(lambda: scroll.max_scroll_y > 0, "no lines")
+        height = scroll.scrollable_content_region.height
+        for top in range(0, scroll.max_scroll_y + height, height):
+            at = min(top, scroll.max_scroll_y)
+            await until(lambda at=at: scroll.scroll_y == at, "does not scroll by pages")
             seen += screen_text(app).splitlines()
             await pilot.press("pagedown")
         text = " ".join(" ".join(line.replace("│", " ").split()) for line in seen)

@@ -112,6 +112,7 @@ class ConsoleApp(App[int]):
         self.console = Console(
             color_system="truecolor", file=self.console.file, force_terminal=True, no_color=False
         )
+        self.animation_level = "none"  # every step of an animation is an update of the terminal
         self.cost = Cost()
         self.keys = keys
         self.max_fps = fps

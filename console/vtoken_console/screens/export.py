@@ -7,10 +7,8 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
-
-from vtoken_console.frame.view import View
-from vtoken_console.style import palette
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
 
 CHOICES = (
     ("s", "svg", "scalable image"),
@@ -18,22 +16,6 @@ CHOICES = (
     ("c", "csv", "tables: blocks, requests, series"),
     ("j", "json", "the server's documents, all blocks"),
 )
-
-
-class Choices(LinesWidget):
-    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        self.set_titles("export what is on the screen", "esc cancel")
-        return [
-            EMPTY,
-            *(
-                (
-                    (f"  {key}  ", palette.KEY_STYLE),
-                    (f"{kind.upper():<6}", palette.BOLD_STYLE),
-                    (text, palette.MUTED_STYLE),
-                )
-                for key, kind, text in CHOICES
-            ),
-        ]
 
 
 class ExportScreen(ModalScreen[str | None]):
@@ -45,4 +27,17 @@ class ExportScreen(ModalScreen[str | None]):
     ]
 
     def compose(self) -> ComposeResult:
-        yield Choices(id="export", classes="page")
+        options = OptionList(
+            *(
+                Option(f"[b $vt-key]{key}[/]  [b]{kind.upper():<6}[/][$vt-muted]{text}[/]", id=kind)
+                for key, kind, text in CHOICES
+            ),
+            id="export",
+            classes="page",
+        )
+        options.border_title = "export what is on the screen"
+        options.border_subtitle = "esc cancel"
+        yield options
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option_id)

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.geometry import Size
 from textual.screen import ModalScreen
 
 from vtoken_console.frame.keys import MOVES
@@ -14,8 +16,7 @@ from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.text import legend
-from vtoken_console.widgets.lines import EMPTY, Line, width_of
-from vtoken_console.widgets.scroller import Scroller
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, terminal_text, width_of
 
 WORDS = (
     ("live / dead", "a token that attention reads / one that was evicted"),
@@ -28,21 +29,20 @@ WORDS = (
 )
 
 
-class HelpLines(Scroller[Line]):
-    """Scrollable text without a visible cursor."""
+class HelpLines(LinesWidget):
+    """As many lines as the page has; they scroll in the container."""
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(page(self.view, width)) if self.view is not None else 1
+
+    def show(self, view: View) -> None:
+        is_first = self.view is None
+        super().show(view)
+        if is_first:
+            self.refresh(layout=True)
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        self.rows = page(view, width)
-        return super().build_lines(view, width, height)
-
-    def build_row(self, view: View, row: Line, width: int, *, selected: bool) -> Line:
-        return row
-
-    def action_page(self, by: int) -> None:
-        self._go((self.top if by < 0 else self.top + self.page_rows - 1) + by * self.page_rows)
-
-    def action_step(self, by: int) -> None:
-        self._go((self.top if by < 0 else self.top + self.page_rows - 1) + by)
+        return page(view, width)
 
 
 def page(view: View, width: int) -> list[Line]:
@@ -85,7 +85,7 @@ class HelpScreen(ModalScreen[None]):
     ]
 
     def compose(self) -> ComposeResult:
-        lines = HelpLines(id="help-lines")
-        lines.border_title = "help: esc closes"
-        lines.add_class("page")
-        yield lines
+        with VerticalScroll(id="help-lines", classes="page") as frame:
+            frame.border_title = "help: esc closes"
+            frame.border_subtitle = terminal_text(self, "↑↓ page up, page down")
+            yield HelpLines()

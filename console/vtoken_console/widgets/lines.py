@@ -7,7 +7,6 @@ keep their Strip.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Self
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -108,7 +107,6 @@ class LinesWidget(Widget):
     WIDE = False  # whether there may be characters of two columns, or of none
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
-        self._setting_titles = False
         self._base: Style | None = None  # the widget's own colours; None: not cached
         self._strips: dict[int, Strip] = {}
         self._styled: dict[Style, Style] = {}  # a span's style -> with theme and base
@@ -154,25 +152,10 @@ class LinesWidget(Widget):
         if self.view is not None and self.view.ascii_only:
             title, subtitle = asciify(title), asciify(subtitle)
         was, self._titles = self._titles, (title, subtitle)
-        self._setting_titles = True
         if was[0] != title:
             self.border_title = title.replace("[", "\\[")
         if was[1] != subtitle:
             self.border_subtitle = subtitle.replace("[", "\\[")
-        self._setting_titles = False
-
-    def refresh(
-        self,
-        *regions: Region,
-        repaint: bool = True,
-        layout: bool = False,
-        recompose: bool = False,
-    ) -> Self:
-        # Textual refreshes the entire widget for a new title; only the border lines differ.
-        if self._setting_titles and not regions and self.content_size:
-            width, height = self.outer_size
-            regions = (Region(-1, -1, width, 1), Region(-1, height - 2, width, 1))
-        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def watch_has_focus(self, _focus: bool) -> None:
         self.redraw()
