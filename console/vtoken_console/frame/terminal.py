@@ -12,6 +12,7 @@ import re
 import select
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rich.cells import get_character_cell_size
 from rich.color import Color, ColorSystem
@@ -30,12 +31,13 @@ _INVISIBLE = frozenset({"1", "3"})  # attributes that change nothing on a blank:
 class Look:
     """The SGR parameters of a cell's attributes, ink and background; empty: the terminal's own."""
 
-    attributes: str = ""
-    ink: str = ""
-    back: str = ""
+    attributes: str
+    ink: str
+    back: str
 
 
-PLAIN = Look()
+_look = lru_cache(maxsize=None)(Look)  # equal looks are one object
+PLAIN = _look("", "", "")
 
 
 class Terminal:
@@ -142,16 +144,15 @@ class Terminal:
         last = x + len(chars)
         if shown_chars[x:last] == chars and shown_looks[x:last] == looks:
             return
-        shown = zip(shown_chars[x:last], shown_looks[x:last], strict=True)
-        for column, (char, look, old) in enumerate(zip(chars, looks, shown, strict=True), x):
-            if (char, look) == old:
+        shown = zip(chars, shown_chars[x:last], looks, shown_looks[x:last], strict=True)
+        for n, (char, old_char, look, old_look) in enumerate(shown):
+            if char == old_char and look is old_look:
                 continue
-            gap = pen.columns_to(y, column)
-            between = slice(column - gap - x, column - x)
-            if 0 < gap <= min(GAP, column - x) and all(k == pen.look for k in looks[between]):
-                pen.put("".join(chars[between]))
+            gap = pen.columns_to(y, x + n)
+            if 0 < gap <= min(GAP, n) and all(k == pen.look for k in looks[n - gap : n]):
+                pen.put("".join(chars[n - gap : n]))
             else:
-                pen.move(y, column)
+                pen.move(y, x + n)
             pen.use(look, is_blank=char == " ")
             pen.put(char)
         shown_chars[x:last], shown_looks[x:last] = chars, looks
@@ -199,9 +200,9 @@ class Terminal:
                 back = part
             else:
                 attributes.append(part)
-        look = blank = Look(";".join(attributes), ink, back)
+        look = blank = _look(";".join(attributes), ink, back)
         if _INVISIBLE.issuperset(attributes):
-            blank = Look("", "", back)
+            blank = _look("", "", back)
         self._looks[codes] = look, blank
         return look, blank
 
