@@ -1,8 +1,8 @@
 """The entry point `vllm.endpoint_plugins`: mounts `/vtoken/v1` on vLLM's own server.
 
 The plugin implements vLLM's contract (`name`, `required_tasks`, `attach_router`, `init_state`)
-without importing vLLM. The routes are in a separate application behind the guard, so their errors
-are problem documents and the rest of the server is unaffected.
+without importing vLLM. The routes are in a separate application behind the access check, so their
+errors are problem documents and the rest of the server is unaffected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vtoken.credentials import read_token_file, readable_by_others
 from vtoken.errors import RefusedError
 from vtoken_api import scrape
 from vtoken_api.auth.access import Access
-from vtoken_api.auth.guard import AccessControl, Guard
+from vtoken_api.auth.check import AccessCheck, AccessControl
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.log import logger
@@ -52,8 +52,8 @@ class VTokenEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
-        mount = Mount(MOUNT_PATH, Guard(self.app, self._access_control))
-        # Without DOTALL, a path with a line break bypasses the guard and reaches the host's routes.
+        mount = Mount(MOUNT_PATH, AccessCheck(self.app, self._access_control))
+        # Without DOTALL, a path with a line break bypasses the check and reaches the host's routes.
         mount.path_regex = re.compile(mount.path_regex.pattern, re.DOTALL)
         app.router.routes.append(mount)
         openapi.merge_into(app, self.app, MOUNT_PATH)
@@ -125,7 +125,7 @@ def _state_dir(args: Namespace, settings: ApiSettings) -> StateDir:
 
 
 def build_app() -> FastAPI:
-    """The application behind the guard; needs `state.service` before it is called."""
+    """The application behind the access check; needs `state.service` before it is called."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(routes.router)
     app.include_router(changes.router)

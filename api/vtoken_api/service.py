@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vtoken import commands, wire
-from vtoken_api.auth.guard import AccessControl
+from vtoken_api.auth.check import AccessControl
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.health import health

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from vtoken import commands, wire
 from vtoken_api.auth.access import Grant, actor_of
-from vtoken_api.auth.guard import GRANT, permit
+from vtoken_api.auth.check import GRANT, permit
 from vtoken_api.rest.inputs import (
     CHANGE_HEADER,
     JSON_TYPES,

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import commands, wire
-from vtoken_api.auth.guard import permit_text
+from vtoken_api.auth.check import permit_text
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest.inputs import (
     CHANGE_HEADER,

@@ -1,9 +1,9 @@
-"""The ASGI guard of `/vtoken/v1`: checks access before routing and handles uncaught errors.
+"""The access check of `/vtoken/v1`: an ASGI application before routing, which handles errors too.
 
-The guard wraps the entire mounted application, so no route, known or unknown, is reachable without
+The check wraps the entire mounted application, so no route, known or unknown, is reachable without
 it. A token in a URL is refused and removed from the scope before the server writes its access log.
 
-The guard lets readers call the routes of DRY_RUNS, because the dry-run flag may be in the body.
+The check lets readers call the routes of DRY_RUNS, because the dry-run flag may be in the body.
 Such a route calls `permit` first.
 """
 
@@ -79,7 +79,7 @@ class AccessControl:
         return self.show_text and grant.can_control
 
 
-class Guard:
+class AccessCheck:
     """Forwards a call to `app` if `control()` allows it; None means the engine is not ready."""
 
     def __init__(self, app: ASGIApp, control: Callable[[], AccessControl | None]) -> None:
