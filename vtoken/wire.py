@@ -148,37 +148,45 @@ class Fragmentation(Doc):
     gates: list[Gate] = []
 
 
-class Reclamation(Doc):
-    state: ReclamationMode
-    in_flight: int  # moved tokens of the newest step whose copy has not been reported yet
-    relocations: int  # cumulative from here on
-    moved_tokens: int
-    moved_bytes: int
-    reclaimed_blocks: int
-    recycled_slots: int
+class ReclamationCounters(Doc):
+    """What reclamation has done since the engine started; the runtime counts in these fields."""
+
+    relocations: int = 0
+    moved_tokens: int = 0
+    reclaimed_blocks: int = 0
+    recycled_slots: int = 0
     deferred: int = 0  # rounds that found work but no headroom
-    copy_us: int = 0  # time in copies, cumulative
-    plan_us: int = 0  # time in planning, cumulative
-    # Sums over requests, so that the three are comparable; a shared block counts once a holder.
-    held_blocks: int = 0
-    blocks_without_reclaim: int = 0  # what the same requests would hold under naive-evict
-    packed_bound_blocks: int = 0  # sum of ceil(live / block_size)
-    # Shared prefix blocks, cumulative; a block counts once for each request that held it.
+    copy_us: int = 0  # time in copies
+    plan_us: int = 0  # time in planning
+    # Shared prefix blocks; a block counts once for each request that held it.
     shared_skipped_blocks: int = 0  # had a hole and were skipped by a planning round
     shared_released_blocks: int = 0  # all-dead, released while other requests held them
     shared_copied_blocks: int = 0  # emptied by copying
     shared_copied_tokens: int = 0
     shared_freed_blocks: int = 0  # of the copied blocks, each counted once: now free
-    # Wasted moves, cumulative.
+    # Wasted moves.
     relocation_freed_blocks: int = 0  # of `reclaimed_blocks`: freed by relocation and not retaken
     moved_then_evicted_tokens: int = 0  # evicted within `payback_steps` steps after a move
-    payback_steps: int = 0
-    # The first closed gate, "headroom" or "in_flight" -> steps in which it deferred a round.
+    # Steps in which an automatic round with a possible gain did not run, by reason. The first
+    # closed gate counts while some request with holes holds more blocks than
+    # ceil((live + 1) / S), the need of its live tokens and the next one. "headroom": a round ran
+    # and lacked fresh blocks for a plan. "in_flight": a round found nothing because relocations of
+    # requests with excess blocks are not reported yet. Steps that run operations do not count.
     deferrals: dict[str, int] = {}
-    # The CPU worker packs the live tokens of partial blocks before attention reads them;
-    # cumulative.
+    # The CPU worker packs the live tokens of partial blocks before attention reads them.
     packed_tokens: int = 0  # counted once a step, not once a layer
     pack_us: int = 0
+
+
+class Reclamation(ReclamationCounters, kw_only=True):
+    state: ReclamationMode
+    in_flight: int  # moved tokens of the newest step whose copy has not been reported yet
+    moved_bytes: int  # of the moved tokens
+    # Sums over requests, so that the three are comparable; a shared block counts once a holder.
+    held_blocks: int = 0
+    blocks_without_reclaim: int = 0  # what the same requests would hold under naive-evict
+    packed_bound_blocks: int = 0  # sum of ceil(live / block_size)
+    payback_steps: int = 0
 
 
 class Price(Doc):

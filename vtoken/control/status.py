@@ -30,6 +30,7 @@ from vtoken.wire import (
     MemoryPressure,
     PolicyChoice,
     Reclamation,
+    ReclamationCounters,
     RequestCounts,
     RequestRow,
     RoundPrices,
@@ -97,31 +98,16 @@ class StatusParts:
     @cached_property
     def reclamation(self) -> Reclamation:
         runtime, counters = self._runtime, self._runtime.counters
+        counted = {name: getattr(counters, name) for name in ReclamationCounters.__struct_fields__}
         return Reclamation(
+            **counted | {"deferrals": dict(counters.deferrals)},
             state=runtime.config.reclamation,
             in_flight=runtime.relocator.num_in_flight_tokens,
-            relocations=counters.relocations,
-            moved_tokens=counters.moved_tokens,
             moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,
-            reclaimed_blocks=counters.reclaimed_blocks,
-            recycled_slots=counters.recycled_slots,
-            deferred=counters.deferred_rounds,
-            deferrals=dict(counters.deferrals),
-            copy_us=counters.copy_us,
-            plan_us=counters.plan_us,
             held_blocks=sum(row.blocks for row in self.rows),
             blocks_without_reclaim=sum(row.naive_blocks for row in self.rows),
             packed_bound_blocks=sum(row.bound_blocks for row in self.rows),
-            shared_skipped_blocks=counters.shared_skipped_blocks,
-            shared_released_blocks=counters.shared_released_blocks,
-            shared_copied_blocks=counters.shared_copied_blocks,
-            shared_copied_tokens=counters.shared_copied_tokens,
-            shared_freed_blocks=counters.shared_freed_blocks,
-            relocation_freed_blocks=counters.relocation_freed_blocks,
-            moved_then_evicted_tokens=counters.moved_then_evicted_tokens,
             payback_steps=WASTED_WITHIN_STEPS,
-            packed_tokens=counters.packed_tokens,
-            pack_us=counters.pack_us,
         )
 
     @cached_property

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from vtoken.arrays import Floats, Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.gates import DEFERRALS
 from vtoken.policies import Policy
 from vtoken.policies.signals import Signal
 from vtoken.runtime.wasted_moves import LastMoves
+from vtoken.wire import ReclamationCounters
 
 
 @dataclass(slots=True)
@@ -73,33 +76,17 @@ class RequestState:
         return None if state is None else state.scores
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(ReclamationCounters):
     """Cumulative counters since the engine started, one writer each.
 
-    `deferrals`: steps in which an automatic round with a possible gain did not
-    run, by reason. The first closed gate counts while some request with holes holds more blocks
-    than ceil((live + 1) / S), the need of its live tokens and the next one. `headroom`: a round ran
-    and lacked fresh blocks for a plan. `in_flight`: a round found nothing because relocations of
-    requests with excess blocks are not reported yet. Steps that run operations do not count.
+    Those of reclamation are documents as they are; `vtoken.control.status` says where the others
+    are in a status.
     """
 
+    deferrals: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(DEFERRALS, 0))
     evicted_tokens: int = 0
     given_tokens: int = 0  # of these, under pressure
     generated_tokens: int = 0
-    relocations: int = 0
-    moved_tokens: int = 0
-    reclaimed_blocks: int = 0
-    relocation_freed_blocks: int = 0
-    moved_then_evicted_tokens: int = 0
-    recycled_slots: int = 0
-    deferred_rounds: int = 0
-    deferrals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DEFERRALS, 0))
-    shared_skipped_blocks: int = 0
-    shared_released_blocks: int = 0
-    shared_copied_blocks: int = 0
-    shared_copied_tokens: int = 0
-    shared_freed_blocks: int = 0
     preemptions: int = 0
     preemptions_above_floor: int = 0  # while somebody could still give a block under pressure
     finished_requests: int = 0
@@ -107,8 +94,4 @@ class Counters:
     violations: int = 0
     verified_relocations: int = 0
     verify_us: int = 0
-    copy_us: int = 0
-    plan_us: int = 0
-    packed_tokens: int = 0
-    pack_us: int = 0
-    preempted_per_request: dict[str, int] = field(default_factory=dict)
+    preempted_per_request: dict[str, int] = msgspec.field(default_factory=dict)

@@ -233,7 +233,7 @@ class Relocator:
         `available`; one event per `DEFERRED_EVENT_SECONDS`.
         """
         state = self._state
-        state.counters.deferred_rounds += 1
+        state.counters.deferred += 1
         now = time.monotonic()
         if now - self._last_deferred_event < DEFERRED_EVENT_SECONDS:
             return
