@@ -4,8 +4,10 @@ cache slots (`block_id * S + offset`), `blocks` are block ids.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,16 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
+
+
+def namespace(array: Any) -> Any:
+    """numpy for an array of numpy, torch for a tensor.
+
+    Code that runs on both uses functions that both have under one name and one signature: `sum`,
+    `mean`, `amax`, `clip`, `arange`, `linalg.vector_norm`, with `axis` and `keepdims`. Torch is not
+    imported here.
+    """
+    return sys.modules[type(array).__module__.partition(".")[0]]
 
 
 def starts_of(counts: Ints | Sequence[int]) -> Ints:

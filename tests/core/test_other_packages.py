@@ -1,10 +1,8 @@
-"""Policies of other packages: found by entry point, validated, harmless when broken."""
+"""Policies and signals of other packages: found by entry point, validated, harmless when broken."""
 
 from __future__ import annotations
 
-import shutil
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +10,33 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
+from tests.support.packages import Install, install_example, installer
 from vtoken.commands import Command, Policies
 from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
 from vtoken.errors import RefusedError
-from vtoken.policies import describe_policies, make_policy, policy_names, registry
+from vtoken.policies import describe_policies, make_policy, policy_names
+from vtoken.policies.signals import Signal, make_accumulator
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "policy"
-
-Install = Callable[..., None]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """`install(package, entry points, files)`: what an installer leaves behind, on sys.path."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def put(package: str, points: dict[str, str], files: dict[str, str]) -> None:
-        for name, text in files.items():
-            (tmp_path / name).write_text(text)
-        info = tmp_path / f"{package.replace('-', '_')}-0.1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1.0\n")
-        lines = [f"{name} = {value}" for name, value in points.items()]
-        (info / "entry_points.txt").write_text("\n".join(["[vtoken.policies]", *lines, ""]))
-        registry._load_all.cache_clear()
-
-    yield put
-    monkeypatch.undo()
-    registry._load_all.cache_clear()
-    shutil.rmtree(tmp_path)
+def install(tmp_path: Path) -> Iterator[Install]:
+    with installer(tmp_path) as put:
+        yield put
 
 
 @pytest.fixture
 def example(install: Install) -> None:
-    """The example package, as its own pyproject.toml declares it."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
-    install(
-        project["project"]["name"],
-        project["project"]["entry-points"]["vtoken.policies"],
-        {file.name: file.read_text() for file in EXAMPLE.glob("*.py")},
-    )
+    install_example(install, "policy")
+
+
+def with_policies(install: Install, points: dict[str, str], files: dict[str, str]) -> None:
+    """Install the package `vtoken-broken`."""
+    install("vtoken-broken", {"vtoken.policies": points}, files)
 
 
 def controller(engine: CoreEngine) -> Controller:
@@ -62,13 +44,15 @@ def controller(engine: CoreEngine) -> Controller:
     return Controller(Reporter(engine.runtime, facts, np.zeros(128, dtype=np.bool_)))
 
 
-def test_the_guide_shows_the_very_file_that_is_tested() -> None:
-    source = (EXAMPLE / "evenly_spaced.py").read_text()
+@pytest.mark.parametrize("file", ["policy/evenly_spaced.py", "signal/least_attention.py"])
+def test_the_guide_shows_the_very_file_that_is_tested(file: str) -> None:
+    source = (EXAMPLES / file).read_text()
     guide = (ROOT / "docs" / "policies.md").read_text()
     assert f"```python\n{source}```" in guide
     assert len(source.splitlines()) <= 30
-    declared = (EXAMPLE / "pyproject.toml").read_text()
-    assert declared[declared.index("[project.entry") :].split("\n\n")[0] in guide
+    declared = (EXAMPLES / file).with_name("pyproject.toml").read_text()
+    points = declared[declared.index("[project.entry") : declared.index("[tool.")].strip()
+    assert points in guide
 
 
 def test_without_a_package_there_is_no_such_policy() -> None:
@@ -126,7 +110,7 @@ class Picky(Policy):
 def test_parameters_that_make_another_packages_policy_fail_are_refused(
     window: int, install: Install
 ) -> None:
-    install("vtoken-picky", {"picky": "picky:Picky"}, {"picky.py": PICKY})
+    with_policies(install, {"picky": "picky:Picky"}, {"picky.py": PICKY})
     assert make_policy("picky", {"window": 4}).reads is not None
     with pytest.raises(RefusedError, match="does not accept these parameters"):
         make_policy("picky", {"window": window})
@@ -160,7 +144,7 @@ BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
 def test_a_broken_package_is_reported_and_not_offered(kind: str, install: Install) -> None:
     points, source, why = BROKEN[kind]
     name, module = next((name, value.split(":")[0]) for name, value in points.items())
-    install("vtoken-broken", points, {f"{module}.py": source})
+    with_policies(install, points, {f"{module}.py": source})
     offered = [info.name for info in describe_policies()]
     assert offered == policy_names()
     assert offered.count(name) == (name == "h2o")
@@ -172,3 +156,86 @@ def test_a_broken_package_is_reported_and_not_offered(kind: str, install: Instal
     if name != "h2o":
         with pytest.raises(RefusedError, match="unknown policy 'lazy'; lazy"):
             make_policy(name, {})
+
+
+# ---------------------------------------------------------------- signals
+
+
+@pytest.fixture
+def least_attention(install: Install) -> None:
+    install_example(install, "signal")
+
+
+@pytest.mark.usefixtures("least_attention")
+def test_a_policy_of_a_package_evicts_by_a_signal_of_its_own() -> None:
+    """The scheduler asks for it at its default depth, and the worker's scores decide."""
+    engine = CoreEngine(
+        num_blocks=128, block_size=4, config={"budget_tokens": 12, "interval_tokens": 0}
+    )
+    controller(engine).patch_config({"policy": {"name": "least_attention"}})
+    engine.worker.score = lambda _, n: np.abs(np.arange(n, dtype=np.float32) - 20)
+    engine.add("a", 42)
+    plan = engine.step()
+    assert plan.signals["a"] == (Signal("attention_least", 4, layers=(2,)),)
+    for _ in range(6):
+        engine.step()
+    engine.check()
+    kept = engine.runtime.tables["a"].live_ids().tolist()
+    assert kept[:3] == [0, 1, 2]  # far from 20, where the scores are lowest
+    assert len(kept) == 13
+    assert engine.runtime.counters.violations == 0
+
+
+@pytest.mark.usefixtures("least_attention")
+def test_a_signal_of_a_package_is_accumulated_by_its_definition() -> None:
+    signal = Signal("attention_least", 4)
+    accumulator = make_accumulator(signal)
+    rows = np.random.default_rng(0).random((5, 5), dtype=np.float32)
+    for number, row in enumerate(rows):
+        live = [token for token in range(number + 1) if token != 1 or number < 3]
+        accumulator.add(np.array(live), row[None, live], 1)
+    found = accumulator.scores()
+    assert found is not None
+    newest = np.tril(rows)[-4:, [0, 2, 3, 4]]
+    assert found.tolist() == newest.min(axis=0).tolist()
+    assert signal.first_report == "4 probed queries of it, or its whole prompt"
+
+
+def test_without_its_package_a_signal_is_refused() -> None:
+    with pytest.raises(ValueError, match="kind 'attention_least' is not one of attention_hits"):
+        Signal("attention_least", 4)
+
+
+KIND = """
+from vtoken.policies.signals import AttentionKind
+class Odd(AttentionKind):
+    name, summary, queries = "odd", "-", "window"
+    def over_queries(self, given):
+        return {}
+"""
+BROKEN_KINDS = {
+    "no kind": ("Odd = dict", "not a subclass"),
+    "numbers of queries": (KIND.format("given.sum(axis=-1)"), "numbers of shape"),
+    "not linear": (KIND.format("given.max(axis=-2)"), "do not add up"),
+    "of another type": (KIND.format("given.argmax(axis=-2)"), "type int64"),
+    "not a sum": (
+        KIND.format("given.mean(axis=-2)").replace('"window"', '"all"'),
+        "its over_queries is not a sum",
+    ),
+    "without queries": (
+        KIND.format("given.mean(axis=-2)").replace('"window"', '"some"'),
+        "neither newest nor window nor all",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_KINDS)
+def test_a_broken_signal_is_reported_and_not_offered(what: str, install: Install) -> None:
+    source, why = BROKEN_KINDS[what]
+    install("vtoken-broken", {"vtoken.signals": {"odd": "odd:Odd"}}, {"odd.py": source})
+    listed: Any = controller(CoreEngine(num_blocks=128)).handle(Command(call=Policies())).value
+    (broken,) = [info for info in listed if info.error is not None]
+    assert broken.name == "odd (vtoken-broken)"
+    assert why in broken.error
+    with pytest.raises(ValueError, match="kind 'odd' is not one of"):
+        Signal("odd", 4)

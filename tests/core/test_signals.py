@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import plain_signals
 from vtoken.policies.signals import (
     WARM_QUERIES,
     Accumulator,
+    KeyKind,
     Signal,
     by_id,
     make_accumulator,
     pooled,
     redundancy,
 )
+from vtoken.policies.signals.kind import BUILT_IN
 
 SIGNALS = [
     Signal("attention_sum"),
@@ -56,17 +59,9 @@ class Shadow:
         return max(around) if self.signal.pool == "max" else sum(around) / (2 * radius + 1)
 
     def alone(self, token: int) -> float:
-        kind, window = self.signal.kind, self.signal.window_queries
-        got = [row.get(token, 0.0) for row in self.rows]
-        if kind == "attention_sum":
-            return sum(got)
-        if kind == "attention_last":
-            return got[-1]
-        if kind == "attention_window":
-            return sum(got[-window:]) / len(got[-window:])
-        if kind == "attention_max":
-            return max(got[-window:])
-        return sum(row.get(token, 0.0) >= 1 / len(row) for row in self.rows[-window:])
+        rows = self.rows[-self.signal.window_queries :]
+        got = [row.get(token, 0.0) for row in rows]
+        return plain_signals.of_queries(self.signal.kind, got, [len(row) for row in rows])
 
 
 class Request:
@@ -92,7 +87,7 @@ class Request:
         shadow.rows += rows
         full = np.array([[row.get(t, 0.0) for t in self.live] for row in rows], dtype=np.float32)
         given = full[-accumulator.signal.num_rows(len(rows)) :]
-        if accumulator.signal.kind == "attention_sum":
+        if accumulator.signal.sums_rows:
             given = given.sum(axis=0, keepdims=True)
         accumulator.add(np.array(self.live), given, len(rows))
 
@@ -131,7 +126,7 @@ def test_accumulator_equals_the_definition(
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=str)
 def test_a_late_start_is_reported_after_enough_queries(signal: Signal) -> None:
-    """32 queries, or the window if it is shorter; attention_last needs one query."""
+    """32 queries, or the window if it is shorter; the newest query alone is one."""
     needed = 1 if signal.kind == "attention_last" else WARM_QUERIES
     if signal.window_queries:
         needed = min(needed, signal.window_queries)
@@ -172,6 +167,18 @@ def test_memory_follows_the_live_tokens_not_the_length(signal: Signal, bytes_a_t
     assert accumulator._data.nbytes <= 1.3 * 8000 * bytes_a_token
     accumulator.add(ids[-500:] + 1, np.zeros((1, 500), np.float32), 1)
     assert accumulator._data.nbytes <= 2 * 500 * bytes_a_token
+
+
+def test_every_kind_of_attention_is_compared_with_plain_python() -> None:
+    of_keys = {name for name, kind in BUILT_IN.items() if isinstance(kind, KeyKind)}
+    assert {signal.kind for signal in SIGNALS} == BUILT_IN.keys() - of_keys
+
+
+@pytest.mark.parametrize("name", [n for n, kind in BUILT_IN.items() if isinstance(kind, KeyKind)])
+def test_numbers_of_keys_are_those_of_plain_python(name: str) -> None:
+    keys = np.random.default_rng(0).normal(size=(3, 20, 8)).astype(np.float32)
+    expected = [plain_signals.of_keys(name, head) for head in keys]
+    np.testing.assert_allclose(BUILT_IN[name].numbers(keys), expected, rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- neighbours
@@ -246,7 +253,7 @@ def test_a_window_is_refused_for_kinds_without_one(kind: Any, window: int) -> No
         ({"over_layers": "sum"}, "over_layers = 'sum'"),
         ({"pool": ""}, "pool = ''"),
         ({"pool_radius": -1}, "pool_radius = -1"),
-        ({"kind": "attention"}, "kind 'attention' is not one of attention_sum"),
+        ({"kind": "attention"}, "kind 'attention' is not one of attention_hits"),
         ({"kind": "attention_sum", "over_heads": "max"}, "the mean over heads and layers"),
         ({"kind": "attention_sum", "over_layers": "max"}, "the mean over heads and layers"),
         ({"mix_lambda": 1.5}, r"mix_lambda = 1.5 is not in 0 .. 1"),

@@ -18,6 +18,7 @@ from vtoken.config.values import bounds, default_config
 from vtoken.guards import BY_NAME
 from vtoken.policies import describe_policies, make_policy
 from vtoken.policies.base import BUILT_IN
+from vtoken.policies.signals.kind import BUILT_IN as BUILT_IN_KINDS
 from vtoken.vllm.startup.serve import displayed, flag_of, plain_settings
 from vtoken.wire import Bound, pool_limits
 from vtoken_api.metrics import METRICS, full_name
@@ -81,6 +82,12 @@ def _policies() -> Iterator[Cells]:
         yield f"`{policy.name}`", policy.summary, reads, source
 
 
+def _signals() -> Iterator[Cells]:
+    """The built-in kinds of signals, those of attention first."""
+    for name, kind in sorted(BUILT_IN_KINDS.items(), key=lambda pair: pair[1].source):
+        yield f"`{name}`", kind.summary, f"{kind.depth_percent / 100:g}"
+
+
 def _parameters() -> Iterator[Cells]:
     """Parameters of the built-in policies, as in `vtoken policy list`."""
     for policy in describe_policies():
@@ -127,6 +134,12 @@ def _values(bound: Bound) -> str:
 TABLES = (
     Table("metrics", "metrics.md", ("name", "type", "labels", "guard", "meaning"), _metrics),
     Table("policies", "policies.md", ("policy", "what it does", "reads", "source"), _policies),
+    Table(
+        "signals",
+        "policies.md",
+        ("signal", "the number", "default depth"),
+        _signals,
+    ),
     Table(
         "parameters",
         "policies.md",

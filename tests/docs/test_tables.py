@@ -15,7 +15,6 @@ from tests.faults.core_blocks import BLOCKS
 from tests.faults.core_tokens import TOKENS
 from tests.support import models
 from vtoken import wire
-from vtoken.policies.signals import Kind
 from vtoken_api.limits import DRY_RUN_TIME, RATES, READ_TIME
 from vtoken_api.rest.inputs import MAX_BODY_BYTES
 from vtoken_api.stream.endpoint import AUTH_TIMEOUT_S, MAX_CLIENTS, MAX_UNAUTHENTICATED
@@ -54,10 +53,6 @@ def column(page: Path, head: str) -> list[str]:
 
 def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell) or [cell]
-
-
-def test_the_signals_listed_are_those_that_exist() -> None:
-    assert column(DOCS / "policies.md", "signal | the number") == list(get_args(Kind))
 
 
 def test_the_outcomes_and_errors_of_the_client_are_those_that_exist() -> None:

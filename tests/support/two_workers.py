@@ -5,6 +5,7 @@ GPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -46,17 +47,21 @@ SIGNALS = {
 
 
 class Life:
-    """Random steps: plans, batches and queries for a worker; `caches` hold K."""
+    """Random steps: plans, batches and queries for a worker; `caches` hold K.
 
-    def __init__(self, seed: int) -> None:
+    `signals`: those of each of at most four requests.
+    """
+
+    def __init__(self, seed: int, signals: Mapping[str, tuple[Signal, ...]] = SIGNALS) -> None:
+        self.signals = signals
         self.rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
         memory = torch.randn(LAYERS, BLOCKS, S, KV_HEADS, 2 * DIM)
         self.caches = [layer.permute(0, 2, 1, 3) for layer in memory]
-        self.blocks = {name: list(range(5 * i, 5 * i + 5)) for i, name in enumerate(SIGNALS)}
+        self.blocks = {name: list(range(5 * i, 5 * i + 5)) for i, name in enumerate(signals)}
         self.free = list(self.rng.permutation(np.arange(20 * S, BLOCKS * S)))
-        self.live: dict[str, dict[int, int]] = {name: {} for name in SIGNALS}
-        self.num_tokens = dict.fromkeys(SIGNALS, 0)
+        self.live: dict[str, dict[int, int]] = {name: {} for name in signals}
+        self.num_tokens = dict.fromkeys(signals, 0)
         self.virtual: set[str] = set()
         self.number = 0
 
@@ -67,7 +72,7 @@ class Life:
         names: list[str] = []
         starts, computed = [0], []
         parts: dict[str, RequestStep] = {}
-        for name in rng.permutation(list(SIGNALS)).tolist():
+        for name in rng.permutation(list(self.signals)).tolist():
             if self.number > 2 and rng.random() < 0.2:
                 continue  # not scheduled
             num_new = 9 if self.number == 1 else 4 if rng.random() < 0.2 else 1
@@ -78,7 +83,7 @@ class Life:
             computed.append(self.num_tokens[name])
             self._grow(parts, name, num_new)
         plan.requests = steps_of(parts)
-        plan.signals = {name: SIGNALS[name] for name in names}
+        plan.signals = {name: self.signals[name] for name in names}
         plan.probed = frozenset(plan.signals) if rng.random() < 0.8 else frozenset()
         plan.want_scores = tuple(
             (name, signal)

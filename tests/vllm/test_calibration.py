@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
+from tests.support.plain_signals import of_keys, of_queries, redundancy
 from tests.support.profiles import RECALL, made_up
 from vtoken.calibration import command, store
-from vtoken.calibration.layer_signals import SIGNALS, Reading, survey
+from vtoken.calibration.layer_signals import Reading, measured_signals, survey
 from vtoken.calibration.model_files import fingerprint
 from vtoken.calibration.prompts import needle_prompts
 from vtoken.config.calibration import SignalProfile
@@ -46,18 +47,10 @@ def layers() -> list[tuple[Any, Any]]:
 
 
 def naive(signal: Signal, layers: list[tuple[Any, Any]]) -> list[float]:
-    """The definition in `vtoken.policies.signals`, number by number, without neighbours."""
-    over = {"mean": np.mean, "max": np.max}
+    """The signal in plain Python, number by number, without neighbours."""
+    over: dict[str, Any] = {"mean": np.mean, "max": np.max}
     heads = signal.heads or tuple(range(NUM_HEADS))
     chosen = [(layers[i][0].double().numpy(), layers[i][1].double().numpy()) for i in signal.layers]
-
-    def key_number(keys: Any, head: int, token: int) -> float:
-        own = keys[head * NUM_KV_HEADS // NUM_HEADS]
-        if signal.kind == "key_norm":
-            return -float(np.linalg.norm(own[token]))
-        anchor = np.mean([key / np.linalg.norm(key) for key in own], axis=0)
-        lengths = np.linalg.norm(own[token]) * np.linalg.norm(anchor)
-        return -float(own[token] @ anchor / lengths)
 
     def row(query: int, token: int) -> float:
         by_layer = [
@@ -65,44 +58,26 @@ def naive(signal: Signal, layers: list[tuple[Any, Any]]) -> list[float]:
         ]
         return float(over[signal.over_layers](by_layer))
 
-    found = []
+    found: Any = []
+    if signal.of_keys:
+        of_layers = [
+            over[signal.over_heads](
+                [of_keys(signal.kind, keys[h * NUM_KV_HEADS // NUM_HEADS]) for h in heads], axis=0
+            )
+            for _, keys in chosen
+        ]
+        return list(over[signal.over_layers](of_layers, axis=0))
     for token in range(NUM_TOKENS):
-        if signal.of_keys:
-            each = [
-                over[signal.over_heads]([key_number(keys, h, token) for h in heads])
-                for _, keys in chosen
-            ]
-            found.append(float(over[signal.over_layers](each)))
-            continue
-        window = signal.window_queries or (1 if signal.kind == "attention_last" else NUM_TOKENS)
-        queries = range(max(0, NUM_TOKENS - window), NUM_TOKENS)
-        numbers = [row(query, token) for query in queries]
-        if signal.kind == "attention_hits":
-            numbers = [n >= 1 / (q + 1) for n, q in zip(numbers, queries, strict=True)]
-        total = {"attention_max": np.max, "attention_hits": np.sum, "attention_sum": np.sum}
-        found.append(float(total.get(signal.kind, np.mean)(numbers)))
+        queries = range(NUM_TOKENS)[-signal.window_queries :]
+        got = [row(query, token) for query in queries]
+        found.append(of_queries(signal.kind, got, [query + 1 for query in queries]))
     if signal.is_mixed:
         of_heads = [
-            repeated(keys[h * NUM_KV_HEADS // NUM_HEADS]) for _, keys in chosen for h in heads
+            redundancy(keys[h * NUM_KV_HEADS // NUM_HEADS]) for _, keys in chosen for h in heads
         ]
         share = signal.mix_lambda
-        found = [
-            share * value - (1 - share) * each
-            for value, each in zip(found, np.mean(of_heads, axis=0), strict=True)
-        ]
-    return found
-
-
-def repeated(keys: Any) -> Any:
-    """The redundancy [n] of the keys [n, D] of one head."""
-    sums = np.zeros(len(keys))
-    for one in keys:
-        row = keys @ one / (np.linalg.norm(keys, axis=1) * np.linalg.norm(one))
-        row[(keys == one).all(axis=1)] = 0
-        row[max(np.flatnonzero(row > 0.5), default=0)] = 0
-        sums += row
-    weights = np.exp(sums / len(keys))
-    return weights / weights.sum()
+        found = share * np.array(found) - (1 - share) * np.mean(of_heads, axis=0)
+    return list(found)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +111,8 @@ def test_a_survey_agrees_with_readings_of_one_layer_and_of_one_head(
     layers: list[tuple[Any, Any]],
 ) -> None:
     for number, layer in enumerate(layers):
-        found = survey(number, *layer)
-        for kind, declared in SIGNALS.items():
+        found = survey(measured_signals(), *layer)
+        for kind, declared in measured_signals().items():
             of_all, of_each = found[kind]
             plain = {"kind": kind, "window_queries": declared.window_queries}
             signals = [Signal(**plain, layers=(number,))]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support import plain_signals
 from vtoken.policies.signals import Signal
 from vtoken.policies.signals import pooled as pooled_on_host
 from vtoken.protocol.mirror import LIVE as LIVE_TOKENS
@@ -109,7 +110,7 @@ def expected_rows(memory: Memory, signal: Signal, num_new: int) -> torch.Tensor:
             of_heads.append(rows)
         of_layers.append(over(of_heads, signal.over_heads))
     rows = over(of_layers, signal.over_layers)
-    if signal.kind == "attention_sum":
+    if signal.sums_rows:
         return rows.sum(dim=0, keepdim=True)
     return rows[-signal.num_rows(num_new) :]
 
@@ -120,28 +121,17 @@ def expected_keys(memory: Memory, signal: Signal) -> torch.Tensor:
         key, of_heads = memory.flat(layer), []
         for head in signal.heads or range(HEADS):
             own = key[:, head * KV_HEADS // HEADS]
-            norm = own.norm(dim=1)
-            mean = (own / norm[:, None]).mean(dim=0)
-            cosine = own @ mean / (norm * mean.norm())
-            of_heads.append(-norm if signal.kind == "key_norm" else -cosine)
+            of_heads.append(torch.from_numpy(plain_signals.of_keys(signal.kind, own.numpy())))
         of_layers.append(over(of_heads, signal.over_heads))
     return over(of_layers, signal.over_layers)
 
 
 def expected_redundancy(memory: Memory, signal: Signal) -> torch.Tensor:
-    """By the definition, pair by pair."""
     found = []
     for layer, head in product(signal.layers, signal.heads or range(HEADS)):
         key = memory.flat(layer)[:, head * KV_HEADS // HEADS]
-        sums = torch.zeros(LIVE, dtype=torch.float64)
-        for i in range(LIVE):
-            row = torch.nn.functional.cosine_similarity(key, key[i][None], dim=1)
-            row[i] = 0
-            similar = [t for t in range(LIVE) if row[t] > 0.5]
-            row[similar[-1] if similar else 0] = 0
-            sums += row
-        found.append(torch.softmax(sums / LIVE, dim=0))
-    return torch.stack(found).mean(dim=0)
+        found.append(plain_signals.redundancy(key.numpy()))
+    return torch.from_numpy(np.mean(found, axis=0))
 
 
 def signals(kind: Any, window: int = 0) -> list[Signal]:

@@ -128,7 +128,7 @@ def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:
         (read_one_token_more, "a dense request"),
         (store_elsewhere, "a dense request"),
         (probe_at_another_temperature, "attention_last"),
-        (score_values_for_keys, "key_norm"),
+        (score_values_for_keys, "key_difference"),
     ],
 )
 def test_a_broken_part_of_the_data_path_is_named(

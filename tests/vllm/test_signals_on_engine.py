@@ -1,12 +1,13 @@
 """The signals that the worker reports during eviction, against Hugging Face attentions and keys.
 
-The reference replays the logged victims and computes every signal again from the definitions in
-`vtoken.policies.signals`, query by query, in plain Python over the model's own attention maps.
+The reference replays the logged victims and computes every signal again, query by query, in plain
+Python over the model's own attention maps.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer
+from tests.support.packages import install_example, installer
+from tests.support.plain_signals import of_keys, of_queries, redundancy
 from tests.vllm.test_policies_exact import generate_under
 from vtoken.policies import make_policy
 from vtoken.policies.signals import Signal
@@ -49,6 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "knorm, maxima": ("knorm", MAXIMA),
     "keydiff": ("keydiff", {"heads": "mean", "pool_radius": 0}),
     "keydiff, maximum over heads": ("keydiff", {"heads": "max", "pool_radius": 1}),
+    "a signal of another package": ("least_attention", {}),
 }
 PROBES: dict[str, dict[str, Any]] = {
     "every step": {"every_steps": 1},
@@ -84,6 +88,13 @@ class Recorder(Observer):
         self._finish(report, step)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _other_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with installer(tmp_path_factory.mktemp("package")) as install:
+        install_example(install, "signal")
+        yield
+
+
 @pytest.fixture(scope="module", params=PROBES)
 def probe(request: Any) -> dict[str, Any]:
     return {"layers": LAYERS, **PROBES[request.param]}
@@ -105,18 +116,8 @@ def over(values: list[torch.Tensor], how: str) -> torch.Tensor:
     return stacked.max(dim=0).values if how == "max" else stacked.mean(dim=0)
 
 
-def redundancy(key: torch.Tensor) -> torch.Tensor:
-    """[n] of the keys [n, D] of one head."""
-    cosine = torch.nn.functional.cosine_similarity(key[:, None], key[None], dim=-1)
-    for i, row in enumerate(cosine):
-        row[i] = 0
-        similar = (row > 0.5).nonzero()
-        row[int(similar[-1]) if len(similar) else 0] = 0
-    return torch.softmax(cosine.mean(dim=0), dim=0)
-
-
 class Plain:
-    """The signal by its definition: rows as dictionaries, and key signals after every forward."""
+    """The signal in plain Python: rows as dictionaries, and key signals after every forward."""
 
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
@@ -135,7 +136,7 @@ class Plain:
             if signal.of_keys:
                 keys = cached[layer].keys[0].double()
                 own = [keys[head * len(keys) // num_heads] for head in heads]
-                values = [self._of_key(key) for key in own]
+                values = [torch.from_numpy(of_keys(signal.kind, key.numpy())) for key in own]
             else:
                 values = [output.attentions[layer][0, head].double() for head in heads]
             of_layers.append(over(values, signal.over_heads))
@@ -145,7 +146,7 @@ class Plain:
                 for layer in signal.layers
                 for head in heads
             ]
-            repeated = over([redundancy(key) for key in keys_read], "mean").tolist()
+            repeated = np.mean([redundancy(key.numpy()) for key in keys_read], axis=0).tolist()
             self.redundancy[live[-1] + 1] = dict(zip(live, repeated, strict=True))
         found = over(of_layers, signal.over_layers).tolist()
         if signal.of_keys:
@@ -154,14 +155,6 @@ class Plain:
         for row, query in zip(found, live[-appended:], strict=True):
             seen = [token for token in live if token <= query]
             self.rows[query] = dict(zip(seen, row, strict=False))
-
-    def _of_key(self, key: torch.Tensor) -> torch.Tensor:
-        """The numbers [n] of the keys [n, D] of one head."""
-        norm = key.norm(dim=-1)
-        if self.signal.kind == "key_norm":
-            return -norm
-        mean = (key / norm[:, None]).mean(dim=0)
-        return -(key @ mean) / (norm * mean.norm())
 
     def bounds(self, probed: list[int], length: int) -> dict[int, tuple[float, float]]:
         """Of every token the least and the greatest value that rounding allows."""
@@ -187,19 +180,14 @@ class Plain:
         return found
 
     def _alone(self, probed: list[int], token: int) -> tuple[float, float]:
-        kind, window = self.signal.kind, self.signal.window_queries
-        queries = probed[-window:] if window else probed
-        got = [self.rows[q].get(token, 0.0) for q in queries]
-        if kind == "attention_hits":
-            shares = [row * len(self.rows[q]) for row, q in zip(got, queries, strict=True)]
-            return sum(s >= 1.0001 for s in shares), sum(s >= 0.9999 for s in shares)
-        value = {
-            "attention_sum": sum(got),
-            "attention_last": got[-1],
-            "attention_window": sum(got) / len(got),
-            "attention_max": max(got),
-        }[kind]
-        return value, value
+        queries = probed[-self.signal.window_queries :]
+        kind, got = self.signal.definition, [self.rows[q].get(token, 0.0) for q in queries]
+        rounding = 1e-4 if kind.counts else 0.0
+        low, high = (
+            of_queries(kind.name, [factor * a for a in got], [len(self.rows[q]) for q in queries])
+            for factor in (1 - rounding, 1 + rounding)
+        )
+        return low, high
 
 
 @pytest.mark.parametrize("case", CASES)

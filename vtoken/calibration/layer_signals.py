@@ -5,43 +5,48 @@ Every token of a prompt is live, since nothing has been evicted. Functions impor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vtoken.arrays import Floats
 from vtoken.calibration.ranking import RADIUS
-from vtoken.policies import make_policy
+from vtoken.policies import make_policy, policy_names
 from vtoken.policies.base import BUILT_IN
-from vtoken.policies.signals import Kind, Signal, make_accumulator, pooled, redundancy
+from vtoken.policies.signals import Signal, pooled, redundancy
+
+Survey = dict[str, tuple[Floats, Floats | None]]
+Part = tuple[Any, Floats | None]  # of one layer: rows [k, n] or [n], and redundancy [n]
 
 
-def _signals() -> dict[Kind, Signal]:
-    """One signal of each kind that a built-in policy reads by default.
+def measured_signals() -> dict[str, Signal]:
+    """Kind -> one signal of each kind that a policy reads by default.
 
-    Its window is the shortest of those policies, its neighbours are those of
-    `vtoken.calibration.ranking`. A signal with redundancy is measured as its kind and does not
-    shorten the window.
+    Its window is the shortest of the built-in policies that read it, else of the others. Its
+    neighbours are those of `vtoken.calibration.ranking`. A signal with redundancy is measured as
+    its kind and does not shorten the window.
     """
-    windows: dict[Kind, int] = {}
-    for name in BUILT_IN:
-        reads = make_policy(name, {}).reads
-        if reads is not None and not reads.is_mixed:
-            known = windows.get(reads.kind, reads.window_queries)
-            windows[reads.kind] = min(known, reads.window_queries)
+    others = [name for name in policy_names() if name not in BUILT_IN]
+    windows = _windows(others) | _windows(BUILT_IN)
     return {
         kind: Signal(kind, window, pool="max", pool_radius=RADIUS)
         for kind, window in sorted(windows.items())
     }
 
 
-SIGNALS = _signals()
-Survey = dict[Kind, tuple[Floats, Floats | None]]
-Part = tuple[Any, Floats | None]  # of one layer: rows [k, n] or [n], and redundancy [n]
+def _windows(policies: Iterable[str]) -> dict[str, int]:
+    """Kind -> the shortest window of `policies`."""
+    found: dict[str, int] = {}
+    for name in policies:
+        reads = make_policy(name, {}).reads
+        if reads is not None and not reads.is_mixed:
+            known = found.get(reads.kind, reads.window_queries)
+            found[reads.kind] = min(known, reads.window_queries)
+    return found
 
 
-def survey(_: int, weights: Any, keys: Any) -> Survey:
+def survey(signals: Mapping[str, Signal], weights: Any, keys: Any) -> Survey:
     """Kind -> numbers of one layer's tokens: [n] over all heads, [H, n] of each query head alone.
 
     They are not pooled over neighbours. `weights`, `keys`: see
@@ -50,42 +55,13 @@ def survey(_: int, weights: Any, keys: Any) -> Survey:
     weights = weights.float()
     mean = weights.mean(dim=0)
     found: Survey = {}
-    for kind, signal in SIGNALS.items():
+    for kind, signal in signals.items():
         if signal.of_keys:
-            found[kind] = _array(of_keys(kind, keys).mean(dim=0)), None
+            found[kind] = _array(signal.definition.numbers(keys.float()).mean(dim=0)), None
         else:
-            of_all, of_each = (of_attention(signal, rows) for rows in (mean, weights))
+            of_all, of_each = signal.from_rows(mean), signal.from_rows(weights)
             found[kind] = _array(of_all), _array(of_each)
     return found
-
-
-def of_attention(signal: Signal, weights: Any) -> Any:
-    """The signal [..., n] of softmax rows `weights` [..., n, n], before pooling."""
-    import torch
-
-    rows = _newest(signal, weights)
-    if signal.kind == "attention_sum":
-        return rows[..., 0, :]
-    if signal.kind == "attention_max":
-        return rows.amax(dim=-2)
-    if signal.kind == "attention_hits":
-        num_queries, num_tokens = rows.shape[-2:]
-        first = num_tokens - num_queries
-        num_seen = torch.arange(first + 1, num_tokens + 1, device=rows.device)
-        return (rows * num_seen[:, None] >= 1).sum(dim=-2)
-    return rows.mean(dim=-2)
-
-
-def of_keys(kind: Kind, keys: Any) -> Any:
-    """The signal `kind` [KV heads, n] of `keys` [KV heads, n, head size]."""
-    import torch
-
-    keys = keys.float()
-    norms = keys.norm(dim=-1, keepdim=True)
-    if kind == "key_norm":
-        return -norms[..., 0]
-    anchor = (keys / norms).mean(dim=1, keepdim=True)
-    return -torch.nn.functional.cosine_similarity(keys, anchor, dim=-1)
 
 
 class Reading:
@@ -106,7 +82,7 @@ class Reading:
             of_query_heads = [*(signal.heads or range(len(weights)))]
             read = [head * len(keys) // len(weights) for head in of_query_heads]
             if signal.of_keys:
-                heads = of_keys(signal.kind, keys)[read]
+                heads = signal.definition.numbers(keys.float())[read]
             else:
                 heads = _newest(signal, weights).float()[of_query_heads]
             of_redundancy = None
@@ -123,13 +99,7 @@ class Reading:
         for signal in self._signals:
             own = [part[signal] for part in parts if signal in part]
             rows = _array(_over(signal.over_layers, torch.stack([rows for rows, _ in own])))
-            if signal.of_keys:
-                found[signal] = pooled(signal, rows)
-                continue
-            accumulator, num_tokens = make_accumulator(signal), rows.shape[-1]
-            accumulator.add(np.arange(num_tokens), rows, num_tokens)
-            scores = accumulator.scores()
-            assert scores is not None  # every query since the first token was added
+            scores = pooled(signal, rows if signal.of_keys else signal.from_rows(rows))
             of_layers = [of_redundancy for _, of_redundancy in own if of_redundancy is not None]
             if of_layers:
                 scores = signal.mixed(scores, np.mean(of_layers, axis=0))
@@ -139,7 +109,7 @@ class Reading:
 
 def _newest(signal: Signal, weights: Any) -> Any:
     """The rows [..., k, n] of `weights` that `signal` uses: its newest queries, or their sum."""
-    if signal.kind == "attention_sum":
+    if signal.sums_rows:
         return weights.sum(dim=-2, keepdim=True)
     return weights[..., -signal.num_rows(weights.shape[-1]) :, :]
 

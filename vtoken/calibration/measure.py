@@ -8,14 +8,14 @@ its default parameters. A kind whose recall there is not better than chance gets
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from vtoken import __version__
 from vtoken.arrays import Floats
-from vtoken.calibration.layer_signals import SIGNALS, Reading, survey
+from vtoken.calibration.layer_signals import Reading, measured_signals, survey
 from vtoken.calibration.observe import Observer
 from vtoken.calibration.prompts import Prompt
 from vtoken.calibration.ranking import KEEPS, Selection, Surveyed, beats_chance, choose, worst_rank
@@ -27,7 +27,7 @@ from vtoken.config.calibration import (
 )
 from vtoken.errors import ProfileError
 from vtoken.policies import Policy, View, make_policy, policy_names
-from vtoken.policies.signals import Kind, Signal
+from vtoken.policies.signals import Signal
 from vtoken.wire import Recall
 
 Progress = Callable[[int], None]  # called with the number of finished prompts
@@ -46,11 +46,12 @@ def measure(
     Raises ProfileError if no signal of any layer ranks needles better than chance.
     """
     first, second = prompts[::2], prompts[1::2]
-    default = {kind: Selection((default_layer(observer.num_layers, kind),)) for kind in SIGNALS}
-    selections = _select(observer, first, progress)
+    measured = measured_signals()
+    default = {kind: Selection((default_layer(observer.num_layers, kind),)) for kind in measured}
+    selections = _select(observer, first, measured, progress)
     at = {
         kind: (_at(signal, selections[kind]), _at(signal, default[kind]))
-        for kind, signal in SIGNALS.items()
+        for kind, signal in measured.items()
     }
     policies = list(_policies())
     # The recall decides between the chosen and the default selection, so signals are read at both.
@@ -91,18 +92,21 @@ def _at(signal: Signal, selection: Selection) -> Signal:
 
 
 def _select(
-    observer: Observer, prompts: Sequence[Prompt], progress: Progress
-) -> dict[Kind, Selection]:
+    observer: Observer,
+    prompts: Sequence[Prompt],
+    signals: Mapping[str, Signal],
+    progress: Progress,
+) -> dict[str, Selection]:
     """Kind -> the layers and heads where it ranks the needles of `prompts` best.
 
     Raises ProfileError if the model itself finds less than half of the needles: then the rankings
     of its layers do not show which tokens it needs.
     """
     answered = 0
-    surveyed: dict[Kind, list[Surveyed]] = {kind: [] for kind in SIGNALS}
+    surveyed: dict[str, list[Surveyed]] = {kind: [] for kind in signals}
     for done, prompt in enumerate(prompts, 1):
-        layers = observer.observe(prompt.token_ids, survey)
-        for kind in SIGNALS:
+        layers = observer.observe(prompt.token_ids, lambda _, *seen: survey(signals, *seen))
+        for kind in signals:
             over_heads, each_head = zip(*(layer[kind] for layer in layers), strict=True)
             heads = None if each_head[0] is None else np.stack(each_head)
             surveyed[kind].append(Surveyed(np.stack(over_heads), heads, prompt.answer))
@@ -115,7 +119,7 @@ def _select(
             "cannot rank its layers; nothing was written. An untrained model finds none; for a "
             "trained one, try another number of --tokens"
         )
-    return {kind: choose(surveyed[kind]) for kind in SIGNALS}
+    return {kind: choose(surveyed[kind]) for kind in signals}
 
 
 def _read(
@@ -159,7 +163,7 @@ def _of_policy(
     policy: Policy,
     prompts: Sequence[Prompt],
     read: Sequence[dict[Signal, Floats]],
-    selections: dict[Kind, Selection],
+    selections: dict[str, Selection],
 ) -> list[Recall]:
     """The share of needles that `policy` keeps complete, for every budget that it accepts.
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import msgspec
 
+from vtoken.policies.signals import kind_of
 from vtoken.wire import Recall
 
 FORMAT = 1
-DEPTH_PERCENT = {"key_norm": 60, "key_difference": 47}  # signals of attention: 70
 
 
 def default_layer(num_layers: int, kind: str) -> int:
-    """The layer for signals of `kind` without a profile.
+    """The layer for signals of `kind` without a profile: a share of the depth.
 
-    The shares of the depth are those that kept the most facts in the one model that was examined
-    (docs/quality.md).
+    The shares of built-in kinds are those that kept the most facts in the one model that was
+    examined (docs/quality.md).
     """
-    return num_layers * DEPTH_PERCENT.get(kind, 70) // 100
+    return num_layers * kind_of(kind).depth_percent // 100
 
 
 class SignalProfile(msgspec.Struct, frozen=True):

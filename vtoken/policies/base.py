@@ -250,9 +250,10 @@ def needs_of(policy: Policy) -> list[Need]:
 
 
 def _read_by(policy: Policy) -> frozenset[Need]:
-    if policy.reads is None:
+    reads = policy.reads
+    if reads is None:
         return frozenset()
-    return frozenset({policy.reads.source, *(("keys",) if policy.reads.is_mixed else ())})
+    return frozenset({reads.source, *(("keys",) if reads.is_mixed else ())})
 
 
 def check_declared(policy: Policy) -> None:

@@ -2,19 +2,20 @@
 
 A package adds policies through the entry point group `vtoken.policies`; each entry names a `Policy`
 subclass. Entries are loaded at the first use of the registry. An entry that fails to load is
-reported by `describe_broken` and does not affect the others.
+reported by `describe_broken` and does not affect the others, and so is one of `vtoken.signals`.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import msgspec
 
 from vtoken.errors import RefusedError
 from vtoken.policies.base import BUILT_IN, Policy, check_declared, needs_of, validate
+from vtoken.policies.packages import load_group
+from vtoken.policies.signals import broken_kinds
 from vtoken.wire import PolicyInfo
 
 GROUP = "vtoken.policies"
@@ -23,32 +24,13 @@ GROUP = "vtoken.policies"
 @cache
 def _load_all() -> tuple[dict[str, type[Policy]], dict[str, str]]:
     """Policies by name, and the error of each entry point that failed to load."""
-    known, broken = dict(BUILT_IN), {}
-    for point in entry_points(group=GROUP):
-        try:
-            cls = _load(point)
-            if cls.name in known:
-                raise ValueError(f"the name {cls.name!r} is taken")
-            known[cls.name] = cls
-        except (Exception, SystemExit) as error:  # other packages may raise anything
-            broken[_origin(point)] = f"{type(error).__name__}: {error}"
-    return known, broken
+    found, broken = load_group(GROUP, Policy, BUILT_IN, _check)
+    return BUILT_IN | found, broken
 
 
-def _origin(point: EntryPoint) -> str:
-    package = "unknown package" if point.dist is None else point.dist.name
-    return f"{point.name} ({package})"
-
-
-def _load(point: EntryPoint) -> type[Policy]:
-    cls = point.load()
-    if not (isinstance(cls, type) and issubclass(cls, Policy)):
-        raise TypeError(f"{point.value} is not a subclass of vtoken.policies.Policy")
-    if cls.name != point.name:
-        raise ValueError(f"{point.value} has the name {cls.name!r}, not {point.name!r}")
+def _check(cls: type[Policy]) -> None:
     validate(cls)
     _describe(cls)
-    return cls
 
 
 def policy_names() -> list[str]:
@@ -108,12 +90,12 @@ def describe_policies() -> list[PolicyInfo]:
 
 
 def describe_broken() -> list[PolicyInfo]:
-    """The policies of other packages that failed to load, each with its `error`."""
+    """The policies and signals of other packages that failed to load, each with its `error`."""
     return [
         PolicyInfo(
             name=name, summary="cannot be loaded", source="-", needs=[], params_schema={}, error=why
         )
-        for name, why in _load_all()[1].items()
+        for name, why in (_load_all()[1] | broken_kinds()).items()
     ]
 
 

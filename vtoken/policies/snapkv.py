@@ -19,7 +19,7 @@ from vtoken.policies.base import (
     Sinks,
     register,
 )
-from vtoken.policies.signals import Aggregate, Kind, Signal
+from vtoken.policies.signals import Aggregate, Signal
 
 
 class SnapKVParams(Params, frozen=True):
@@ -43,7 +43,7 @@ class SnapKV(LowestScores):
 
     def signal(self) -> Signal:
         p = self.params
-        kind: Kind = "attention_max" if p.queries == "max" else "attention_window"
+        kind = "attention_max" if p.queries == "max" else "attention_window"
         return Signal(kind, p.window, p.heads, p.layers, p.pool, p.pool_radius)
 
     @property

@@ -18,7 +18,7 @@ slack at the end. Invariants of each row r in use, with o = offset[r]:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from vtoken.errors import MirrorMismatchError
 from vtoken.policies.signals import Accumulator, Signal, make_accumulator
 from vtoken.protocol.step import RequestSteps
 
-MakeAccumulator = Callable[[Signal], Accumulator[Any]]
+MakeAccumulator = Callable[[Signal], Accumulator]
 Ints32 = npt.NDArray[np.int32]
 
 TOKENS, LIVE, OFFSET, CAPACITY, VERSION = range(5)  # the columns
@@ -75,7 +75,7 @@ class Mirror:
     def __init__(self, mirrors: Mirrors, row: int) -> None:
         self.mirrors = mirrors
         self.row = row
-        self.accumulators: dict[Signal, Accumulator[Any]] = {}
+        self.accumulators: dict[Signal, Accumulator] = {}
         self._kept: Sequence[Signal] = ()
 
     @property
@@ -95,7 +95,7 @@ class Mirror:
         self._kept = signals
         before, self.accumulators = self.accumulators, {}
         for signal in signals:
-            if signal.source == "attention":
+            if not signal.of_keys:
                 self.accumulators[signal] = before.get(signal) or make(signal)
 
 

@@ -21,7 +21,7 @@ from vtoken.arrays import Bools, Floats, Ints
 from vtoken.config.calibration import default_layer
 from vtoken.config.values import VTokenConfig
 from vtoken.policies import Policy
-from vtoken.policies.signals import WARM_QUERIES, Signal
+from vtoken.policies.signals import Signal
 from vtoken.protocol.step import StepPlan, WorkerReport
 from vtoken.runtime.due import NEVER
 from vtoken.runtime.requests import RequestState, SignalState
@@ -216,14 +216,6 @@ class Scoring:
         return scores
 
 
-_FIRST_REPORT = {
-    "attention_sum": f"{WARM_QUERIES} probed queries of it, or its whole prompt",
-    "attention_last": "its next probed query",
-    "key_norm": "its next step",
-    "key_difference": "its next step",
-}
-
-
 def swap_notes(old: VTokenConfig, new: VTokenConfig, resolve: Resolve) -> list[str]:
     """Notes on what a change of policy, shadow, parameters or probe settings means for scores."""
 
@@ -243,7 +235,7 @@ def swap_notes(old: VTokenConfig, new: VTokenConfig, resolve: Resolve) -> list[s
             notes.append(
                 f"scores start anew: {new.policy.name} reads {after}, until now it was "
                 f"{before or 'no scores'}; nothing of a running request is evicted before "
-                f"{_first_report(after)}"
+                f"{after.first_report}"
             )
         known = (old.policy, old.shadow)
         if new.policy.profiles and new.policy not in known:
@@ -261,10 +253,4 @@ def _shadow_notes(
         return [f"policy none evicts nothing that shadow {shadow.name} could be compared with"]
     if reads is None or reads in held:
         return []
-    return [f"shadow {shadow.name} is compared on a running request after {_first_report(reads)}"]
-
-
-def _first_report(signal: Signal) -> str:
-    """What a running request waits for when `signal` starts from zero."""
-    queries = min(signal.window_queries, WARM_QUERIES)
-    return _FIRST_REPORT.get(signal.kind, f"{queries} probed queries of it, or its whole prompt")
+    return [f"shadow {shadow.name} is compared on a running request after {reads.first_report}"]

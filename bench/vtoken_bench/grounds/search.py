@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from vtoken.arrays import Bools, Floats
-from vtoken.calibration.layer_signals import of_attention, of_keys
 from vtoken.policies import Policy, View, make_policy
 from vtoken.policies.signals import Signal, pooled, redundancy
 from vtoken_bench.grounds.prompts import GROUNDS, Prompt, PromptMaker
@@ -122,10 +121,10 @@ class _Layer:
         self._numbers: dict[Signal, Floats] = {}
         for signal in plain:
             if signal.of_keys:
-                of_heads = of_keys(signal.kind, keys)
+                of_heads = signal.definition.numbers(keys.float())
                 found = of_heads.amax(dim=0) if signal.over_heads == "max" else of_heads.mean(dim=0)
             else:
-                found = of_attention(signal, over_heads[signal.over_heads])
+                found = signal.from_rows(over_heads[signal.over_heads])
             self._numbers[signal] = found.float().numpy()
         self._redundancy = redundancy(keys.numpy()).mean(axis=0)
 

@@ -4,8 +4,8 @@ Plain torch on any device; never makes the host wait for the device.
 
 Runs after the stock kernel and does not change it. The keys of a request's live tokens are gathered
 by id, so the result depends on which tokens are live and not on their slots.
-`vtoken.policies.signals` defines a row and its use. A row here is one rank's part: for a mean over
-heads, the sum over the rank's own heads divided by the number of all heads.
+`vtoken.policies.signals.signal` defines a row and its use. A row here is one rank's part: for a
+mean over heads, the sum over the rank's own heads divided by the number of all heads.
 """
 
 from __future__ import annotations
@@ -156,11 +156,10 @@ def _layer_rows(
     signal, stop = request.signal, request.first + request.num_new
     num_rows = signal.num_rows(request.num_new)
     num_heads, num_ids = query.shape[1], key.shape[-1]
-    summed = signal.kind == "attention_sum"
     own = request.heads.own(signal, num_heads)
     if own is not None:
         if not own:
-            return torch.zeros(1 if summed else num_rows, num_ids, device=query.device)
+            return torch.zeros(1 if signal.sums_rows else num_rows, num_ids, device=query.device)
         key = _pick(key, [head * len(key) // num_heads for head in own], dim=0)
     divisor = divisor_of(signal, request.heads, num_heads)
     chunk = max(1, min(MAX_QUERIES, MAX_LOGITS // (num_heads * num_ids)))
@@ -172,8 +171,8 @@ def _layer_rows(
             queries = _pick(queries, own, dim=1)
         weights = _weights(queries.float(), key, stop - end, scale, soft_cap)
         rows = weights.amax(dim=0) if signal.over_heads == "max" else weights.sum(dim=0) / divisor
-        parts.append(rows.sum(dim=0, keepdim=True) if summed else rows)
-    return torch.stack(parts).sum(dim=0) if summed else torch.cat(parts)
+        parts.append(rows.sum(dim=0, keepdim=True) if signal.sums_rows else rows)
+    return torch.stack(parts).sum(dim=0) if signal.sums_rows else torch.cat(parts)
 
 
 def gather_keys(key: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -237,13 +236,17 @@ def key_values(
 
 
 def _by_head(signal: Signal, slots: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
-    """The key signal [n, Hkv] of each KV head of `layer` [N, S, Hkv, D]."""
-    chunks = slots.split(MAX_KEYS)
-    if signal.kind == "key_norm":
-        return -torch.cat([gather_keys(layer, chunk).norm(dim=-1) for chunk in chunks])
-    anchor = torch.stack([_unit(gather_keys(layer, chunk)).sum(dim=0) for chunk in chunks])
-    mean = anchor.sum(dim=0) / len(slots)  # [Hkv, D]
-    return -torch.cat([_cosine(gather_keys(layer, chunk), mean) for chunk in chunks])
+    """The key signal [n, Hkv] of each KV head of `layer` [N, S, Hkv, D].
+
+    As many heads at once as have `MAX_KEYS` keys of all heads, and at least one.
+    """
+    num_kv_heads = layer.shape[2]
+    at_once = max(1, MAX_KEYS * num_kv_heads // len(slots))
+    found = [
+        signal.definition.numbers(gather_keys(heads, slots).transpose(0, 1))
+        for heads in layer.split(at_once, dim=2)
+    ]
+    return torch.cat(found).transpose(0, 1)
 
 
 def key_redundancy(
@@ -303,8 +306,3 @@ def _pick(tensor: torch.Tensor, numbers: Sequence[int], dim: int) -> torch.Tenso
 
 def _unit(key: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(key, dim=-1)
-
-
-def _cosine(key: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """cos [n, Hkv] of `key` [n, Hkv, D] and `anchor` [Hkv, D]."""
-    return torch.nn.functional.cosine_similarity(key, anchor[None], dim=-1)

@@ -47,7 +47,7 @@ class Scores:
         self._keys = keys
         self._num_heads = num_heads
 
-    def make_accumulator(self, signal: Signal) -> Accumulator[Any]:
+    def make_accumulator(self, signal: Signal) -> Accumulator:
         """The accumulator of an attention signal."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class Scores:
 class HostScores(Scores):
     """Accumulators of numpy arrays."""
 
-    def make_accumulator(self, signal: Signal) -> Accumulator[Floats]:
+    def make_accumulator(self, signal: Signal) -> Accumulator:
         return make_accumulator(signal)
 
     def _rows(self, rows: torch.Tensor) -> Floats:

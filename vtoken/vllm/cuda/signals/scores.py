@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from vtoken.arrays import Floats, Ints
-from vtoken.policies.signals import Signal, by_id
+from vtoken.policies.signals import Accumulator, Signal, by_id, make_accumulator
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.copies.transfer import download, upload
-from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator, make_device_accumulator
+from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
 from vtoken.vllm.worker.scores import Keys, Owners, PendingScores, Scores, SignalKey
 
 
@@ -33,10 +33,11 @@ class DeviceScores(Scores):
     def __init__(self, keys: Keys, num_heads: int, device: torch.device, streams: Streams) -> None:
         super().__init__(keys, num_heads)
         self._device = device
+        self._arrays = DeviceArrays(device)
         self._streams = streams
 
-    def make_accumulator(self, signal: Signal) -> DeviceAccumulator:
-        return make_device_accumulator(signal, self._device)
+    def make_accumulator(self, signal: Signal) -> Accumulator:
+        return make_accumulator(signal, self._arrays)
 
     def _rows(self, rows: torch.Tensor) -> torch.Tensor:
         return rows

@@ -1,0 +1,48 @@
+"""Signals: one number a live token, higher = keep, that policies rank by.
+
+Importing this package registers the built-in kinds.
+"""
+
+from vtoken.arrays import namespace
+from vtoken.policies.signals import kinds  # noqa: F401  (registers them)
+from vtoken.policies.signals.accumulators import (
+    HOST,
+    Accumulator,
+    Arrays,
+    accelerate,
+    by_id,
+    make_accumulator,
+)
+from vtoken.policies.signals.kind import (
+    WARM_QUERIES,
+    Array,
+    AttentionKind,
+    KeyKind,
+    Kind,
+    broken_kinds,
+    kind_of,
+)
+from vtoken.policies.signals.neighbours import SIMILAR, pooled, redundancy
+from vtoken.policies.signals.signal import Aggregate, Signal
+
+__all__ = [
+    "HOST",
+    "SIMILAR",
+    "WARM_QUERIES",
+    "Accumulator",
+    "Aggregate",
+    "Array",
+    "Arrays",
+    "AttentionKind",
+    "KeyKind",
+    "Kind",
+    "Signal",
+    "accelerate",
+    "broken_kinds",
+    "by_id",
+    "kind_of",
+    "make_accumulator",
+    "namespace",
+    "pooled",
+    "redundancy",
+]

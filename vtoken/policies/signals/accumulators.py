@@ -1,0 +1,168 @@
+"""What a worker keeps of one request's attention: the rows of the queries that a signal rests on.
+
+One accumulator serves every kind of attention signal, on the host and on a device; `Arrays` is
+where they differ. A kind may have an acceleration, `accelerate`, which keeps less or is faster and
+has the same scores.
+
+Column j of an accumulator's `_data` belongs to the live token `ids[j]`; slots in the cache do not
+matter. Memory follows the number of live tokens: 4 bytes a token for a signal over all queries, for
+a window of W queries 4 W, or W where the kind keeps bools. Columns beyond the last live token are
+zero, because earlier queries give a new token no attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from vtoken.arrays import Floats, Ints
+from vtoken.policies.signals.kind import Array, AttentionKind
+from vtoken.policies.signals.neighbours import pooled
+from vtoken.policies.signals.signal import Signal
+
+NO_IDS: Ints = np.empty(0, dtype=np.int64)
+
+
+class Arrays(Protocol):
+    """The arrays of one device. `place` is the name that accelerations are registered under."""
+
+    place: str
+
+    def zeros(self, num_rows: int, num_columns: int, dtype: str) -> Array: ...
+
+    def take(self, data: Array, columns: Ints) -> Array:
+        """The `columns` [k] of `data` [rows, n], copied."""
+
+    def pooled(self, signal: Signal, values: Array) -> Array:
+        """`vtoken.policies.signals.pooled`."""
+
+
+class HostArrays:
+    """Arrays of numpy."""
+
+    place = "host"
+
+    def zeros(self, num_rows: int, num_columns: int, dtype: str) -> Array:
+        return np.zeros((num_rows, num_columns), dtype=dtype)
+
+    def take(self, data: Array, columns: Ints) -> Array:
+        return data[:, columns]
+
+    def pooled(self, signal: Signal, values: Floats) -> Floats:
+        return pooled(signal, values)
+
+
+HOST = HostArrays()
+
+
+class Accumulator:
+    """Accumulates the attention rows of one request; `make_accumulator` picks the class.
+
+    `num_tokens`: the request's tokens at the last `add`; `ids` [n]: the live ones among them.
+    `num_queries`: queries probed so far.
+    """
+
+    def __init__(self, signal: Signal, arrays: Arrays) -> None:
+        kind = signal.definition
+        assert isinstance(kind, AttentionKind)
+        self.signal = signal
+        self.ids: Ints = NO_IDS
+        self.num_tokens = 0
+        self.num_queries = 0
+        self._kind, self._arrays = kind, arrays
+        self._complete = True  # every query since the first token was probed
+        self._sums = kind.queries == "all"
+        self._num_rows, self._dtype = self._layout()
+        self._data = arrays.zeros(self._num_rows, 0, self._dtype)
+        self._next = 0  # the row of the window that is written next
+
+    def _layout(self) -> tuple[int, str]:
+        """The number of rows kept and their type."""
+        if self._sums:
+            return 1, "float32"
+        return self.signal.window_queries or 1, self._kind.keeps
+
+    def add(self, ids: Ints, rows: Array, num_queries: int) -> None:
+        """Add one step's `rows` [k, n] over the live `ids` [n].
+
+        The step's queries are its `num_queries` newest tokens. `ids` ascend and end with them.
+        `rows` are those of the newest `signal.num_rows(num_queries)` queries, oldest first; their
+        sum [1, n] if `signal.sums_rows`.
+        """
+        num_tokens = int(ids[-1]) + 1
+        self._complete &= self.num_tokens + num_queries == num_tokens
+        self.num_tokens = num_tokens
+        self.num_queries += num_queries
+        columns, given = self._align(ids), self._kind.of_query(rows)
+        if self._sums:
+            columns[0] += self._kind.over_queries(given)
+        else:
+            self._write(columns, given)
+        self.ids = ids
+
+    def scores(self) -> Array | None:
+        """The signal of the tokens `ids` [n] before redundancy is mixed in; None while it rests on
+        too few queries. A later `add` may overwrite the array.
+        """
+        enough = self._complete or self.num_queries >= self.signal.warm_queries
+        if not self.num_queries or not enough:
+            return None
+        columns = self._data[:, : len(self.ids)]
+        return self._arrays.pooled(self.signal, columns[0] if self._sums else self._read(columns))
+
+    def _align(self, ids: Ints) -> Array:
+        """Make column j that of `ids[j]`; return the columns in use [rows, n]."""
+        before, num_ids = self.ids, len(ids)
+        known = int(np.searchsorted(ids, before[-1] + 1)) if len(before) else 0
+        kept = self._data[:, : len(before)]
+        tokens_died = known < len(before)
+        if tokens_died:
+            kept = self._arrays.take(kept, np.searchsorted(before, ids[:known]))
+        if not num_ids <= self._data.shape[1] <= 4 * num_ids + 64:
+            capacity = num_ids + num_ids // 4 + 16
+            self._data = self._arrays.zeros(self._num_rows, capacity, self._dtype)
+            self._data[:, :known] = kept
+        elif tokens_died:
+            self._data[:, :known] = kept
+            self._data[:, known : len(before)] = 0
+        return self._data[:, :num_ids]
+
+    def _write(self, columns: Array, given: Array) -> None:
+        """Overwrite the window's k oldest queries with `given` [k, n]."""
+        first, num_rows = self._next, len(given)
+        fits = min(num_rows, self._num_rows - first)
+        columns[first : first + fits] = given[:fits]
+        if fits < num_rows:
+            columns[: num_rows - fits] = given[fits:]
+        self._next = (first + num_rows) % self._num_rows
+
+    def _read(self, columns: Array) -> Array:
+        """The numbers [n] of the window's queries in `columns` [rows, n]."""
+        return self._kind.over_queries(columns[: min(self.num_queries, self._num_rows)])
+
+
+ACCELERATIONS: dict[tuple[str, str], type[Accumulator]] = {}  # by kind and place
+
+
+def accelerate(kind: str, place: str) -> Callable[[type[Accumulator]], type[Accumulator]]:
+    """Class decorator: registers the accumulator of the kind `kind` on `place`."""
+
+    def register(cls: type[Accumulator]) -> type[Accumulator]:
+        ACCELERATIONS[kind, place] = cls
+        return cls
+
+    return register
+
+
+def make_accumulator(signal: Signal, arrays: Arrays = HOST) -> Accumulator:
+    """The accumulator of an attention signal."""
+    return ACCELERATIONS.get((signal.kind, arrays.place), Accumulator)(signal, arrays)
+
+
+def by_id(ids: Ints, values: Floats, num_tokens: int) -> Floats:
+    """`values` [n] of the tokens `ids` [n], indexed by token id [num_tokens], 0 for others."""
+    out = np.zeros(num_tokens, dtype=np.float32)
+    out[ids] = values
+    return out
