@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from tests.support.core.harness import CoreEngine
 from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.arrays import Ragged
-from vtoken.policies import Policy, View, make_policy
-from vtoken.policies.base import Batch, lowest, oldest, supports_batches
+from vtoken.policies import Batch, Policy, View, lowest, oldest
 from vtoken.policies.streaming_llm import StreamingLLM
 from vtoken.runtime.batch import TableBatch
 from vtoken.tables.token_tables import TokenTables
@@ -58,7 +57,21 @@ def batch_of(
         kept.append(data.draw(st.integers(min(num_protected + 1, len(ids)), len(ids))))
         views.append(View(seen, table.num_tokens, table.num_tokens, kept[-1] - num_protected))
     pairs = Ragged.joined([[end for t in sorted(one) for end in (t, t + 1)] for one in spans])
-    return TableBatch(made, made.all_rows, np.array(kept), scores, pairs), views
+    return TableBatch(made, made.all_rows, np.array(kept), scores, pairs, views.__getitem__), views
+
+
+def no_view(row: int) -> View:
+    raise AssertionError(f"the view of row {row} is not needed")
+
+
+def plain_lowest(view: View, scores: Any, sinks: int, recent: int) -> list[int]:
+    """The victims by sorting: NaN last, of equal scores the older first."""
+    order = [
+        (math.isnan(score), 0 if math.isnan(score) else score, token)
+        for token, score in zip(view.token_ids.tolist(), scores.tolist(), strict=True)
+    ]
+    window = [key for key in order[: len(order) - max(recent, 1)] if key[2] >= sinks]
+    return sorted(token for *_, token in sorted(window)[: view.num_victims])
 
 
 @given(tables(), st.data())
@@ -87,8 +100,11 @@ def test_the_lowest_of_a_batch_are_those_of_each_view(made: TokenTables, data: A
     for i, view in enumerate(views):
         known = np.full(view.num_tokens, np.inf, dtype=np.float32)
         known[: len(scores[i])] = scores[i]
-        expected = lowest(view, known[view.token_ids], sinks, recent[i])
-        assert found.of(i).tolist() == expected.tolist()
+        scores_of_view = known[view.token_ids]
+        expected = plain_lowest(view, scores_of_view, sinks, recent[i])
+        assert found.of(i).tolist() == expected
+        assert lowest(view, scores_of_view, sinks, recent[i]).tolist() == expected
+        assert lowest(view, scores_of_view.astype(float), sinks, recent[i]).tolist() == expected
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -99,28 +115,18 @@ def test_the_lowest_of_many_random_scores(seed: int) -> None:
     sync_new_tokens(made, "r", list(range(1, 190)), 3000)
     scores = rng.normal(size=3000).astype(np.float32) ** rng.integers(1, 4)
     budget = int(rng.integers(1, 3000))
-    batch = TableBatch(made, made.all_rows, np.array([budget]), [scores], Ragged.empty(1))
+    batch = TableBatch(made, made.all_rows, np.array([budget]), [scores], Ragged.empty(1), no_view)
     found = batch.lowest(4, 16)
     view = View(np.arange(3000), 3000, 3000, budget)
-    assert found.of(0).tolist() == lowest(view, scores, 4, 16).tolist()
+    assert found.of(0).tolist() == plain_lowest(view, scores, 4, 16)
 
 
-@pytest.mark.parametrize(
-    ("name", "together"),
-    [("streaming_llm", True), ("tova", True), ("h2o", True), ("random", False), ("snapkv", True)],
-)
-def test_which_policies_choose_together(name: str, together: bool) -> None:
-    assert supports_batches(type(make_policy(name, {}))) == together
-
-
-def test_a_subclass_with_another_choice_runs_request_by_request() -> None:
-    """Its inherited `select_many` belongs to another `select_victims`."""
+def test_a_subclass_with_another_choice_does_not_inherit_that_of_a_batch() -> None:
 
     class Newest(StreamingLLM):
         def select_victims(self, view: View) -> Any:
             return view.token_ids[-1 - view.num_victims : -1]
 
-    assert not supports_batches(Newest)
     engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0})
     engine.runtime.state.config = replace(engine.runtime.config, policy=Newest())
     engine.add("a", 12)
@@ -129,13 +135,24 @@ def test_a_subclass_with_another_choice_runs_request_by_request() -> None:
     assert engine.runtime.tables["a"].live_ids().tolist() == [*range(7), 11, 12]
 
 
+class Oldest(Policy):
+    """Names victims of a batch only."""
+
+    name, summary = "oldest", "-"
+
+    def select_many(self, batch: Batch) -> Ragged:
+        return batch.oldest(2)
+
+
+def test_a_policy_of_batches_names_the_victims_of_one_view() -> None:
+    view = View(np.arange(10), 10, 10, 6)
+    assert Oldest().select_victims(view).tolist() == [2, 3, 4, 5]
+
+
 class Greedy(Policy):
     """Names invalid victims for all requests at once."""
 
     name, summary = "greedy", "-"
-
-    def select_victims(self, view: View) -> Any:  # noqa: ARG002
-        raise AssertionError("called request by request")
 
     def select_many(self, batch: Batch) -> Ragged:
         found = batch.oldest(0)

@@ -15,8 +15,7 @@ from vtoken.calibration.ranking import (
     with_neighbours,
     worst_rank,
 )
-from vtoken.policies import View
-from vtoken.policies.base import lowest
+from vtoken.policies import View, lowest
 
 NUM_LAYERS, NUM_HEADS, NUM_TOKENS = 6, 4, 120
 ANSWER = [50, 51, 52]

@@ -10,13 +10,15 @@ import pytest
 
 from tests.support.core.harness import CoreEngine
 from tests.support.core.live import LiveEngine, make_quiet
+from vtoken.arrays import Ragged
 from vtoken.config.prompt_parts import PromptParts, Spans
 from vtoken.config.request_rules import FORGET, Prompt, RequestRules, request_rules
 from vtoken.config.spans import merged
 from vtoken.config.values import merge_patch
 from vtoken.errors import RefusedError
 from vtoken.policies import Policy, View, make_policy, oldest
-from vtoken.runtime.policy_runner import PolicyRunner
+from vtoken.runtime.eviction import Evictor
+from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import Forgotten
 
@@ -155,6 +157,18 @@ def test_the_newest_token_does_not_die(monkeypatch: pytest.MonkeyPatch) -> None:
     assert died["a"] == [[2, *range(24, 29)], [29], [3]]
 
 
+def one_by_one(choose: Any) -> Any:
+    """`Evictor.choose` of one request after the other."""
+
+    def each(self: Evictor, rows: Any) -> Any:
+        parts = [choose(self, rows[i : i + 1]) for i in range(len(rows))]
+        victims = [found.of(0) for chosen, found, _ in parts if len(chosen)]
+        chosen = np.concatenate([rows[:0], *(chosen for chosen, _, _ in parts)])
+        return chosen, Ragged.joined(victims), {name for *_, names in parts for name in names}
+
+    return each
+
+
 @pytest.mark.parametrize("policy", ["streaming_llm", "h2o", "tova"])
 def test_many_requests_at_once_choose_as_each_alone(
     policy: str, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +177,7 @@ def test_many_requests_at_once_choose_as_each_alone(
     for together in (True, False):
         with monkeypatch.context() as patched:
             if not together:
-                patched.setattr(PolicyRunner, "supports_batches", lambda *_: False)
+                patched.setattr(Evictor, "choose", one_by_one(Evictor.choose))
             found = victims_of(patched)
             engine = make(policy)
             for i in range(5):
@@ -480,9 +494,9 @@ def test_a_note_says_that_nothing_is_evicted(started: Start) -> None:
 
 
 def test_no_forgotten_tokens_no_work(started: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests without such spans are chosen for in one batch."""
+    """Requests without such spans are chosen for without a look at each."""
     engine = started()
-    monkeypatch.setattr(PolicyRunner, "victims", lambda *_: pytest.fail("one by one"))
+    monkeypatch.setattr(RuntimeState, "forgotten_ids", lambda *_: pytest.fail("one by one"))
     engine.steps(3)
     assert engine.runtime.tables["a"].num_live == 61
     assert (

@@ -101,6 +101,8 @@ class Picky(Policy):
     def signal(self):
         window = self.params.window
         return "attention" if window == 3 else Signal("attention_window", window)
+    def select_victims(self, view):
+        return view.token_ids[: view.num_victims]
     def min_budget_tokens(self):
         return 8 / self.params.window if self.params.window == 5 else 8 // self.params.window
 """
@@ -130,6 +132,11 @@ BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
         {"h2o": "p_known:H"},
         "from vtoken.policies import Policy\nclass H(Policy):\n    name = 'h2o'\n    summary = '-'",
         "is taken",
+    ),
+    "chooses nothing": (
+        {"lazy": "p_idle:Lazy"},
+        "from vtoken.policies import Policy\nclass Lazy(Policy):\n    name, summary = 'lazy', '-'",
+        "defines neither select_many nor select_victims",
     ),
     "has no summary": (
         {"lazy": "p_bare:Lazy"},

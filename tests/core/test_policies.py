@@ -15,7 +15,7 @@ from tests.support.core.request_step import parts_of
 from vtoken import policies
 from vtoken.errors import RefusedError
 from vtoken.policies import View, describe_policies, make_policy, policy_names
-from vtoken.policies.base import lowest
+from vtoken.policies.selection import lowest
 from vtoken.policies.signals import Signal
 
 EVICTING = [name for name in policy_names() if name != "none"]

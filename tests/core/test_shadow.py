@@ -15,7 +15,7 @@ from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
 from vtoken.errors import RefusedError
-from vtoken.policies import Policy, View
+from vtoken.policies import Batch, Policy
 from vtoken.policies.signals import Signal
 from vtoken.wire import PatchResult, Shadow
 
@@ -149,13 +149,15 @@ def test_the_tally_is_the_overlap_of_victims_and_the_shadows_choice(
     died: list[set[int]] = []
 
     def watched(policy: Policy, log: list[set[int]]) -> None:
-        select = policy.select_victims
+        select = policy.select_many
 
-        def wrapper(view: View) -> Any:
-            log.append(set(select(view).tolist()))
-            return np.array(sorted(log[-1]))
+        def wrapper(batch: Batch) -> Any:
+            found = select(batch)
+            assert found is not None
+            log.extend(set(found.of(i).tolist()) for i in range(len(batch.budget)))
+            return found
 
-        monkeypatch.setattr(policy, "select_victims", wrapper)
+        monkeypatch.setattr(policy, "select_many", wrapper)
 
     watched(shadow, named)
     watched(engine.runtime.config.policy, died)
@@ -211,13 +213,13 @@ def test_a_failed_shadow_is_reported_and_not_called_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = crowd("streaming_llm", "tova")
-    calls: list[View] = []
+    calls: list[Batch] = []
 
-    def fail(view: View) -> Any:
-        calls.append(view)
+    def fail(batch: Batch) -> Any:
+        calls.append(batch)
         raise ZeroDivisionError("of its own")
 
-    monkeypatch.setattr(engine.runtime.config.shadow, "select_victims", fail)
+    monkeypatch.setattr(engine.runtime.config.shadow, "select_many", fail)
     history(engine, 60)
     tally = shadow_of(engine)
     assert tally.error == "ZeroDivisionError('of its own')"

@@ -200,25 +200,25 @@ def _choose(engine: CoreEngine, hit: Hit, victims: Callable[[Any], Any]) -> None
     engine.runtime.state.config = structs.replace(engine.runtime.config, policy=Wrong())
 
 
-@TOKENS.fault("policy", "policy, `_checked`")
+@TOKENS.fault("policy", "policy, `checked`")
 def evict_the_newest(engine: CoreEngine, hit: Hit) -> None:
     """The policy names the newest token."""
     _choose(engine, hit, lambda view: view.token_ids[-view.num_victims :])
 
 
-@TOKENS.fault("policy", "policy, `_checked`")
+@TOKENS.fault("policy", "policy, `checked`")
 def evict_too_few(engine: CoreEngine, hit: Hit) -> None:
     """The policy names fewer victims than are due."""
     _choose(engine, hit, lambda view: view.token_ids[: view.num_victims - 1])
 
 
-@TOKENS.fault("policy", "policy, `_checked`")
+@TOKENS.fault("policy", "policy, `checked`")
 def evict_one_twice(engine: CoreEngine, hit: Hit) -> None:
     """The policy names one victim twice."""
     _choose(engine, hit, lambda view: np.repeat(view.token_ids[:1], view.num_victims))
 
 
-@TOKENS.fault("policy", "policy, `_checked`")
+@TOKENS.fault("policy", "policy, `checked`")
 def evict_unknown_ids(engine: CoreEngine, hit: Hit) -> None:
     """The policy names tokens that do not exist."""
     _choose(engine, hit, lambda view: view.token_ids[: view.num_victims] + 10_000)

@@ -2,7 +2,7 @@
 
 A ranking *holds* a needle at a share `keep` if every token of its answer is among the `keep` * n
 best of the n tokens. Of tokens with equal scores the newer is better, as in
-`vtoken.policies.base.lowest`. To choose layers and heads, each token first takes the maximum over
+`vtoken.policies.lowest`. To choose layers and heads, each token first takes the maximum over
 RADIUS neighbours a side, since consecutive digits are one number.
 
 1. Layers and heads are chosen on one half of the prompts; recall is reported on the other.

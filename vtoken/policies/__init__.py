@@ -15,7 +15,7 @@ from vtoken.policies import (  # noqa: F401  (registers them)
     streaming_llm,
     tova,
 )
-from vtoken.policies.base import Params, Policy, TokenIds, View, lowest, oldest, register
+from vtoken.policies.base import Params, Policy, register
 from vtoken.policies.registry import (
     describe_broken,
     describe_policies,
@@ -23,9 +23,12 @@ from vtoken.policies.registry import (
     params_dict,
     policy_names,
 )
+from vtoken.policies.selection import lowest, oldest
 from vtoken.policies.signals import Signal
+from vtoken.policies.view import Batch, TokenIds, View
 
 __all__ = [
+    "Batch",
     "Params",
     "Policy",
     "Signal",

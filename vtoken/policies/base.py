@@ -1,4 +1,4 @@
-"""The interface of an eviction policy: a pure function from a view of one request to its victims.
+"""The interface of an eviction policy: a pure function from views of requests to their victims.
 
 A policy works on token ids alone: no blocks, no slots, no vLLM. Each policy is one class in a file
 of its own, registered by `@register`.
@@ -11,19 +11,19 @@ Invariants of every policy's result, checked by the runtime before a token dies:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from operator import index
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
-from vtoken.arrays import Bools, Floats, Ints, Ragged
+from vtoken.arrays import Ragged
+from vtoken.errors import InvariantViolation
+from vtoken.policies.selection import ViewBatch
 from vtoken.policies.signals import Aggregate, Signal
+from vtoken.policies.view import Batch, TokenIds, View
 
-TokenIds = Ints  # the name in the interface of policies
 Need = Literal["attention", "keys", "token_ids"]
 Sinks = Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")]
 Recent = Annotated[int, Meta(ge=1, le=8192, description="newest tokens, always kept")]
@@ -35,52 +35,6 @@ PoolRadius = Annotated[
 ]
 
 
-@dataclass(slots=True)
-class View:
-    """One request between two steps, after its last scheduled step. Its arrays are read-only: copy
-    an array before sorting it in place.
-
-    `token_ids` [n]: ids of the live tokens, ascending; a token's id is its RoPE position.
-    `num_tokens`: tokens ever computed, dead ones included; the newest has id `num_tokens - 1`.
-    `seed`: a number that depends on the prompt alone.
-    `scores` [n] float32: the policy's signal, higher = keep, inf for tokens appended after the last
-    probe. Empty unless the policy has a signal.
-    `vocabulary_ids` [n]; `special`, `punctuation` [n]: the tokens' kinds according to the model's
-    tokenizer. Empty unless the policy needs "token_ids".
-    `profile`: the return value of the policy's `profile` for this request.
-    """
-
-    token_ids: TokenIds
-    num_tokens: int
-    num_prompt_tokens: int
-    budget_tokens: int
-    seed: int = 0
-    scores: Floats = field(default_factory=lambda: np.empty(0, dtype=np.float32))
-    vocabulary_ids: TokenIds = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    special: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
-    punctuation: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
-    profile: Any = None
-
-    @property
-    def num_victims(self) -> int:
-        return max(0, len(self.token_ids) - self.budget_tokens)
-
-
-class Batch(Protocol):
-    """The k requests that are due for eviction at once; each keeps `budget` [k] tokens."""
-
-    budget: Ints
-
-    def oldest(self, sinks: int) -> Ragged:
-        """The victims that `oldest` chooses in each request."""
-
-    def lowest(self, sinks: int, recent: int | Ints) -> Ragged:
-        """The victims that `lowest` chooses in each request by its scores.
-
-        `recent`: one number for all requests, or one for each [k].
-        """
-
-
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of a policy's parameters; field annotations declare their bounds.
 
@@ -90,7 +44,8 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy:
-    """Base of all policies. Subclasses set the class variables and define `select_victims`.
+    """Base of all policies. Subclasses set the class variables and define `select_many`, or
+    `select_victims` for one request at a time.
 
     `needs`: "token_ids" to receive vocabulary ids; attention and keys follow from `signal`.
     `profiles`: whether `profile` is called. Policies of equal class and parameters are equal.
@@ -123,16 +78,36 @@ class Policy:
         """
         return None
 
+    def select_many(self, batch: Batch) -> Ragged | None:
+        """The ids to evict of every request of `batch`; None: those that `select_victims` names.
+
+        The runtime calls nothing else, also for one request.
+        """
+        return self.select_each(batch)
+
     def select_victims(self, view: View) -> TokenIds:
         """The ids [view.num_victims] to evict. Called only if that number is positive."""
-        raise NotImplementedError
+        found = self.select_many(ViewBatch([view]))
+        assert found is not None
+        return found.of(0)
 
-    def select_many(self, batch: Batch) -> Ragged | None:  # noqa: ARG002
-        """The victims of every request of `batch`, equal to those of `select_victims`.
+    def select_each(self, batch: Batch) -> Ragged:
+        """What `select_victims` names in each view; raises InvariantViolation if it is invalid.
 
-        None: the policy does not support batches, and `select_victims` is called for each request.
+        The expected number is read before, because a policy may modify its view.
         """
-        return None
+        return Ragged.joined(
+            checked(view, view.num_victims, self.select_victims(view)) for view in batch.views()
+        )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A class that defines one of the two ways to choose does not inherit the other one."""
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).keys() & {"select_many", "select_victims"}
+        if own == {"select_victims"}:
+            cls.select_many = Policy.select_many  # type: ignore[method-assign]
+        elif own == {"select_many"}:
+            cls.select_victims = Policy.select_victims  # type: ignore[method-assign]
 
     def min_budget_tokens(self) -> int:
         """The smallest budget that the parameters allow."""
@@ -168,55 +143,34 @@ class LowestScores(Policy):
         """Size of the recent window."""
         return int(self.params.recent)
 
-    def select_victims(self, view: View) -> TokenIds:
-        return lowest(view, view.scores, self.params.sinks, self.recent)
-
-    def select_many(self, batch: Batch) -> Ragged | None:
+    def select_many(self, batch: Batch) -> Ragged:
         return batch.lowest(self.params.sinks, self.recent)
 
     def min_budget_tokens(self) -> int:
         return int(self.params.sinks + self.recent)
 
 
-def supports_batches(cls: type[Policy]) -> bool:
-    """Whether `cls` has a `select_many` that matches its `select_victims`.
-
-    An inherited `select_many` does not match if a subclass has overridden `select_victims`.
+def checked(view: View, num_victims: int, victims: Any) -> TokenIds:
+    """`victims` of `view`, ascending; raises InvariantViolation unless they are `num_victims` ids
+    of it without the newest.
     """
-    for base in cls.__mro__:
-        if "select_many" in vars(base):
-            return base is not Policy
-        if "select_victims" in vars(base):
-            return False
-    return False
-
-
-def lowest(view: View, scores: npt.NDArray[Any], sinks: int, recent: int) -> TokenIds:
-    """The `num_victims` lowest-scored ids, sparing the first `sinks` and the `recent` newest.
-
-    `scores` [n], higher = keep; NaN ranks highest; of equal scores the older token is evicted.
-    """
-    first = int(np.searchsorted(view.token_ids, sinks))
-    last = max(first, len(view.token_ids) - max(recent, 1))
-    ids: TokenIds = view.token_ids[first:last]
-    window = scores[first:last]
-    if view.num_victims >= len(ids):
-        return ids
-    threshold = np.partition(window, view.num_victims)[view.num_victims]  # the lowest score kept
-    if np.isnan(threshold):  # NaN sorts last
-        chosen, tied = ~np.isnan(window), np.isnan(window)
-    else:
-        chosen, tied = window < threshold, window == threshold
-    missing = view.num_victims - int(np.count_nonzero(chosen))
-    chosen[np.flatnonzero(tied)[:missing]] = True
-    victims: TokenIds = ids[chosen]
-    return victims
-
-
-def oldest(view: View, sinks: int) -> TokenIds:
-    """The `num_victims` oldest ids, sparing the first `sinks`."""
-    first = int(np.searchsorted(view.token_ids, sinks))
-    return view.token_ids[first : first + view.num_victims]
+    named = np.asarray(victims)
+    found = np.unique(named)
+    if len(found) != named.size or len(found) != num_victims:
+        raise InvariantViolation(
+            "policy", f"{len(found)} different victims of {named.size}, not {num_victims}"
+        )
+    if found.dtype.kind not in "iu":
+        raise InvariantViolation("policy", f"victims of type {found.dtype} are not token ids")
+    found = found.astype(np.int64)
+    unknown_ids = found[~np.isin(found, view.token_ids, assume_unique=True)]
+    if len(unknown_ids):
+        raise InvariantViolation(
+            "policy", f"victims {unknown_ids[:5].tolist()} are not live, or protected"
+        )
+    if len(found) and found[-1] == view.token_ids[-1]:
+        raise InvariantViolation("policy", f"the newest token {found[-1]} is a victim")
+    return found
 
 
 BUILT_IN: dict[str, type[Policy]] = {}
@@ -236,6 +190,8 @@ def validate(cls: type[Policy]) -> None:
     for attribute in ("name", "summary"):
         if not isinstance(getattr(cls, attribute, None), str):
             raise ValueError(f"{cls.__name__} has no {attribute}")
+    if cls.select_many is Policy.select_many and cls.select_victims is Policy.select_victims:
+        raise ValueError(f"{cls.name} defines neither select_many nor select_victims")
     policy = cls()
     check_declared(policy)
     signal = policy.reads

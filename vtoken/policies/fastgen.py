@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from vtoken.policies.base import Params, Policy, TokenIds, View, register
+from vtoken.policies.base import Params, Policy, register
 from vtoken.policies.signals import Signal
+from vtoken.policies.view import TokenIds, View
 
 
 class FastGenParams(Params, frozen=True):

@@ -5,26 +5,16 @@ The paper's form: `recent_ratio` 0.5, `sinks` 0, `pool_radius` 0.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta
 
 from vtoken.arrays import Ragged
-from vtoken.policies.base import (
-    Batch,
-    Params,
-    Policy,
-    Pool,
-    PoolRadius,
-    Sinks,
-    TokenIds,
-    View,
-    lowest,
-    register,
-)
+from vtoken.policies.base import Params, Policy, Pool, PoolRadius, Sinks, register
+from vtoken.policies.selection import lowest
 from vtoken.policies.signals import Signal
+from vtoken.policies.view import Batch, TokenIds, View
 
 
 class H2OParams(Params, frozen=True):
@@ -48,17 +38,16 @@ class H2O(Policy):
         p = self.params
         return Signal("attention_sum", pool=p.pool, pool_radius=p.pool_radius)
 
-    def select_victims(self, view: View) -> TokenIds:
-        scores: npt.NDArray[Any] = view.scores
+    def select_many(self, batch: Batch) -> Ragged:
         if self.params.normalize:
-            scores = scores / (view.num_tokens - view.token_ids).astype(np.float32)
-        return lowest(view, scores, self.params.sinks, self._recent(view.budget_tokens))
-
-    def select_many(self, batch: Batch) -> Ragged | None:
-        if self.params.normalize:
-            return None
+            return Ragged.joined(map(self._by_mean, batch.views()))
         recent = np.array([self._recent(budget) for budget in batch.budget.tolist()])
         return batch.lowest(self.params.sinks, recent)
+
+    def _by_mean(self, view: View) -> TokenIds:
+        """The victims of one request by the mean over the queries that saw a token."""
+        scores = view.scores / (view.num_tokens - view.token_ids).astype(np.float32)
+        return lowest(view, scores, self.params.sinks, self._recent(view.budget_tokens))
 
     def _recent(self, budget: int) -> int:
         return int(min(int(budget * self.params.recent_ratio), budget - self.params.sinks))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.policies.base import Policy, TokenIds, View, register
+from vtoken.policies.base import Policy, register
+from vtoken.policies.view import TokenIds, View
 
 
 @register

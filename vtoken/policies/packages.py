@@ -28,9 +28,9 @@ def load_group(
             name = getattr(cls, "name", None)
             if name != point.name:
                 raise ValueError(f"{point.value} has the name {name!r}, not {point.name!r}")
-            check(cls)
             if point.name in taken or point.name in found:
                 raise ValueError(f"the name {point.name!r} is taken")
+            check(cls)
             found[point.name] = cls
         except (Exception, SystemExit) as error:  # other packages may raise anything
             broken[_origin(point)] = f"{type(error).__name__}: {error}"

@@ -7,7 +7,9 @@ from typing import Annotated
 from msgspec import Meta
 from numpy.random import default_rng
 
-from vtoken.policies.base import Params, Policy, Recent, Sinks, TokenIds, View, lowest, register
+from vtoken.policies.base import Params, Policy, Recent, Sinks, register
+from vtoken.policies.selection import lowest
+from vtoken.policies.view import TokenIds, View
 
 
 class RandomParams(Params, frozen=True):

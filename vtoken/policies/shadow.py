@@ -37,9 +37,9 @@ class ShadowTally:
         self._victims += len(victims)
         self._agreed += len(np.intersect1d(victims, chosen, assume_unique=True))
 
-    def count_without_scores(self) -> None:
-        """Count an eviction for which the shadow had no scores yet."""
-        self._waiting += 1
+    def count_without_scores(self, number: int) -> None:
+        """Count evictions for which the shadow had no scores yet."""
+        self._waiting += number
 
     def fail(self, error: Exception) -> None:
         self._error, self.active_policy = repr(error), None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vtoken.arrays import Ragged
-from vtoken.policies.base import Batch, Params, Policy, Sinks, TokenIds, View, oldest, register
+from vtoken.policies.base import Params, Policy, Sinks, register
+from vtoken.policies.view import Batch
 
 
 class StreamingLLMParams(Params, frozen=True):
@@ -16,9 +17,6 @@ class StreamingLLM(Policy):
     summary = "keep the sinks and the most recent budget - sinks tokens"
     source = "arXiv 2309.17453"
     Params = StreamingLLMParams
-
-    def select_victims(self, view: View) -> TokenIds:
-        return oldest(view, self.params.sinks)
 
     def select_many(self, batch: Batch) -> Ragged:
         return batch.oldest(self.params.sinks)

@@ -1,20 +1,20 @@
-"""Victims of many requests at once, for policies that choose the oldest or the lowest scores.
+"""The requests that are due at once, for a policy to choose their victims.
 
-A `TableBatch` returns what `oldest` and `lowest` of `vtoken.policies.base` return for each
-request's view, without creating the views.
+A `TableBatch` names the oldest tokens, or those with the lowest scores, from columns. It creates
+views only for a policy that looks at them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from vtoken.arrays import Floats, Ints, Ragged
+from vtoken.policies.kernels import DIGITS, lowest_scores
+from vtoken.policies.view import View
 from vtoken.runtime import kernels
 from vtoken.tables.token_tables import TokenTables
-
-DIGITS = 2048  # of one pass of the radix selection: 11 bits of a score
 
 
 class TableBatch:
@@ -22,6 +22,7 @@ class TableBatch:
 
     `scores` [k]: each request's signal by token id, if the policy reads one. `protected` [k]:
     (start, end) pairs of tokens that are never victims; `budget` [k] is what stays besides those.
+    `view(row)`: the view of one of the requests.
     """
 
     def __init__(
@@ -31,15 +32,20 @@ class TableBatch:
         kept: Ints,
         scores: Sequence[Floats],
         protected: Ragged,
+        view: Callable[[int], View],
     ) -> None:
         self._tables = tables
         self._scores = scores
         self._protected = protected
+        self._view = view
         self.rows = rows
         self.num_victims: Ints = tables.columns.num_live[rows] - kept
         self.budget = kept
         if len(protected.values):
             self.budget = kept - tables.num_live_in(rows, protected)
+
+    def views(self) -> Iterator[View]:
+        return map(self._view, self.rows.tolist())
 
     def oldest(self, sinks: int) -> Ragged:
         """Each request's `num_victims` oldest ids, except the first `sinks` positions."""
@@ -61,11 +67,14 @@ class TableBatch:
         starts = np.zeros(len(self.rows) + 1, dtype=np.int64)
         out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
         longest = int(columns.num_live[self.rows].max(initial=0))
-        ids, keys = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.uint32)
-        count = np.empty(DIGITS, dtype=np.int64)
+        ids, values = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.float32)
+        keys, count = np.empty(longest, dtype=np.uint32), np.empty(DIGITS, dtype=np.int64)
         for j, row in enumerate(self.rows.tolist()):
-            starts[j + 1] = starts[j] + kernels.lowest(
-                row, self.num_victims[j], sinks, recent[j], self._scores[j], self._protected.of(j),
-                columns.records, columns.index, ids, keys, count, out[starts[j] :],
+            found = kernels.evictable(
+                row, sinks, recent[j], self._scores[j], self._protected.of(j),
+                columns.records, columns.index, ids, values,
             )  # fmt: skip
+            starts[j + 1] = starts[j] + lowest_scores(
+                ids[:found], values[:found], self.num_victims[j], keys, count, out[starts[j] :]
+            )
         return Ragged(out[: starts[-1]], starts)

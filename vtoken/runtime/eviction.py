@@ -12,6 +12,7 @@ import numpy as np
 from vtoken.arrays import Bools, Ints, Ragged
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.sharing import keeps_dead_shared_blocks
+from vtoken.policies import Policy
 from vtoken.runtime.due import NEVER, phases
 from vtoken.runtime.events import counted
 from vtoken.runtime.kernels import is_due
@@ -114,29 +115,26 @@ class Evictor:
     def choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
         """The due `rows` [k] whose policy can choose, their victims, and the policies' names."""
         state, runner = self._state, self._policy_runner
-        policy = state.config.policy
-        done, found, names = rows[:0], Ragged.empty(), set[str]()
-        if not state.own_policies and runner.supports_batches(policy):
-            alone = state.are_forgetting(rows)
-            together = None if alone.all() else runner.victims_together(policy, rows[~alone])
-            if together is not None:
-                (done, found), names, rows = together, {policy.name}, rows[alone]
-        chosen, victims = [], []
+        chosen, victims, names = rows[:0], Ragged.empty(), set[str]()
+        for policy, own in self._by_policy(rows).items():
+            able, found = runner.victims(policy, own)
+            chosen, victims = np.append(chosen, able), victims.followed_by(found)
+            names |= {policy.name} if len(able) else set()
+        late = np.setdiff1d(rows, chosen)
+        due = state.due
+        due.waits[late] |= state.tables.columns.num_tokens[late] == due.prefill_end[late]
+        runner.compare(chosen, victims)
+        return chosen, victims, names
+
+    def _by_policy(self, rows: Ints) -> dict[Policy, Ints]:
+        """The `rows` [k] of each policy."""
+        state = self._state
+        if not state.own_policies:
+            return {state.config.policy: rows}
+        found: dict[Policy, list[int]] = {}
         for row in rows.tolist():
-            table = state.tables[state.tables.names[row]]
-            ids = runner.victims(table)
-            if ids is None:
-                state.due.waits[row] |= table.num_tokens == state.due.prefill_end[row]
-                continue
-            runner.compare(table, ids)
-            chosen.append(row)
-            victims.append(ids)
-            names.add(state.rules(table.request_id).policy.name)
-        return (
-            np.append(done, np.array(chosen, dtype=np.int64)),
-            found.followed_by(Ragged.joined(victims)),
-            names,
-        )
+            found.setdefault(state.rules(state.tables.names[row]).policy, []).append(row)
+        return {policy: np.array(own) for policy, own in found.items()}
 
     def _evict(self, rows: Ints, victims: Ragged, policies: set[str], freed: list[int]) -> bool:
         state, tables = self._state, self._state.tables

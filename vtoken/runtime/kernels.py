@@ -69,30 +69,13 @@ def oldest(rows, num_victims, sinks, span_starts, spans, facts, index, starts, o
 
 
 @kernel
-def _rank_bits(score):
-    """A float32 as bits in the same order; both zeros are equal and NaN is last."""
-    if score != score:
-        return np.uint32(0xFFFFFFFF)
-    if score == 0:
-        return np.uint32(0x80000000)
-    bits = np.float32(score).view(np.uint32)
-    if bits & np.uint32(0x80000000):
-        return ~bits
-    return bits | np.uint32(0x80000000)
-
-
-@kernel
-def lowest(row, num_victims, sinks, recent, scores, spans, facts, index, ids, keys, count, out):
-    """The `num_victims` live ids with the lowest `scores`, except ids below `sinks` and the newest
-    `recent` (at least one); ties evict the older. Writes them, ascending, to `out` and returns
-    their number. Ids within the (start, end) pairs `spans` [2 m] are ignored.
-
-    `scores` [n] by token id; newer tokens count as infinite. `ids`, `keys`, `count`: scratch. Radix
-    selection in three passes over 11, 11 and 10 bits; each finds one digit of the num_victims-th
-    lowest key.
+def evictable(row, sinks, recent, scores, spans, facts, index, ids, values):
+    """Write the live ids from `sinks` on, except the newest `recent` (at least one), to `ids`, and
+    their `scores` [n], which are by token id, to `values`; returns their number. Newer tokens count
+    as infinite. Ids within the (start, end) pairs `spans` [2 m] are ignored.
     """
     fact = facts[row]
-    num_window = 0
+    found = 0
     span = 0
     for t in range(sinks, fact.num_tokens):
         while span < len(spans) and spans[span + 1] <= t:
@@ -100,41 +83,10 @@ def lowest(row, num_victims, sinks, recent, scores, spans, facts, index, ids, ke
         if span < len(spans) and spans[span] <= t:
             continue
         if index[fact.first_token + t] >= 0:
-            ids[num_window] = t
-            num_window += 1
-    num_window = max(0, num_window - max(recent, 1))
-    if num_victims >= num_window:
-        for n in range(num_window):
-            out[n] = ids[n]
-        return num_window
-    for n in range(num_window):
-        t = ids[n]
-        keys[n] = _rank_bits(scores[t] if t < len(scores) else np.float32(np.inf))
-    left = num_victims  # victims among the keys that share the digits found so far
-    bar = np.uint32(0)
-    for shift, width in ((21, 11), (10, 11), (0, 10)):
-        for digit in range(1 << width):
-            count[digit] = 0
-        for n in range(num_window):
-            if shift == 21 or keys[n] >> np.uint32(shift + width) == bar >> np.uint32(
-                shift + width
-            ):
-                count[(keys[n] >> np.uint32(shift)) & np.uint32((1 << width) - 1)] += 1
-        digit = 0
-        while left >= count[digit]:
-            left -= count[digit]
-            digit += 1
-        bar |= np.uint32(digit) << np.uint32(shift)
-    put = 0
-    for n in range(num_window):
-        if keys[n] < bar:
-            out[put] = ids[n]
-            put += 1
-        elif keys[n] == bar and left > 0:
-            out[put] = ids[n]
-            put += 1
-            left -= 1
-    return put
+            ids[found] = t
+            values[found] = scores[t] if t < len(scores) else np.float32(np.inf)
+            found += 1
+    return max(0, found - max(recent, 1))
 
 
 @kernel

@@ -5,7 +5,9 @@ is an event and a counted violation and suspends the policy under these paramete
 nothing more, and everything else continues. (It cannot cause a wrong token, so even strict mode
 does not stop the engine.)
 
-The shadow policy runs on its own view right before the eviction; its victims are only compared.
+A policy chooses for all its requests in one call; for a single request, and for what a change would
+do, the batch has one. The shadow policy runs right before the eviction; its victims are only
+compared.
 
 Live tokens of forgotten spans are the first victims, oldest first; the policy chooses only those
 that are missing then. Its view has no forgotten token, and the budget less the protected tokens, as
@@ -20,13 +22,16 @@ from vtoken.arrays import Floats, Ints, Ragged
 from vtoken.config.values import VTokenConfig
 from vtoken.errors import InvariantViolation, RefusedError
 from vtoken.policies import Policy, View
-from vtoken.policies.base import supports_batches
+from vtoken.policies.base import checked
 from vtoken.policies.tokenizer_info import Vocabulary
+from vtoken.protocol.step import NO_IDS
 from vtoken.runtime.batch import TableBatch
 from vtoken.runtime.requests import ShadowComparison
-from vtoken.runtime.scoring import Scoring
+from vtoken.runtime.scoring import Scoring, scores_of
 from vtoken.runtime.state import RuntimeState
 from vtoken.tables.token_table import TokenTable
+
+NO_SCORES: Floats = np.empty(0, dtype=np.float32)
 
 
 class PolicyRunner:
@@ -65,14 +70,11 @@ class PolicyRunner:
 
     def can_choose(self, table: TokenTable) -> bool:
         """Whether the request's policy has all that it needs to choose victims now."""
-        state, name = self._state, table.request_id
-        rules, request = state.rules(name), state.requests[name]
-        policy = rules.policy
-        if self.is_suspended(policy) or (policy.profiles and policy not in request.profiles):
+        state = self._state
+        policy = state.rules(table.request_id).policy
+        if self.is_suspended(policy):
             return False
-        if policy.reads is None:
-            return True
-        return self._scoring.current(request, policy.reads, rules) is not None
+        return self._inputs(policy, state.config, table) is not None
 
     def most_victims(self, table: TokenTable) -> int:
         """The most victims that can be named now: without scores, the forgotten tokens."""
@@ -82,73 +84,139 @@ class PolicyRunner:
             return 0
         return len(self._state.forgotten_ids(table))
 
-    def victims(self, table: TokenTable) -> Ints | None:
-        """The ids [live - budget] to evict from `table` now; None if the policy cannot choose."""
-        config = self._state.config
-        try:
-            return self._victims(table, config, self._target(table))
-        except Exception as error:  # a policy of another package may raise anything
-            self._suspend(self._state.rules(table.request_id, config).policy, error)
-            return None
-
-    def supports_batches(self, policy: Policy) -> bool:
-        """Whether `policy` may run on many requests at once, without a shadow to compare."""
-        return (
-            supports_batches(type(policy))
-            and not policy.profiles
-            and not self.is_suspended(policy)
-            and self._state.shadow.active_policy is None
-        )
-
-    def victims_together(self, policy: Policy, rows: Ints) -> tuple[Ints, Ragged] | None:
-        """The due `rows` [k] for which `policy` can choose, and their victims; None if the policy
-        must run request by request.
+    def victims(self, policy: Policy, rows: Ints) -> tuple[Ints, Ragged]:
+        """Those of the due `rows` [k], requests of `policy`, for which it can choose now, and their
+        victims [live - target]. No rows if the policy fails; it is suspended then.
         """
-        state, due = self._state, self._state.due
-        scores: list[Floats] = []
-        if policy.reads is not None:
-            requests = [state.requests[state.tables.names[row]] for row in rows.tolist()]
-            known = [self._scoring.current(one, policy.reads, state.config) for one in requests]
-            waits = np.array([one is None for one in known], dtype=np.bool_)
-            late = rows[waits]
-            due.waits[late] |= state.tables.columns.num_tokens[late] == due.prefill_end[late]
-            rows, scores = rows[~waits], [one for one in known if one is not None]
-        batch = TableBatch(state.tables, rows, due.target[rows], scores, due.protected(rows))
+        nothing = rows[:0], Ragged.empty()
+        if self.is_suspended(policy):
+            return nothing
         try:
-            found = policy.select_many(batch)
+            return self._choose(policy, self._state.config, rows, self._state.due.target[rows])
         except Exception as error:  # a policy of another package may raise anything
             self._suspend(policy, error)
-            return rows[:0], Ragged.empty()
-        return None if found is None else (rows, found)
+            return nothing
 
     def preview(self, table: TokenTable, config: VTokenConfig, target: int) -> Ints | None:
-        """`victims` under a configuration that is not in force, if `target` tokens stay live;
-        raises RefusedError if the policy fails.
+        """The victims of one request under a configuration that is not in force, if `target` tokens
+        stay live; None if its policy cannot choose. Raises RefusedError if the policy fails.
         """
-        try:
-            return self._victims(table, config, target)
-        except Exception as error:
-            name = self._state.rules(table.request_id, config).policy.name
-            raise RefusedError(
-                f"policy {name} fails on {table.request_id}: {error!r}",
-                field="policy.name",
-                value=name,
-                bound="a policy that names as many live tokens as are due",
-            ) from None
-
-    def _target(self, table: TokenTable) -> int:
-        """The live tokens that the request is cut down to."""
-        return int(self._state.due.target[table.row])
-
-    def _victims(self, table: TokenTable, config: VTokenConfig, target: int) -> Ints | None:
         policy = self._state.rules(table.request_id, config).policy
         if self.is_suspended(policy):
             return None
-        first = self._state.forgotten_ids(table, config)[: table.num_live - target]
-        if len(first) and len(first) == table.num_live - target:
-            return first
-        view = self._view(table, config, policy, target)
-        return None if view is None else _joined(first, _checked(policy, view))
+        row, kept = np.array([table.row]), np.array([target])
+        try:
+            chosen, found = self._choose(policy, config, row, kept, check=True)
+        except Exception as error:
+            raise RefusedError(
+                f"policy {policy.name} fails on {table.request_id}: {error!r}",
+                field="policy.name",
+                value=policy.name,
+                bound="a policy that names as many live tokens as are due",
+            ) from None
+        return found.of(0) if len(chosen) else None
+
+    def _choose(
+        self,
+        policy: Policy,
+        config: VTokenConfig,
+        rows: Ints,
+        targets: Ints,
+        *,
+        check: bool = False,
+    ) -> tuple[Ints, Ragged]:
+        """Those of `rows` [k] for which `policy` can choose under `config`, and their victims if
+        `targets` [k] tokens stay live. `check`: raise if the policy names invalid ones.
+        """
+        if not self._state.are_forgetting(rows).any():
+            batch = self._batch(policy, config, rows, targets)
+            return batch.rows, self._select(policy, batch, check=check)
+        due = self._state.tables.columns.num_live[rows] - targets
+        first = [
+            self._state.forgotten_ids(table, config)[:most]
+            for table, most in zip(self._tables_of(rows), due.tolist(), strict=True)
+        ]
+        asked = due > [len(ids) for ids in first]
+        batch = self._batch(policy, config, rows[asked], targets[asked])
+        found = self._select(policy, batch, check=check)
+        others = {row: found.of(i) for i, row in enumerate(batch.rows.tolist())}
+        others |= dict.fromkeys(rows[~asked].tolist(), NO_IDS)
+        chosen = [i for i, row in enumerate(rows.tolist()) if row in others]
+        victims = [_joined(first[i], others[int(rows[i])]) for i in chosen]
+        return rows[chosen], Ragged.joined(victims)
+
+    def _select(self, policy: Policy, batch: TableBatch, *, check: bool) -> Ragged:
+        """The victims that `policy` names in each request of `batch`."""
+        if len(batch.rows) == 0:
+            return Ragged.empty()
+        found = policy.select_many(batch)
+        if found is None:
+            return policy.select_each(batch)
+        if len(found.starts) != len(batch.rows) + 1:
+            raise InvariantViolation(
+                "policy", f"victims of {len(found.starts) - 1} requests, not {len(batch.rows)}"
+            )
+        if check:
+            for i, view in enumerate(batch.views()):
+                checked(view, view.num_victims, found.of(i))
+        return found
+
+    def _batch(self, policy: Policy, config: VTokenConfig, rows: Ints, targets: Ints) -> TableBatch:
+        """Those of `rows` [k] for which `policy` has all that it needs under `config`.
+
+        Protected and forgotten tokens are excluded; `targets` [k] tokens stay live.
+        """
+        state, tables = self._state, self._state.tables
+        known = {
+            row: found
+            for row, table in zip(rows.tolist(), self._tables_of(rows), strict=True)
+            if (found := self._inputs(policy, config, table)) is not None
+        }
+        ready = np.isin(rows, [*known])
+        rows, targets = rows[ready], targets[ready]
+        if config is state.config:
+            excluded = state.due.protected(rows)
+        else:
+            names = [tables.names[row] for row in rows.tolist()]
+            excluded = Ragged.joined([state.protection(name, config).pairs for name in names])
+        kept = targets
+        forgetting = state.are_forgetting(rows)
+        if forgetting.any():
+            parts = [excluded.of(i) for i in range(len(rows))]
+            kept = targets.copy()
+            for i in np.flatnonzero(forgetting).tolist():
+                ids = state.forgotten_ids(tables[tables.names[rows[i]]], config)
+                pairs = np.append(parts[i].reshape(-1, 2), np.stack([ids, ids + 1], 1), axis=0)
+                parts[i] = pairs[np.argsort(pairs[:, 0])].ravel()
+                kept[i] += len(ids)
+            excluded = Ragged.joined(parts)
+        stays = dict(zip(rows.tolist(), targets.tolist(), strict=True))
+
+        def view(row: int) -> View:
+            table = tables[tables.names[row]]
+            return self._view(table, config, policy, stays[row], known[row])
+
+        return TableBatch(tables, rows, kept, [*known.values()], excluded, view)
+
+    def _inputs(
+        self, policy: Policy, config: VTokenConfig, table: TokenTable, *, profiled: bool = True
+    ) -> Floats | None:
+        """The scores, by token id, that `policy` needs of a request under `config`; empty if it
+        reads none. None while these or other inputs are missing.
+        """
+        state, name = self._state, table.request_id
+        request = state.requests[name]
+        if profiled and policy.profiles and policy not in request.profiles:
+            return None  # its prompt is not complete
+        if "token_ids" in policy.needs and self.vocabulary is not None and state.is_embedded(name):
+            return None  # the words are unknown
+        if policy.reads is None:
+            return NO_SCORES
+        return self._scoring.current(request, policy.reads, state.rules(name, config))
+
+    def _tables_of(self, rows: Ints) -> list[TokenTable]:
+        tables = self._state.tables
+        return [tables[tables.names[row]] for row in rows.tolist()]
 
     def profiles(self) -> bool:
         """Whether any policy in force profiles its requests."""
@@ -160,35 +228,41 @@ class PolicyRunner:
             or any(policy.profiles for policy in state.own_policies.values())
         )
 
-    def compare(self, table: TokenTable, victims: Ints) -> None:
-        """Run the shadow, if there is one, on a request whose `victims` are about to die.
-
-        Only those that a policy chose are compared.
+    def compare(self, rows: Ints, victims: Ragged) -> None:
+        """Run the shadow, if there is one, on the requests `rows` [k] whose `victims` are about to
+        die. Only those that a policy chose are compared.
         """
-        shadow = self._state.shadow
-        policy = shadow.active_policy
+        state, policy = self._state, self._state.shadow.active_policy
         if policy is None:
             return
-        first = self._state.forgotten_ids(table)[: len(victims)]
-        if len(first) == len(victims):
-            return
+        first = [
+            state.forgotten_ids(table)[:count]
+            for table, count in zip(self._tables_of(rows), victims.counts.tolist(), strict=True)
+        ]
+        place = {row: i for i, row in enumerate(rows.tolist()) if len(first[i]) < victims.counts[i]}
         try:
-            view = self._view(table, self._state.config, policy, self._target(table))
-            if view is None or view.budget_tokens < policy.min_budget_tokens():
-                shadow.count_without_scores()
-            else:
-                chosen = _checked(policy, view)
-                shadow.count(np.setdiff1d(victims, first, assume_unique=True), chosen)
-                self._state.requests[table.request_id].compared = ShadowComparison(
-                    policy,
-                    self._state.step,
-                    table.num_tokens,
-                    table.num_dead + len(victims),
-                    victims,
-                    _joined(first, chosen),
-                )
-        except Exception as error:
-            shadow.fail(error)
+            asked = np.array([*place], dtype=np.int64)
+            batch = self._batch(policy, state.config, asked, state.due.target[asked])
+            able = batch.rows[batch.budget >= policy.min_budget_tokens()]
+            if len(able) < len(batch.rows):
+                batch = self._batch(policy, state.config, able, state.due.target[able])
+            found = self._select(policy, batch, check=True)
+        except Exception as error:  # a policy of another package may raise anything
+            state.shadow.fail(error)
+            return
+        state.shadow.count_without_scores(len(asked) - len(able))
+        for number, row in enumerate(able.tolist()):
+            i, chosen = place[row], found.of(number)
+            died, table = victims.of(i), state.tables[state.tables.names[row]]
+            state.shadow.count(np.setdiff1d(died, first[i], assume_unique=True), chosen)
+            state.requests[table.request_id].compared = ShadowComparison(
+                policy,
+                state.step,
+                table.num_tokens,
+                table.num_dead + len(died),
+                died,
+                _joined(first[i], chosen),
+            )
 
     def take_profiles(self, table: TokenTable) -> None:
         """Let policies that profile inspect the request once its prompt has scores."""
@@ -203,9 +277,10 @@ class PolicyRunner:
                 continue
             try:
                 self.require(policy)
-                budget = self._target(table)
-                view = self._view(table, state.config, policy, budget, profiled=False)
-                if view is not None:
+                scores = self._inputs(policy, state.config, table, profiled=False)
+                if scores is not None:
+                    budget = int(state.due.target[table.row])
+                    view = self._view(table, state.config, policy, budget, scores)
                     kept = {p: seen for p, seen in request.profiles.items() if p in policies}
                     request.profiles = {**kept, policy: policy.profile(view)}
             except Exception as error:
@@ -215,41 +290,25 @@ class PolicyRunner:
                     shadow.fail(error)
 
     def _view(
-        self,
-        table: TokenTable,
-        config: VTokenConfig,
-        policy: Policy,
-        budget: int,
-        *,
-        profiled: bool = True,
-    ) -> View | None:
+        self, table: TokenTable, config: VTokenConfig, policy: Policy, budget: int, scores: Floats
+    ) -> View:
         """The view of a request for `policy` under `config`: its live tokens that are neither
-        protected nor forgotten, and `budget` minus the protected ones. None while required inputs
-        are missing.
+        protected nor forgotten, and `budget` minus the protected ones. `scores` by token id.
         """
         state, name = self._state, table.request_id
-        request, rules = state.requests[name], state.rules(name, config)
+        request = state.requests[name]
         ids = table.live_ids()
         protection = state.protection(name, config)
         if protection.num_tokens:
             protected = protection.covers(ids)
             ids, budget = ids[~protected], budget - int(np.count_nonzero(protected))
         if name in state.forgotten:
-            ids = np.setdiff1d(ids, self._state.forgotten_ids(table, config), assume_unique=True)
+            ids = np.setdiff1d(ids, state.forgotten_ids(table, config), assume_unique=True)
         view = View(ids, table.num_tokens, request.num_prompt_tokens, budget, request.seed)
-        if policy.profiles and profiled:
-            if policy not in request.profiles:
-                return None  # its prompt is not complete
-            view.profile = request.profiles[policy]
-        signal = policy.reads
-        if signal is not None:
-            scores = self._scoring.scores(request, ids, signal, rules)
-            if scores is None:
-                return None
-            view.scores = scores
+        view.profile = request.profiles.get(policy)
+        if policy.reads is not None:
+            view.scores = scores_of(ids, scores)
         if "token_ids" in policy.needs and self.vocabulary is not None:
-            if state.is_embedded(name):
-                return None  # the words are unknown
             view.vocabulary_ids = words = self.vocabulary.words(name, ids)
             view.special = self.vocabulary.special(words)
             view.punctuation = self.vocabulary.punctuation(words)
@@ -273,28 +332,3 @@ class PolicyRunner:
 def _joined(first: Ints, others: Ints) -> Ints:
     """Both, ascending."""
     return np.sort(np.append(first, others)) if len(first) else others
-
-
-def _checked(policy: Policy, view: View) -> Ints:
-    """The victims of `policy`, ascending; raises InvariantViolation if they are invalid.
-
-    The expected number is read before the policy runs, because the policy may modify the view.
-    """
-    live, num_victims = view.token_ids, view.num_victims
-    victims = np.asarray(policy.select_victims(view))
-    found = np.unique(victims)
-    if len(found) != victims.size or len(found) != num_victims:
-        raise InvariantViolation(
-            "policy", f"{len(found)} different victims of {victims.size}, not {num_victims}"
-        )
-    if found.dtype.kind not in "iu":
-        raise InvariantViolation("policy", f"victims of type {found.dtype} are not token ids")
-    found = found.astype(np.int64)
-    unknown_ids = found[~np.isin(found, live, assume_unique=True)]
-    if len(unknown_ids):
-        raise InvariantViolation(
-            "policy", f"victims {unknown_ids[:5].tolist()} are not live, or protected"
-        )
-    if found[-1] == live[-1]:
-        raise InvariantViolation("policy", f"the newest token {found[-1]} is a victim")
-    return found

@@ -201,19 +201,15 @@ class Scoring:
         signal = self.resolve(rules.policy.reads, rules)
         return self._state.requests[request_id].scores_of(signal)
 
-    def scores(
-        self, request: RequestState, ids: Ints, signal: Signal, config: VTokenConfig
-    ) -> Floats | None:
-        """`current` for the live `ids` [n], higher = keep. Tokens newer than the last probe have no
-        score yet and get infinity.
-        """
-        by_id = self.current(request, signal, config)
-        if by_id is None:
-            return None
-        scores = np.full(len(ids), np.inf, dtype=np.float32)
-        scored = int(np.searchsorted(ids, len(by_id)))
-        scores[:scored] = by_id[ids[:scored]]
-        return scores
+
+def scores_of(ids: Ints, by_id: Floats) -> Floats:
+    """The scores [n] of the live `ids` [n]. Tokens newer than the last probe have none yet and get
+    infinity.
+    """
+    scores = np.full(len(ids), np.inf, dtype=np.float32)
+    scored = int(np.searchsorted(ids, len(by_id)))
+    scores[:scored] = by_id[ids[:scored]]
+    return scores
 
 
 def swap_notes(old: VTokenConfig, new: VTokenConfig, resolve: Resolve) -> list[str]:
