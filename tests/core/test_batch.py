@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -70,7 +71,8 @@ def plain_lowest(view: View, scores: Any, sinks: int, recent: int) -> list[int]:
         (math.isnan(score), 0 if math.isnan(score) else score, token)
         for token, score in zip(view.token_ids.tolist(), scores.tolist(), strict=True)
     ]
-    window = [key for key in order[: len(order) - max(recent, 1)] if key[2] >= sinks]
+    evictable = order[: max(0, len(order) - max(recent, 1))]
+    window = [key for key in evictable if key[2] >= sinks]
     return sorted(token for *_, token in sorted(window)[: view.num_victims])
 
 
@@ -157,6 +159,42 @@ class Greedy(Policy):
     def select_many(self, batch: Batch) -> Ragged:
         found = batch.oldest(0)
         return Ragged(found.values[:-1], np.minimum(found.starts, len(found.values) - 1))
+
+
+class Confused(Policy):
+    """Names victims as floats."""
+
+    name, summary = "confused", "-"
+
+    def select_many(self, batch: Batch) -> Ragged:
+        found = batch.oldest(0)
+        return Ragged(found.values.astype(float), found.starts)  # type: ignore[arg-type]
+
+
+class Forgetful(Policy):
+    """Names victims of the first request only."""
+
+    name, summary = "forgetful", "-"
+
+    def select_many(self, batch: Batch) -> Ragged:
+        return Ragged.joined([batch.oldest(0).of(0)])
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [(Confused(), "of type float64, not int64"), (Forgetful(), "victims of 1 requests, not 2")],
+)
+def test_an_answer_of_another_form_suspends_its_policy(policy: Policy, why: str) -> None:
+    engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0}, strict=True)
+    engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
+    for name in ("a", "b"):
+        engine.add(name, 12)
+    for _ in range(3):
+        engine.step()
+    assert engine.runtime.counters.evicted_tokens == 0
+    (event,) = [e for e in engine.runtime.events.page(0, 100).events if e.kind == "violation"]
+    assert why in event.summary
+    engine.check()
 
 
 def test_a_batch_that_names_too_few_is_refused_and_its_policy_suspended() -> None:

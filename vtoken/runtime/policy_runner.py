@@ -74,7 +74,7 @@ class PolicyRunner:
         policy = state.rules(table.request_id).policy
         if self.is_suspended(policy):
             return False
-        return self._inputs(policy, state.config, table) is not None
+        return self._inputs(policy, state.config, table.request_id) is not None
 
     def most_victims(self, table: TokenTable) -> int:
         """The most victims that can be named now: without scores, the forgotten tokens."""
@@ -156,6 +156,8 @@ class PolicyRunner:
             raise InvariantViolation(
                 "policy", f"victims of {len(found.starts) - 1} requests, not {len(batch.rows)}"
             )
+        if found.values.dtype != np.int64:
+            raise InvariantViolation("policy", f"victims of type {found.values.dtype}, not int64")
         if check:
             for i, view in enumerate(batch.views()):
                 checked(view, view.num_victims, found.of(i))
@@ -167,13 +169,15 @@ class PolicyRunner:
         Protected and forgotten tokens are excluded; `targets` [k] tokens stay live.
         """
         state, tables = self._state, self._state.tables
-        known = {
-            row: found
-            for row, table in zip(rows.tolist(), self._tables_of(rows), strict=True)
-            if (found := self._inputs(policy, config, table)) is not None
-        }
-        ready = np.isin(rows, [*known])
-        rows, targets = rows[ready], targets[ready]
+        known = dict.fromkeys(rows.tolist(), NO_SCORES)
+        if policy.reads is not None or policy.profiles or "token_ids" in policy.needs:
+            known = {
+                row: found
+                for row in rows.tolist()
+                if (found := self._inputs(policy, config, tables.names[row])) is not None
+            }
+            ready = np.isin(rows, [*known])
+            rows, targets = rows[ready], targets[ready]
         if config is state.config:
             excluded = state.due.protected(rows)
         else:
@@ -199,13 +203,12 @@ class PolicyRunner:
         return TableBatch(tables, rows, kept, [*known.values()], excluded, view)
 
     def _inputs(
-        self, policy: Policy, config: VTokenConfig, table: TokenTable, *, profiled: bool = True
+        self, policy: Policy, config: VTokenConfig, name: str, *, profiled: bool = True
     ) -> Floats | None:
         """The scores, by token id, that `policy` needs of a request under `config`; empty if it
         reads none. None while these or other inputs are missing.
         """
-        state, name = self._state, table.request_id
-        request = state.requests[name]
+        state, request = self._state, self._state.requests[name]
         if profiled and policy.profiles and policy not in request.profiles:
             return None  # its prompt is not complete
         if "token_ids" in policy.needs and self.vocabulary is not None and state.is_embedded(name):
@@ -277,7 +280,8 @@ class PolicyRunner:
                 continue
             try:
                 self.require(policy)
-                scores = self._inputs(policy, state.config, table, profiled=False)
+                name = table.request_id
+                scores = self._inputs(policy, state.config, name, profiled=False)
                 if scores is not None:
                     budget = int(state.due.target[table.row])
                     view = self._view(table, state.config, policy, budget, scores)
