@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
+from tests.support.packages import install_example, installer
 from tests.support.plain_signals import of_keys, of_queries, redundancy
 from tests.support.profiles import RECALL, made_up
 from vtoken.calibration import command, store
@@ -123,6 +124,16 @@ def test_a_survey_agrees_with_readings_of_one_layer_and_of_one_head(
             numbers = [of_all, *([] if of_each is None else of_each)]
             for signal, surveyed in zip(signals, numbers, strict=True):
                 np.testing.assert_allclose(surveyed, scores[signal], rtol=1e-5, atol=1e-6)
+
+
+def test_a_signal_of_another_package_is_measured_and_changes_no_other(tmp_path: Path) -> None:
+    """At the window of the policy that reads it by default."""
+    before = measured_signals()
+    with installer(tmp_path) as install:
+        install_example(install, "signal")
+        found = measured_signals()
+        assert found.pop("attention_least").window_queries == 4
+    assert found == before == measured_signals()
 
 
 # ---------------------------------------------------------------- prompts

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.engines import engine_args
+from tests.support.packages import installer
 from vtoken.errors import SelfTestError
 
 pytestmark = pytest.mark.vllm
@@ -140,6 +142,26 @@ def test_a_broken_part_of_the_data_path_is_named(
     damage(path, monkeypatch)
     with pytest.raises(SelfTestError, match=case):
         SelfTest(path).run()
+
+
+ODD = """
+from vtoken.policies.signals import KeyKind
+class Odd(KeyKind):
+    name, summary = "odd", "-"
+    def numbers(self, values):
+        return values.sum(-1) if hasattr(values, "numpy") else values[..., 0]
+"""
+
+
+def test_a_signal_of_another_package_that_differs_in_torch_is_named(
+    make_path: Callable[[], Any], tmp_path: Path
+) -> None:
+    from vtoken.vllm.worker.selftest import SelfTest
+
+    with installer(tmp_path) as install:
+        install("vtoken-odd", {"vtoken.signals": {"odd": "odd:Odd"}}, {"odd.py": ODD})
+        with pytest.raises(SelfTestError, match=r"odd \(layer"):
+            SelfTest(make_path()).run()
 
 
 def test_an_engine_with_a_broken_copy_engine_does_not_start(
