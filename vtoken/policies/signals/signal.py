@@ -83,7 +83,7 @@ class Signal:
 
     @property
     def of_keys(self) -> bool:
-        return self.source == "keys"
+        return kind_of(self.kind).source == "keys"
 
     @property
     def sums_rows(self) -> bool:
