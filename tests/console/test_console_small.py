@@ -168,3 +168,18 @@ async def test_key_that_acts_is_at_the_end_of_the_sentence(served: Served) -> No
         end = " ".join(sentence.split()[-2:])
         line = next(x for x in screen_text(app).splitlines() if end in x)
         assert line.rstrip().endswith("compact")
+
+
+async def test_a_message_covers_nothing_on_eighty_columns(served: Served) -> None:
+    async with running(served.url, SMALL) as (app, pilot):
+        panels = app.dashboard.query_one("#panels")
+        height = panels.region.height
+        await pilot.press("U")  # there is nothing to undo: the refusal has two lines
+        await until(lambda: panels.region.height == height - 2, "no room is made")
+        (toast,) = app.screen.query("Toast")
+        assert toast.region.height == 2
+        assert not any(
+            toast.region.overlaps(part.region) for part in app.screen.query("#panels, #keys")
+        )
+        await pilot.press("escape")
+        await until(lambda: panels.region.height == height, "the room is not given back")

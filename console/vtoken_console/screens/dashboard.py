@@ -116,7 +116,6 @@ class Dashboard(Screen[None]):
                 self.heatmap.focus()
         self._trial_bar.show(view)  # these two set their own `display`
         self._guide.show(view)
-        self.set_class(self._guide.display, "-guided")
         for widget in self.query(LinesWidget):
             if widget.is_on_screen or widget.view is None:
                 widget.show(view)
@@ -332,7 +331,6 @@ class Dashboard(Screen[None]):
         if self.focused is not box:
             self._focus_before = self.focused
         box.display = True
-        self.app.clear_notifications()  # they are where the field is
         self.set_focus(box)  # at once, so that the next key is text, not a command
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -16,7 +16,7 @@ from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.text import legend
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, terminal_text, width_of
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, width_of
 
 WORDS = (
     ("live / dead", "a token that attention reads / one that was evicted"),
@@ -87,5 +87,5 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help-lines", classes="page") as frame:
             frame.border_title = "help: esc closes"
-            frame.border_subtitle = terminal_text(self, "↑↓ page up, page down")
+            frame.border_subtitle = "page up, page down"
             yield HelpLines()
