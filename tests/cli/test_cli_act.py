@@ -76,14 +76,14 @@ async def test_dry_run_tells_the_effect_and_changes_nothing(
     served: Served, core: LiveEngine
 ) -> None:
     before = core.runtime.config
-    for command in (
-        ("config", "set", "budget_tokens=32"),
-        ("policy", "use", "streaming_llm"),
-        ("compact",),
+    for command, told in (
+        (("config", "set", "budget_tokens=32"), "dry run, nothing was changed; it\n  evicts now "),
+        (("policy", "use", "streaming_llm"), "  moves now "),
+        (("compact",), "Dry run over all requests: would move"),
     ):
         ran = await run(*command, "--dry-run", "--url", served.url)
         assert ran.code == 0
-        assert "dry run: would" in ran.out
+        assert told in ran.out
     assert core.runtime.config is before
     assert not core.runtime.operations.pending
 
@@ -102,14 +102,14 @@ async def test_every_change_is_tried_out_with_a_token_that_only_reads(
         trial = ("--confirm-within", "5m")
         assert (await run("config", "set", "theta_f=0.5", *trial, *may_change)).code == 0
         for command, told in (
-            (("config", "set", "budget_tokens=32"), "dry run: would evict"),
-            (("policy", "use", "streaming_llm"), "dry run: would evict"),
+            (("config", "set", "budget_tokens=32"), "evicts now "),
+            (("policy", "use", "streaming_llm"), "evicts now "),
             (("pause",), "nothing to change, revision 2"),
             (("resume",), "reclamation: paused -> auto"),
             (("undo",), "theta_f: 0.5 -> 0.25"),
             (("undo",), "it ends the trial of revision 2"),
             (("confirm",), "revision 2 would be confirmed and stay"),
-            (("compact",), "dry run: would move"),
+            (("compact",), "Dry run over all requests: would move"),
         ):
             reads = (*server, "--token-file", files["read_token_file"])
             ran = await run(*command, "--dry-run", *reads)
@@ -176,7 +176,7 @@ async def test_pause_and_resume(served: Served, core: LiveEngine) -> None:
 async def test_compact_waits_for_the_result(served: Served) -> None:
     ran = await run("compact", "--request", "a", "--url", served.url)
     assert ran.code == 0
-    assert ran.out.startswith("done: moved ")
+    assert ran.out.startswith("Compacted request a: moved ")
 
 
 async def test_compact_that_does_not_come_to_an_end_fails(served: Served) -> None:

@@ -284,7 +284,7 @@ async def test_a_dry_run_says_what_is_short_what_could_be_given_and_who_would_fi
             break
         core.steps(1)
     text = (await run("config", "set", "budget_tokens=12", "--dry-run", "--url", served.url)).out
-    assert f"would evict {found.evicted_tokens} tokens" in text
-    assert f"{found.short_blocks} blocks short now" in text
+    assert f"evicts now {found.evicted_tokens} tokens" in text
+    assert f"; {found.short_blocks} blocks short" in text
     assert f"can give {found.givable_tokens} tokens in {found.givable_blocks} blocks" in text
     assert f"room for {found.more_requests} more requests like the running ones" in text

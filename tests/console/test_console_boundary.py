@@ -25,7 +25,7 @@ def test_console_imports_the_wire_only() -> None:
     ours = {m for m in loaded if m.startswith("vtoken.")}
     ours -= {m for m in ours if m.split(".")[1] in ("client", "recording")}
     wire = {"vtoken.wire", "vtoken.bounds", "vtoken.documents", "vtoken.errors"}
-    wire |= {"vtoken.guards", "vtoken.metrics"}  # of trials, with their names and units
+    wire |= {"vtoken.sentences", "vtoken.guards", "vtoken.metrics"}
     assert ours == wire | {"vtoken.stream", "vtoken.stream.reducer"}
 
 

@@ -54,12 +54,12 @@ async def test_settings_show_saving_and_cost_of_a_round(core: LiveEngine, served
     core.steps(4)
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
-        await until(lambda: "A hole costs" in app.screen._outcome.text, "no prices")
+        await until(lambda: "Hole 500.00" in app.screen._outcome.text, "no prices")
         prices = core.reporter.status().prices
         assert prices is not None
         text = app.screen._outcome.text
-        assert "A hole costs 500.00 µs a token (measured) and step" in text
-        assert f"saves {prices.saving_us:,.0f} µs and costs {prices.cost_us:,.0f} µs." in text
+        assert re.search(r"Hole 500\.00 µs a token \(\d+ samples\), copy ", text)
+        assert f"save {prices.saving_us:,.0f} µs and cost {prices.cost_us:,.0f} µs." in text
 
 
 async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: Served) -> None:
@@ -68,7 +68,7 @@ async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: 
     core.steps(1)
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
-        expected = "from layer 3, heads 1, 2: by the calibration profile 0123456789ab."
+        expected = "from layer 3, heads 1, 2 (profile); profile 0123456789ab"
         await until(lambda: expected in app.screen._outcome.text, "no calibration")
 
 

@@ -8,7 +8,8 @@ from msgspec import structs
 from tests.support.console_harness import make_busy
 from vtoken import wire
 from vtoken.policies import describe_policies
-from vtoken_console.changes.controls import applied_text, operation_text
+from vtoken.sentences import operation_text
+from vtoken_console.changes.controls import applied_text
 from vtoken_console.changes.fields import (
     POLICY,
     Field,

@@ -405,7 +405,7 @@ async def test_what_if_of_a_lower_floor_has_what_could_be_given_and_who_would_fi
         effect, text = now.what_if, " ".join(app.screen._outcome.text.split())
         assert effect.givable_tokens > short_core.reporter.status().pressure.givable_tokens
         given = f"can give {effect.givable_tokens:,} tokens in {effect.givable_blocks} blocks"
-        assert f"{given}; {effect.short_blocks} blocks are short" in text
+        assert f"{given}; {effect.short_blocks} blocks short" in text
         assert f"room for {effect.more_requests} more requests" in text
 
 

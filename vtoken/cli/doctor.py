@@ -15,9 +15,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
-from vtoken.cli.show import budget_text, calibration_line, part_text, prices_line
+from vtoken.cli.show import budget_text, part_text
 from vtoken.cli.text import coloured, print_json, print_text
 from vtoken.client import Client, ProblemError
+from vtoken.sentences import calibration_text, prices_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +216,9 @@ def _prices(status: wire.Status) -> Iterator[Finding]:
     pays = prices.saving_us > prices.cost_us
     if pays and status.reclamation.state != "auto":
         fix = "a round would pay, but reclamation is not auto: vtoken resume"
-        yield Finding("prices", "note", prices_line(prices), fix)
+        yield Finding("prices", "note", prices_text(prices), fix)
         return
-    yield Finding("prices", "ok", prices_line(prices))
+    yield Finding("prices", "ok", prices_text(prices))
 
 
 def _calibration(status: wire.Status) -> Iterator[Finding]:
@@ -227,4 +228,4 @@ def _calibration(status: wire.Status) -> Iterator[Finding]:
         return
     guessed = found.signal is not None and found.source == "default depth"
     verdict = "note" if guessed and not found.fingerprint else "ok"
-    yield Finding("calibration", verdict, calibration_line(found))
+    yield Finding("calibration", verdict, calibration_text(found))

@@ -6,8 +6,17 @@ import msgspec
 
 from vtoken import wire
 from vtoken.bounds import span
-from vtoken.cli.text import clock, coloured, plain, size, table, when
+from vtoken.cli.text import clock, coloured, plain, table
 from vtoken.guards import guard_text
+from vtoken.sentences import (
+    calibration_text,
+    counted,
+    data_size,
+    effects,
+    operation_text,
+    prices_text,
+    when,
+)
 
 WIDE_VALUE = 24  # a value with more columns gets its own line
 
@@ -43,7 +52,7 @@ def status_lines(status: wire.Status) -> list[str]:
         (
             "reclamation",
             f"{reclaim.state}: {reclaim.relocations:,} relocations, {reclaim.moved_tokens:,} "
-            f"tokens moved ({size(reclaim.moved_bytes)}), {reclaim.reclaimed_blocks:,} blocks "
+            f"tokens moved ({data_size(reclaim.moved_bytes)}), {reclaim.reclaimed_blocks:,} blocks "
             f"reclaimed, {reclaim.recycled_slots:,} slots recycled",
         ),
         (
@@ -65,9 +74,9 @@ def status_lines(status: wire.Status) -> list[str]:
     if status.latency is not None:
         rows.insert(2, ("latency", _latency(status.latency)))
     if status.prices is not None:
-        rows.append(("prices", prices_line(status.prices)))
+        rows.append(("prices", prices_text(status.prices)))
     if status.calibration is not None:
-        rows.append(("calibration", calibration_line(status.calibration)))
+        rows.append(("calibration", calibration_text(status.calibration)))
     if status.shadow is not None:
         rows.append(("shadow", _shadow(status.shadow)))
     if status.canary is not None:
@@ -84,12 +93,12 @@ def pressure_line(found: wire.MemoryPressure) -> str:
     parts = [_short(found)]
     if found.recent_tokens:
         parts.append(
-            f"{_counted(found.recent_givers, 'request')} gave "
-            f"{_counted(found.recent_tokens, 'token')} in the last {found.window_s:g} s"
+            f"{counted(found.recent_givers, 'request')} gave "
+            f"{counted(found.recent_tokens, 'token')} in the last {found.window_s:g} s"
         )
-    can_give = f"can give {found.givable_tokens:,} in {_counted(found.givable_blocks, 'block')}"
+    can_give = f"can give {found.givable_tokens:,} in {counted(found.givable_blocks, 'block')}"
     parts.append(
-        f"{_counted(found.givers, 'request')} {can_give}" if found.givers else "no request can give"
+        f"{counted(found.givers, 'request')} {can_give}" if found.givers else "no request can give"
     )
     parts.append(f"{found.spared_tokens:,} live that fixed budgets would have evicted")
     parts.append(f"{found.given_tokens:,} given since the start")
@@ -110,11 +119,7 @@ def _short(found: wire.MemoryPressure) -> str:
         if number
     ]
     verb = "is" if found.short_blocks == 1 else "are"
-    return f"{_counted(found.short_blocks, 'block')} {verb} short (needed: {', '.join(needs)})"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{counted(found.short_blocks, 'block')} {verb} short (needed: {', '.join(needs)})"
 
 
 def failing_lines(status: wire.Status) -> list[str]:
@@ -139,38 +144,6 @@ def _latency(latency: wire.Latency) -> str:
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} ms"
-
-
-def prices_line(prices: wire.RoundPrices) -> str:
-    """The prices with their sources, and the estimated saving and cost of a round."""
-    found = ", ".join(
-        f"{name} {price.us:,.2f} µs a {price.per} ({_source(price)})"
-        for name, price in (("hole", prices.hole), ("copy", prices.copy), ("plan", prices.plan))
-    )
-    if not prices.hole.us:
-        return f"{found}; holes cost nothing here"
-    saving, cost = prices.saving_us, prices.cost_us
-    return f"{found}; a round now would save {saving:,.0f} µs and cost {cost:,.0f} µs"
-
-
-def calibration_line(found: wire.Calibration) -> str:
-    """The layers and heads of the policy's signal, and the profile or why there is none."""
-    if found.fingerprint:
-        date = "" if found.created_ts is None else f", of {when(found.created_ts)}"
-        profile = f"profile {found.fingerprint[:12]}{date} ({found.file})"
-    else:
-        profile = f"no profile: {found.detail}"
-    if found.signal is None:
-        return f"the policy reads no signal; {profile}"
-    layers, heads = ", ".join(map(str, found.layers)), ", ".join(map(str, found.heads))
-    where = f"layer{'s' * (len(found.layers) > 1)} {layers}"
-    if heads:
-        where += f", head{'s' * (len(found.heads) > 1)} {heads}"
-    return f"{found.signal} from {where} ({found.source}); {profile}"
-
-
-def _source(price: wire.Price) -> str:
-    return f"{price.samples:,} samples" if price.source == "measured" else "prior"
 
 
 def _shadow(shadow: wire.Shadow) -> str:
@@ -302,34 +275,10 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
     effect = result.what_if
     if effect is None:
         return [*changed, "dry run: nothing was changed"]
-    waiting = effect.waiting_tokens
-    later = f" (and {waiting:,} once they are scored)" if waiting else ""
-    preview = (
-        f"dry run: would evict {effect.evicted_tokens:,} tokens{later}, free "
-        f"{effect.freed_blocks:,} "
-        f"blocks, move {effect.moved_tokens:,} tokens ({size(effect.moved_bytes)})"
-    )
-    if effect.deferred_reason:
-        preview += f"; deferred: {effect.deferred_reason}"
+    deferred = [f"deferred: {effect.deferred_reason}"] if effect.deferred_reason else []
     closed = [f"no automatic round: {gate.detail}" for gate in effect.gates if not gate.open]
-    return [*changed, preview, *_room(effect), *closed]
-
-
-def _room(effect: wire.WhatIf) -> list[str]:
-    """What running requests could give under a change, and how many more would fit."""
-    lines = []
-    if effect.givable_blocks or effect.short_blocks:
-        short = f"{_counted(effect.short_blocks, 'block')} short now"
-        lines.append(
-            f"under pressure: {short if effect.short_blocks else 'no block is short now'}, running "
-            f"requests can give {_counted(effect.givable_tokens, 'token')} in "
-            f"{_counted(effect.givable_blocks, 'block')}"
-        )
-    if effect.more_requests is not None:
-        lines.append(
-            f"room for {_counted(effect.more_requests, 'more request')} like the running ones"
-        )
-    return lines
+    would = [f"  {found}" for found in effects(effect)]
+    return [*changed, "dry run, nothing was changed; it", *would, *deferred, *closed]
 
 
 def confirm_lines(result: wire.PatchResult) -> list[str]:
@@ -364,19 +313,4 @@ def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
 
 def operation_lines(operation: wire.Operation) -> list[str]:
     """A compaction, planned or finished."""
-    plan, result = operation.plan, operation.result
-    if operation.dry_run and plan is not None:
-        line = (
-            f"dry run: would move {plan.moved_tokens:,} tokens ({size(plan.moved_bytes)}) of "
-            f"{plan.requests:,} requests and free {plan.freed_blocks:,} blocks"
-        )
-        return [line if plan.deferred_reason is None else f"{line}; {plan.deferred_reason}"]
-    if operation.error is not None or result is None:
-        return [f"{operation.state}: {operation.error or 'no result'}"]
-    line = (
-        f"{operation.state}: moved {result.moved_tokens:,} tokens ({size(result.moved_bytes)}), "
-        f"freed {result.freed_blocks:,} blocks in {result.duration_ms:.1f} ms"
-    )
-    if plan is not None and plan.deferred_reason:
-        line += f"; {plan.deferred_reason}"
-    return [line]
+    return [operation_text(operation)]

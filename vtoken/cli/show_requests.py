@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vtoken import wire
-from vtoken.cli.text import clock, plain, table, when
+from vtoken.cli.text import clock, plain, table
+from vtoken.sentences import when
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 FLAG_WORDS = {

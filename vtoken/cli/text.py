@@ -57,24 +57,8 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def size(num_bytes: int) -> str:
-    """A number of bytes in the largest unit in which it is at least 1."""
-    amount, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while amount >= 1000 and len(units) > 1:
-        amount /= 1000
-        units.pop(0)
-    return f"{amount:.0f} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
-
-
 def clock(ts: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(ts))
-
-
-def when(ts: float) -> str:
-    """The time of day, with the date unless it is today."""
-    then = time.localtime(ts)
-    today = then[:3] == time.localtime()[:3]
-    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
 
 
 def plain(value: Any) -> str:

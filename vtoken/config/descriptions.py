@@ -1,17 +1,8 @@
-"""A configuration change as text: what differs, and which new values have no effect yet."""
+"""Notes on a change of the configuration: values without effect, and what a mode means."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from vtoken.config.values import VTokenConfig, diff
-
-
-def describe_changes(changes: dict[str, list[Any]]) -> str:
-    """`changes` is field -> [old, new]: `theta_f 0.25 -> 0.5, planner plug -> pack`."""
-    return ", ".join(
-        f"{name} {_short(old)} -> {_short(new)}" for name, (old, new) in changes.items()
-    )
 
 
 def inactive_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
@@ -65,9 +56,3 @@ def mode_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
             "that grows may preempt another"
         )
     return notes
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict) and "name" in value:
-        return str(value["name"])
-    return "none" if value is None else str(value)

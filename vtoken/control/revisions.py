@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from vtoken.config.descriptions import describe_changes, inactive_notes, mode_notes
+from vtoken.config.descriptions import inactive_notes, mode_notes
 from vtoken.config.values import VTokenConfig, bounds, diff
 from vtoken.control.dry_runs import DryRuns
 from vtoken.control.guard_watch import Clock, limit_now
@@ -24,6 +24,7 @@ from vtoken.control.trials import RunningTrial, Terms
 from vtoken.errors import RefusedError, StaleRevisionError
 from vtoken.guards import series_of
 from vtoken.runtime.scoring import swap_notes
+from vtoken.sentences import change_text
 from vtoken.wire import ConfigDocument, Guard, PatchResult
 
 FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
@@ -274,7 +275,7 @@ class Revisions:
             self._begin_trial(terms, actor, result)
             data["trial"] = msgspec.to_builtins(result.trial)
             after = f", on trial: {terms}"
-        change = f"{describe_changes(changes)} by {actor} (rev {runtime.state.revision})"
+        change = f"{change_text(changes)} by {actor} (rev {runtime.state.revision})"
         self._add_event(actor, f"{before}{change}{after}", data)
         return result
 

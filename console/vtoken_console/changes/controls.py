@@ -10,8 +10,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from vtoken_console.style import units
-from vtoken_console.style.values import change_text, value_text
+from vtoken.sentences import operation_text, since_text, value_text
+from vtoken_console.style.values import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -25,11 +25,7 @@ POLLS = 100
 def applied_text(result: wire.PatchResult) -> str:
     """The outcome of an applied change: revision, when it is in force, changes, notes."""
     changes = change_text(result.changes) or "nothing differed"
-    details = "; ".join([changes, *result.notes])
-    since = f"in force from step {result.applied_at_step} on"
-    if result.outcome == "in_force":
-        since = "in force"
-    return f"revision {result.revision}, {since}: {details}"
+    return f"{since_text(result)}: {'; '.join([changes, *result.notes])}"
 
 
 def effective_text(result: wire.PatchResult) -> str:
@@ -82,25 +78,3 @@ async def compact(
         await asyncio.sleep(POLL_S)
         operation = await rest.operation(operation.id)
     return operation_text(operation)
-
-
-def operation_text(operation: wire.Operation) -> str:
-    """An operation's outcome, or the plan of a dry run, as one sentence."""
-    scope = f"request {operation.request_id}" if operation.request_id else "all requests"
-    plan, result = operation.plan, operation.result
-    if operation.dry_run and plan is not None:
-        text = (
-            f"Dry run over {scope}: would move {units.count(plan.moved_tokens)} tokens "
-            f"({units.data_size(plan.moved_bytes)}) out of {units.count(plan.source_blocks)} "
-            f"blocks and free {units.count(plan.freed_blocks)}"
-        )
-        return f"{text}; deferred: {plan.deferred_reason}" if plan.deferred_reason else text + "."
-    if operation.state == "done" and result is not None:
-        return (
-            f"Compacted {scope}: moved {units.count(result.moved_tokens)} tokens "
-            f"({units.data_size(result.moved_bytes)}), freed {units.count(result.freed_blocks)} "
-            f"blocks in {result.duration_ms:.1f} ms."
-        )
-    reason = operation.error or (plan.deferred_reason if plan else None)
-    text = f"Compaction {operation.id} over {scope} is {operation.state}"
-    return f"{text}: {reason}" if reason else text + "."

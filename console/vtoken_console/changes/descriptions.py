@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vtoken.sentences import calibration_text, effects, prices_text
 from vtoken_console.changes.controls import applied_text, effective_text
 from vtoken_console.style import palette, units
 from vtoken_console.style.values import change_text
@@ -75,61 +76,20 @@ def what_if_paragraphs(
     ]
     preview = result.what_if
     if preview is not None:
-        evicts = bool(preview.evicted_tokens or preview.waiting_tokens)
         # If no eviction rule changes, these evictions are due without the change, too.
-        is_lossy = evicts and may_evict(result.changes)
-        lost = ", which cannot come back" if is_lossy else ""
-        evicted = units.count(preview.evicted_tokens, 9)
+        found = effects(preview, lossy=may_evict(result.changes))
         paragraphs += [
             (
-                f"evicts now  {evicted} tokens{_later(preview)}{lost}",
-                warn if is_lossy else text,
-            ),
-            (
-                f"moves now   {units.count(preview.moved_tokens, 9)} tokens "
-                f"({units.data_size(preview.moved_bytes)}){_between(preview)}",
-                text,
-            ),
-            (f"frees now   {units.count(preview.freed_blocks, 9)} blocks", text),
-            *((line, text) for line in _room(preview)),
+                f"{effect.label:<11} {units.count(effect.number, 9)}{effect.rest}",
+                warn if effect.is_loss else text,
+            )
+            for effect in found
         ]
         if preview.deferred_reason:
             paragraphs.append((f"deferred: {preview.deferred_reason}", warn))
         paragraphs += gate_paragraphs(preview.gates, gates_now)
     paragraphs += [(note, warn) for note in result.notes]
     return paragraphs
-
-
-def _room(preview: wire.WhatIf) -> list[str]:
-    """What running requests could give, and how many more would fit, if the server reports it."""
-    lines = []
-    if preview.givable_blocks or preview.short_blocks:
-        short = f"; {units.count(preview.short_blocks)} blocks are short" * (
-            preview.short_blocks > 0
-        )
-        given = f"{units.count(preview.givable_tokens, 9)} tokens"
-        lines.append(f"can give    {given} in {units.count(preview.givable_blocks)} blocks{short}")
-    if preview.more_requests is not None:
-        fit = units.count(preview.more_requests, 9)
-        lines.append(f"room for    {fit} more requests like the running ones")
-    return lines
-
-
-def _later(preview: wire.WhatIf) -> str:
-    """How many more tokens are evicted once their scores are available."""
-    return (
-        f", {units.count(preview.waiting_tokens)} more once scored"
-        if preview.waiting_tokens
-        else ""
-    )
-
-
-def _between(preview: wire.WhatIf) -> str:
-    """How many blocks are emptied and filled, if the server reports it."""
-    if not preview.source_blocks:
-        return ""
-    into = f"{units.count(preview.destination_blocks)} fresh ones"
-    return f" out of {units.count(preview.source_blocks)} blocks into {into}"
 
 
 def gate_paragraphs(gates: Sequence[wire.Gate], gates_now: Sequence[wire.Gate]) -> list[Paragraph]:
@@ -152,42 +112,12 @@ def gate_paragraphs(gates: Sequence[wire.Gate], gates_now: Sequence[wire.Gate]) 
     return paragraphs
 
 
-def price_paragraphs(prices: wire.RoundPrices | None) -> list[Paragraph]:
-    """The prices of holes and copies on the server, and saving and cost of a round now."""
-    if prices is None:
-        return []
-    if not prices.hole.us:
-        return [("Holes cost nothing here: no round runs to save time.", palette.MUTED_STYLE)]
-    hole, copy = (
-        f"{price.us:,.2f} µs a token ({price.source})" for price in (prices.hole, prices.copy)
-    )
-    text = (
-        f"A hole costs {hole} and step, a copy {copy}: a round now saves "
-        f"{prices.saving_us:,.0f} µs and costs {prices.cost_us:,.0f} µs."
-    )
-    return [(text, palette.MUTED_STYLE)]
-
-
-def calibration_paragraphs(found: wire.Calibration | None) -> list[Paragraph]:
-    """The layers and heads of the signal in force, and their source, as one sentence."""
-    if found is None:
-        return []
-    if found.signal is None:
-        return [("The policy in force reads no signal.", palette.MUTED_STYLE)]
-    layers, heads = ", ".join(map(str, found.layers)), ", ".join(map(str, found.heads))
-    where = f"layer{'s' * (len(found.layers) > 1)} {layers}"
-    if heads:
-        where += f", head{'s' * (len(found.heads) > 1)} {heads}"
-    source = {
-        "configured": "as configured",
-        "profile": f"by the calibration profile {found.fingerprint[:12]}",
-        "default depth": "the default depth"
-        + ("; the profile found no better layer" if found.fingerprint else ""),
-    }[found.source]
-    text = f"Signal {found.signal} from {where}: {source}."
-    if not found.fingerprint:
-        text += f" No calibration profile: {found.detail}."
-    return [(text, palette.MUTED_STYLE)]
+def measured_paragraphs(status: wire.Status | None) -> list[Paragraph]:
+    """Prices and calibration of the server, if it reports them."""
+    found = [] if status is None or status.prices is None else [prices_text(status.prices)]
+    if status is not None and status.calibration is not None:
+        found.append(calibration_text(status.calibration))
+    return [(f"{text[0].upper()}{text[1:]}.", palette.MUTED_STYLE) for text in found]
 
 
 def confirm_paragraphs(
@@ -206,11 +136,8 @@ def confirm_paragraphs(
         ),
     ]
     if preview is not None:
-        moved = f"{units.count(preview.moved_tokens)} ({units.data_size(preview.moved_bytes)})"
-        text = (
-            f"Now it would evict {units.count(preview.evicted_tokens)} tokens{_later(preview)}, "
-            f"move {moved} and free {units.count(preview.freed_blocks)} blocks."
-        )
+        evicted, moved, freed, *_ = effects(preview)
+        text = f"It {evicted}; {moved}; {freed}."
         paragraphs.append((text, palette.TEXT_STYLE))
     return paragraphs
 

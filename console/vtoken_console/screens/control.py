@@ -20,12 +20,11 @@ from vtoken.client import ProblemError
 from vtoken_console.changes import controls
 from vtoken_console.changes.descriptions import (
     applied_paragraphs,
-    calibration_paragraphs,
     confirm_paragraphs,
     gate_paragraphs,
     irreversible,
     may_evict,
-    price_paragraphs,
+    measured_paragraphs,
     what_if_paragraphs,
 )
 from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_value
@@ -145,8 +144,7 @@ class ControlScreen(ModalScreen[None]):
         self._outcome.set_paragraphs(
             ("Change a value to see what it would do. An automatic round now:", muted),
             *gate_paragraphs(self._gates, self._gates),
-            *price_paragraphs(status.prices if status is not None else None),
-            *calibration_paragraphs(status.calibration if status is not None else None),
+            *measured_paragraphs(status),
         )
 
     def on_form_changed(self) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 
+from vtoken import sentences
+
 
 def count(value: float, width: int = 0) -> str:
     """An integer with thousands separators: 5,427."""
@@ -26,13 +28,7 @@ def short_count(value: float, width: int = 5) -> str:
 
 def data_size(num_bytes: float, width: int = 0) -> str:
     """Bytes in decimal units: 1.9 MB."""
-    number = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(number) < 999.5:
-            digits = 0 if unit == "B" or number >= 99.95 else 1
-            return f"{number:.{digits}f} {unit}".rjust(width)
-        number /= 1000
-    return f"{number:.1f} TB".rjust(width)
+    return sentences.data_size(num_bytes).rjust(width)
 
 
 def duration(seconds: float) -> str:

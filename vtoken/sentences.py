@@ -1,0 +1,171 @@
+"""Documents as sentences: the words that command line, console and events have in common.
+
+Whoever shows them adds colours, columns and line breaks of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vtoken import wire
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 block`, `1,024 blocks`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def data_size(num_bytes: float) -> str:
+    """Bytes in decimal units: `512 B`, `1.9 MB`."""
+    number = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < 999.5:
+            digits = 0 if unit == "B" or number >= 99.95 else 1
+            return f"{number:.{digits}f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def when(ts: float) -> str:
+    """The time of day, with the date unless it is today."""
+    then = time.localtime(ts)
+    today = then[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+
+
+# ---------------------------------------------------------------- changes
+
+
+def change_text(changes: Mapping[str, list[Any]], arrow: str = "->") -> str:
+    """Field -> [old, new] as `theta_f 0.4 -> 0.25, planner pack -> plug`."""
+    return ", ".join(
+        f"{name} {value_text(old)} {arrow} {value_text(new)}"
+        for name, (old, new) in changes.items()
+    )
+
+
+def value_text(value: Any) -> str:
+    """A configuration value as short text."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict) and "name" in value:
+        params = ", ".join(f"{k}={value_text(v)}" for k, v in value.get("params", {}).items())
+        return f"{value['name']}({params})" if params else str(value["name"])
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={value_text(v)}" for k, v in value.items())
+    return str(value)
+
+
+def since_text(result: wire.PatchResult) -> str:
+    """`revision 3, in force from step 120 on`: since when a change that was made is in force."""
+    since = "in force"
+    if result.outcome != "in_force":
+        since = f"in force from step {result.applied_at_step:,} on"
+    return f"revision {result.revision}, {since}"
+
+
+class Effect(NamedTuple):
+    """One effect of a change: `evicts now`, a number, and what it is of."""
+
+    label: str
+    number: int
+    rest: str
+    is_loss: bool = False  # undo does not bring it back
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.number:,}{self.rest}"
+
+
+def effects(found: wire.WhatIf, *, lossy: bool = False) -> list[Effect]:
+    """What a change would do now. `lossy`: it changes what is evicted."""
+    later = f", {found.waiting_tokens:,} more once scored" if found.waiting_tokens else ""
+    is_loss = lossy and bool(found.evicted_tokens or found.waiting_tokens)
+    lost = ", which cannot come back" if is_loss else ""
+    moved = f" tokens ({data_size(found.moved_bytes)})"
+    if found.source_blocks:
+        moved += (
+            f" out of {counted(found.source_blocks, 'block')} "
+            f"into {found.destination_blocks:,} fresh"
+        )
+    listed = [
+        Effect("evicts now", found.evicted_tokens, f" tokens{later}{lost}", is_loss),
+        Effect("moves now", found.moved_tokens, moved),
+        Effect("frees now", found.freed_blocks, " blocks"),
+    ]
+    if found.givable_blocks or found.short_blocks:
+        short = f"; {counted(found.short_blocks, 'block')} short" if found.short_blocks else ""
+        given = f" tokens in {counted(found.givable_blocks, 'block')}{short}"
+        listed.append(Effect("can give", found.givable_tokens, given))
+    if found.more_requests is not None:
+        listed.append(
+            Effect("room for", found.more_requests, " more requests like the running ones")
+        )
+    return listed
+
+
+# ---------------------------------------------------------------- compactions
+
+
+def operation_text(operation: wire.Operation) -> str:
+    """The outcome of a compaction, or the plan of a dry run."""
+    scope = f"request {operation.request_id}" if operation.request_id else "all requests"
+    plan, result = operation.plan, operation.result
+    deferred = f"; deferred: {plan.deferred_reason}" if plan and plan.deferred_reason else ""
+    if operation.dry_run and plan is not None:
+        return (
+            f"Dry run over {scope}: would move {counted(plan.moved_tokens, 'token')} "
+            f"({data_size(plan.moved_bytes)}) of {counted(plan.requests, 'request')} out of "
+            f"{counted(plan.source_blocks, 'block')} and free {plan.freed_blocks:,}{deferred}."
+        )
+    if operation.state == "done" and result is not None:
+        return (
+            f"Compacted {scope}: moved {counted(result.moved_tokens, 'token')} "
+            f"({data_size(result.moved_bytes)}), freed {counted(result.freed_blocks, 'block')} "
+            f"in {result.duration_ms:.1f} ms{deferred}."
+        )
+    reason = operation.error or (plan.deferred_reason if plan else None)
+    text = f"Compaction {operation.id} over {scope} is {operation.state}"
+    return f"{text}: {reason}" if reason else f"{text}."
+
+
+# ---------------------------------------------------------------- parts of a status
+
+
+def prices_text(prices: wire.RoundPrices) -> str:
+    """The prices with their sources, and what a round would save and cost now."""
+    found = ", ".join(
+        f"{name} {price.us:,.2f} µs a {price.per} ({_source(price)})"
+        for name, price in (("hole", prices.hole), ("copy", prices.copy), ("plan", prices.plan))
+    )
+    if not prices.hole.us:
+        return f"{found}; holes cost nothing here"
+    saving, cost = prices.saving_us, prices.cost_us
+    return f"{found}; a round now would save {saving:,.0f} µs and cost {cost:,.0f} µs"
+
+
+def _source(price: wire.Price) -> str:
+    return f"{price.samples:,} samples" if price.source == "measured" else "prior"
+
+
+def calibration_text(found: wire.Calibration) -> str:
+    """The layers and heads of the policy's signal, and the profile or why there is none."""
+    if found.fingerprint:
+        date = "" if found.created_ts is None else f", of {when(found.created_ts)}"
+        profile = f"profile {found.fingerprint[:12]}{date} ({found.file})"
+    else:
+        profile = f"no profile: {found.detail}"
+    if found.signal is None:
+        return f"the policy reads no signal; {profile}"
+    layers, heads = ", ".join(map(str, found.layers)), ", ".join(map(str, found.heads))
+    where = f"layer{'s' * (len(found.layers) > 1)} {layers}"
+    if heads:
+        where += f", head{'s' * (len(found.heads) > 1)} {heads}"
+    return f"{found.signal} from {where} ({found.source}); {profile}"
