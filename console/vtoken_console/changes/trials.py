@@ -17,7 +17,7 @@ DEFAULT_MINUTES = 5
 LIMITS = {  # of the form: alias of a guard -> what it is about, and its unit
     "guard_inter_token_p95_ms": ("inter-token p95 is above", "ms"),
     "guard_preemptions": ("preemptions are above", "since the change"),
-    "guard_canary_agreement": ("agreement is below", "0..1, of the quality canary"),
+    "guard_canary_agreement": ("agreement is below", "0..1, of the canary"),
     "guard_canary_logprob_lost": ("log-prob. lost is above", "nats a token"),
 }
 
