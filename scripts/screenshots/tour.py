@@ -1,6 +1,7 @@
 """A moving picture of the console on a live server: the real app, headless, driven through a tour.
 
-The tour switches the policy, pauses planning, runs a compaction and opens the text of a request.
+The tour waits for the load's swing to show memory that is ample and memory that is short. Then it
+switches the policy, pauses planning, runs a compaction and opens the text of a request.
 The server's configuration is restored at the end. Frames are taken at a fixed rate while the app
 runs; equal neighbours become one longer frame.
 """
@@ -8,6 +9,8 @@ runs; equal neighbours become one longer frame.
 from __future__ import annotations
 
 import io
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 import msgspec
 from textual.pilot import Pilot
 
+from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
@@ -23,22 +27,37 @@ SIZE = (100, 30)
 FRAMES_PER_S = 1.5
 ZOOM = 0.72  # of Textual's SVG: 100 columns are 890 pixels, the width of a repository page
 QUALITY = 60  # lossless WebP: how long the encoder searches, not how the picture looks
+LONGEST_WAIT_S = 90.0  # for a scene's condition; the demo's load swings within 50 s
+
+
+def is_ample(status: wire.Status) -> bool:
+    """Requests run, and nobody gave a token for a while."""
+    pressure = status.pressure
+    is_quiet = pressure is not None and pressure.recent_tokens == 0 and not pressure.near
+    return is_quiet and status.requests.running > 0
+
+
+def is_short(status: wire.Status) -> bool:
+    pressure = status.pressure
+    return pressure is not None and pressure.recent_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
     """`keys` are pressed, on the dashboard with `focus` focused; then `seconds` are filmed under
-    `title`.
+    `title`. Nothing is filmed until `when` is true, or for `LONGEST_WAIT_S`.
     """
 
     title: str
     seconds: float
     keys: tuple[str, ...] = ()
     focus: str | None = None
+    when: Callable[[wire.Status], bool] | None = None
 
 
 TOUR = (
-    Scene("every KV block of a running server", 3.0, focus="#pool"),
+    Scene("memory is ample: nobody loses a token", 4.0, focus="#pool", when=is_ample),
+    Scene("memory is short: running requests give what is needed", 9.0, when=is_short),
     Scene("another policy, and what it would do", 2.5, ("P", *"random")),
     Scene("confirmed, since evicted tokens do not come back", 1.5, ("enter", "right")),
     Scene("switched while requests run", 3.0, ("enter", "escape"), "#pool"),
@@ -66,6 +85,7 @@ async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
         for scene in TOUR:
             if scene.focus is not None and app.screen is app.dashboard:
                 app.dashboard.query_one(scene.focus).focus()
+            await _wait(app, pilot, scene)
             for key in scene.keys:
                 await pilot.press(key)
                 await _record(app, pilot, scene.title, 1 / FRAMES_PER_S, frames)
@@ -86,6 +106,15 @@ async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
         minimize_size=True,
     )
     return path
+
+
+async def _wait(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while scene.when is not None and time.monotonic() < deadline:
+        status = None if app.source is None else app.source.feed.model.status
+        if status is not None and scene.when(status):
+            return
+        await pilot.pause(0.2)
 
 
 async def _record(
