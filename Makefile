@@ -82,7 +82,7 @@ bench-client: $(SETUP) ## three servers under `vllm bench serve` [ARGS="--client
 bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)
 
-bench-pressure: $(SETUP) ## native vLLM, a fixed budget and eviction under pressure; 20 minutes
+bench-pressure: $(SETUP) ## native vLLM, a fixed budget and eviction under pressure; 75 minutes
 	$(BIN)/vtoken bench pressure $(FORWARD) $(ARGS)
 
 bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all policies; an hour or more

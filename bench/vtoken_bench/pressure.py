@@ -28,6 +28,7 @@ from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target
 from vtoken_bench.engines import Engine, EngineError
 from vtoken_bench.evaluation.points import spread
+from vtoken_bench.grounds.paired import Pairs, holm
 from vtoken_bench.grounds.prompts import GROUNDS, Prompt, PromptMaker
 from vtoken_bench.output import Claim, Table, finish, new_result
 from vtoken_bench.quality.measures import string_match_all
@@ -46,12 +47,12 @@ VARIANTS = (NATIVE, FIXED, PRESSURE)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--policy", default="snapkv", help="(default: snapkv)")
+    add("--policy", default="keydiff", help="(default: keydiff)")
     add("--keep", type=target.share, default=KEEP, help="floor, of the prompt (default: 1/3)")
     add("--higher", type=target.share, default=HIGHER, help=f"the other budget (default: {HIGHER})")
-    add("--requests", type=int, help="of a run (default: 24)")
-    add("--repeats", type=int, help="(default: 3)")
-    add("--rates", nargs="*", type=float, help="of native's saturated rate (default: .7 1 1.3)")
+    add("--requests", type=int, help="of a run (default: 16)")
+    add("--repeats", type=int, help="(default: 4)")
+    add("--rates", nargs="*", type=float, help="of native's saturated rate (default: .5 1 1.5)")
     add("--model", default=TRAINED, help=f"{DEMO}, {TRAINED} or a folder (default: {TRAINED})")
     target.add_arguments(parser)
 
@@ -172,29 +173,29 @@ def _order(variants: Sequence[str], repeat: int) -> Sequence[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, full, quick in (("requests", 24, 8), ("repeats", 3, 1), ("rates", [0.7, 1, 1.3], [])):
+    for name, full, quick in (("requests", 16, 8), ("repeats", 4, 1), ("rates", [0.5, 1, 1.5], [])):
         if getattr(args, name) is None:
             setattr(args, name, quick if args.quick else full)
     started = time.monotonic()
     try:
         model = target.model_folder(args.model)
+        setup = {
+            "model": model.name,
+            **target.target(args).described(),
+            "policy": args.policy,
+            "floor": args.keep,
+            "higher": args.higher,
+            "requests": args.requests,
+            "prompt text tokens": TEXT_TOKENS,
+            "output tokens": NUM_NEW,
+            "repeats": args.repeats,
+        }
+        result = new_result("pressure", "make bench-pressure", setup)
         bench = Bench(args, model)
         bench.run()
     except (TrainedModelError, TargetError, EngineError, OSError, ValueError) as error:
         print(f"vtoken bench pressure: {error}", file=sys.stderr)
         return 1
-    setup = {
-        "model": model.name,
-        **target.target(args).described(),
-        "policy": args.policy,
-        "floor": args.keep,
-        "higher": args.higher,
-        "requests": args.requests,
-        "prompt text tokens": TEXT_TOKENS,
-        "output tokens": NUM_NEW,
-        "repeats": args.repeats,
-    }
-    result = new_result("pressure", "make bench-pressure", setup)
     result.tables = tables(bench.runs)
     result.claims = claims(bench, model.name)
     result.raw = [
@@ -266,7 +267,33 @@ def tables(runs: Sequence[Run]) -> list[Table]:
         "load: of native's saturated rate; kept: live share of a request's tokens at its end, mean",
         "facts found: answers with every string of the fact, all repeats together",
     ]
-    return [Table("Native vLLM, a fixed budget and eviction under pressure", columns, rows, notes)]
+    title = "Native vLLM, a fixed budget and eviction under pressure"
+    return [Table(title, columns, rows, notes), _paired(runs)]
+
+
+def _paired(runs: Sequence[Run]) -> Table:
+    """The facts that pressure finds beside those of each other variant under the same load."""
+
+    def found(situation: str, variant: str) -> list[bool]:
+        same = [r for r in runs if (r.situation, r.variant) == (situation, variant)]
+        return [
+            answer for r in sorted(same, key=lambda r: r.repeat) for answer in r.figures["found"]
+        ]
+
+    others = [x for x in dict.fromkeys((r.situation, r.variant) for r in runs) if x[1] != PRESSURE]
+    pairs = [Pairs.of(found(situation, PRESSURE), found(situation, v)) for situation, v in others]
+    rows = []
+    p_values = holm([pair.p_equal() for pair in pairs])
+    for (situation, variant), pair, p in zip(others, pairs, p_values, strict=True):
+        points = pair.difference()
+        between = f"{100 * points.value:.0f} [{100 * points.low:.0f} .. {100 * points.high:.0f}]"
+        rows.append([situation, variant, pair.gained, pair.lost, between, f"{p:.2g}"])
+    columns = ["load", "beside", "only pressure", "only the other", "difference [points]", "p"]
+    notes = [
+        "answers to the same prompts; difference: score interval, 95%, of paired shares; p: "
+        "McNemar's exact test, corrected for the number of rows (Holm)"
+    ]
+    return Table("Facts found by pressure and by the others", columns, rows, notes)
 
 
 def claims(bench: Bench, model: str) -> list[Claim]:

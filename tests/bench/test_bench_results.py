@@ -26,7 +26,7 @@ from vtoken_bench.output import (
 
 ROOT = Path(__file__).parents[2]
 # Sections with results that are older than the JSON files. This set may only shrink.
-WITHOUT_JSON = {"gpu", "pressure"}
+WITHOUT_JSON = {"gpu"}
 
 PAGE = (
     "# Results\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n"

@@ -160,8 +160,10 @@ def test_keys_and_packages_in_toml_are_read(tmp_path: Path) -> None:
     (keys,) = blocks(ROOT / "docs" / "console.md", "toml")
     (tmp_path / "console.toml").write_text(keys)
     assert load(tmp_path / "console.toml")
-    (package,) = blocks(ROOT / "docs" / "policies.md", "toml")
-    assert "vtoken.policies" in tomllib.loads(package)["project"]["entry-points"]
+    for package in blocks(ROOT / "docs" / "policies.md", "toml"):
+        groups = tomllib.loads(package)["project"]["entry-points"]
+        assert "vtoken.policies" in groups
+        assert groups.keys() <= {"vtoken.policies", "vtoken.signals"}
 
 
 def test_every_metric_of_an_alert_is_in_the_table() -> None:
