@@ -1,0 +1,30 @@
+"""What every document is made of: the base of the structs, and packed arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+PackedArray = bytes | list[int]
+
+
+class Doc(msgspec.Struct, omit_defaults=False, kw_only=True):
+    """Base of every wire document. Readers ignore unknown fields, so old readers keep working."""
+
+
+def pack_array(values: Any, *, packed: bool) -> PackedArray:
+    """A numpy array as bytes (`packed`, for msgpack) or as a list of integers (for JSON)."""
+    out: PackedArray = values.tobytes() if packed else values.tolist()
+    return out
+
+
+def unpack_array(values: PackedArray, dtype: str) -> Any:
+    """The numpy array packed by `pack_array`; `dtype` is "u1", "<u2" or "<u4"."""
+    import numpy as np
+
+    if isinstance(values, bytes):
+        return np.frombuffer(values, dtype=dtype)
+    return np.asarray(values, dtype=dtype)

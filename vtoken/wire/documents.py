@@ -1,0 +1,349 @@
+"""What calls answer beside settings and status: changes, blocks, requests, texts, events."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from vtoken.wire.doc import Doc, PackedArray
+from vtoken.wire.settings import ConfigValues, EvictWhen, PlannerName, PolicyChoice, Trial
+from vtoken.wire.status import Gate
+
+RequestState = Literal["running", "waiting", "preempted", "finished"]
+OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
+ChangeState = Literal["pending", "applied", "refused", "not_applied"]
+PatchOutcome = Literal[
+    "in_force",  # the engine runs with it
+    "accepted",  # desired; no step has run with it yet, `applied_at_step` will be the first
+    "unchanged",  # it changes nothing, or confirms a trial: the revision is the same
+    "dry_run",  # validate_only: nothing was changed
+]
+SlotState = Literal["live", "dead", "free"]
+Pinned = Literal["shared prefix", "hashed", "in flight", "none"]
+
+# Bits of a block's flags (`u8`, one a block). A block with flags 0 is free.
+FLAG_USED = 1  # held by at least one request
+FLAG_SHARED = 2  # held by two requests or more (shared prefix)
+FLAG_HASHED = 4  # in the prefix cache: never written
+FLAG_IN_FLIGHT = 8  # source or destination of a relocation of the newest step
+FLAG_TAIL = 16  # the block that its request appends to
+
+EventKind = Literal[
+    "relocation",  # data: Relocation
+    # data: {"requests": n, "tokens": n, "given": n, "policy": name}: summed over a step; `given`
+    # of the tokens died because memory was short. With "forgotten": a client named so many tokens
+    # of "request_id" that die first
+    "eviction",
+    "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
+    # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and optionally
+    # "overtaken": superseded revision that no step ran with, "trial": Trial that begins,
+    # "reverted": revision that actor "trial" or "guard" took back, "kept": revision whose guard
+    # did not revert it, "reason": why it was reverted or kept, with value and limit,
+    # "unevaluated": limits of that guard which never had a value, "confirmed": revision
+    "config",
+    "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
+    "preemption",  # data: {"request_id", "dead_tokens_restored": n}
+    "operation",  # data: Operation, at every change of its state; none for dry runs
+    "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
+    "server",  # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}
+    "canary",  # data: {"reason": str}: a quality check gave no result
+]
+# Up to once a step. A store of events keeps all other kinds separately, so that these do not push
+# them out.
+FREQUENT_KINDS: frozenset[EventKind] = frozenset(
+    {"relocation", "eviction", "reclaimed", "deferred", "preemption"}
+)
+
+
+class Geometry(Doc):
+    num_blocks: int  # ids run 0 .. num_blocks - 1; id 0 is vLLM's null block, always free here
+    block_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    bytes_per_token: int  # K and V over all layers and ranks
+    num_heads: int | None = None  # query heads over all ranks; None: an older server
+
+
+class WhatIf(Doc):
+    freed_blocks: int
+    moved_tokens: int
+    moved_bytes: int
+    evicted_tokens: int = 0
+    deferred_reason: str | None = None
+    waiting_tokens: int = 0  # to be evicted once the policy has the scores that it needs
+    source_blocks: int = 0
+    destination_blocks: int = 0
+    gates: list[Gate] = []  # whether an automatic round would run under it
+    # Under `evict_when: pressure`, `evicted_tokens` are given for `short_blocks` and 0 without a
+    # shortage; running requests can give `givable_tokens` in all until each is at its floor.
+    short_blocks: int = 0
+    givable_tokens: int = 0
+    givable_blocks: int = 0
+    # How many more requests of the running ones' mean size fit before one ends, at their peaks.
+    # None: no running request evicts, or an older server.
+    more_requests: int | None = None
+
+
+class PatchResult(Doc):
+    """A change at the time of the reply; `effective` never shows values that no step ran with."""
+
+    revision: int  # the newest, of `desired`
+    applied_at_step: int | None  # the first step that runs with `desired`; None for validate_only
+    previous: ConfigValues  # what was desired before
+    effective: ConfigValues  # the configuration of the engine's newest step, as in GET /config
+    changes: dict[str, list[Any]]  # field -> [old, new] of `desired`; validate_only: would be
+    what_if: WhatIf | None = None  # validate_only
+    notes: list[str] = []  # e.g. scores that are dropped, values without effect
+    trial: Trial | None = None
+    desired: ConfigValues | None = None  # after the call; None: an older server
+    effective_revision: int = 0  # of `effective`
+    outcome: PatchOutcome | None = None
+    overtaken: int | None = None  # revision superseded by this one before a step ran with it
+
+
+class Relocation(Doc):
+    request_id: str
+    moved_tokens: int
+    moved_bytes: int
+    source_blocks: list[int]
+    destination_blocks: list[int]
+    freed_blocks: int
+    reason: str  # "auto", "manual"
+    planner: PlannerName
+    plan_us: int
+    copy_us: int | None = None  # None until the worker has reported
+    # Source blocks that other requests held too. Those leave them in the same step, and the blocks
+    # freed by all are counted in `freed_blocks` of one of these relocations.
+    shared_blocks: int = 0
+    # Of `freed_blocks`: the next token takes them again. `reclaimed_blocks` leaves them out.
+    retaken_blocks: int = 0
+
+
+class OperationResult(Doc):
+    moved_tokens: int
+    moved_bytes: int
+    freed_blocks: int
+    duration_ms: float
+
+
+class OperationPlan(Doc):
+    requests: int
+    source_blocks: int
+    destination_blocks: int
+    moved_tokens: int
+    moved_bytes: int
+    freed_blocks: int
+    deferred_reason: str | None = None
+
+
+class Operation(Doc):
+    id: str
+    state: OperationState
+    actor: str
+    request_id: str | None
+    batch_size: int
+    dry_run: bool
+    created_ts: float
+    plan: OperationPlan | None = None
+    result: OperationResult | None = None
+    error: str | None = None
+    revision: int = 0  # of the configuration when it was requested
+
+
+class Forgotten(Doc):
+    """What a request was told to forget. Its live tokens of these spans die before all others."""
+
+    request_id: str
+    spans: list[tuple[int, int]]  # [start, end) of token ids, of this call and before, ascending
+    new_tokens: int  # of this call, and not forgotten before; 0: it changed nothing
+    live_tokens: int  # forgotten tokens that are still live
+    revision: int  # of the configuration
+    notes: list[str] = []  # e.g. that nothing is evicted
+
+
+class BlocksDocument(Doc):
+    block_size: int
+    num_blocks: int
+    step: int
+    live: PackedArray  # u16[num_blocks]
+    flags: PackedArray  # u8[num_blocks]
+    owner: PackedArray = b""  # u16[num_blocks], see RequestRow.number
+
+
+class BlockOwner(Doc):
+    request_id: str
+    live: int
+    index: int  # place in the request's block table
+
+
+class BlockSlot(Doc):
+    offset: int
+    state: SlotState
+    token_id: int | None = None  # of the first owner
+    request_id: str | None = None
+
+
+class BlockDetail(Doc):
+    id: int
+    live: int
+    ref_cnt: int
+    flags: int
+    pinned: Pinned
+    owners: list[BlockOwner]
+    slots: list[BlockSlot]
+
+
+class RequestRow(Doc):
+    """A request. `waiting` and `preempted` ones hold no block and have only their lengths.
+    `finished` ones hold none either; `live` is what they kept at their end.
+
+    Only the first requests of a long queue have a row; `RequestCounts` counts all.
+    """
+
+    id: str
+    state: RequestState
+    live: int
+    dead: int  # evicted tokens of this request, wherever their slots are now
+    prompt_tokens: int
+    output_tokens: int
+    blocks: int  # blocks held now
+    bound_blocks: int  # ceil(live / block_size)
+    naive_blocks: int  # blocks that naive-evict would hold
+    policy: str
+    budget_tokens: int
+    dense: bool  # live tokens fill the front of the block table: stock attention path
+    moved_tokens: int = 0
+    recycled_slots: int = 0
+    preemptions: int = 0
+    number: int = 0  # 1..65535: stands for the request in the `owner` of its blocks; 0: none
+    evict_when: EvictWhen = "always"
+    given_tokens: int = 0  # of the dead ones: died because memory was short
+    givable_tokens: int = 0  # that it can give now, in whole blocks; 0 under "always"
+
+
+class RequestDetail(RequestRow):
+    block_table: list[int] = []
+    block_live: list[int] = []  # live tokens of this request, a block of block_table
+    # [start, end) of token ids that are never evicted, ascending; they count against the budget.
+    protected: list[tuple[int, int]] = []
+    # Parts of the prompt ("template", "system", "last_user") that do not fit the budget and are
+    # protected partly or not at all.
+    protection_cut: list[str] = []
+    ended_ts: float | None = None  # of a finished request; the newest 1,024 can be looked up
+    # [start, end) of token ids that die before all others, ascending; protected ones do not die.
+    forgotten: list[tuple[int, int]] = []
+
+
+class TokenRow(Doc):
+    token_id: int  # logical id
+    position: int  # RoPE position; equal to the logical id
+    block: int | None  # None if dead and its slot was returned or recycled
+    offset: int | None
+    live: bool
+    score: float | None = None  # of the policy's signal, if it has one
+    protected: bool = False  # never evicted
+    forgotten: bool = False  # dies first
+
+
+class TokenPage(Doc):
+    request_id: str
+    step: int
+    start: int
+    total: int
+    rows: list[TokenRow]
+
+
+class TextToken(Doc):
+    """A token as a piece of its request's text. The pieces of all tokens, in order, are the text.
+
+    A character that spans several tokens is in the piece of the last; a piece never changes.
+    """
+
+    token_id: int  # logical id
+    position: int
+    text: str | None  # None: the prompt was given as embeddings and has no text
+    live: bool
+    protected: bool = False  # in a protected span of its request: never evicted
+    score: float | None = None  # as in TokenRow
+    shadow_live: bool | None = None  # see TextShadow; None: not compared
+    forgotten: bool = False  # dies first
+
+
+class TextShadow(Doc):
+    """The shadow policy's choice at the request's newest eviction.
+
+    It covers the tokens that were live then; tokens that died before or came later are not
+    compared.
+    """
+
+    policy: PolicyChoice
+    step: int  # of the eviction
+    num_tokens: int  # tokens of the request then, dead ones included
+    evicted: int  # tokens evicted; the shadow would have evicted as many
+    agreed: int  # tokens in both choices
+
+
+class TextPage(Doc):
+    request_id: str
+    step: int
+    start: int
+    total: int  # tokens whose text is known; the newest may have none yet
+    rows: list[TextToken]
+    prompt_tokens: int = 0
+    shadow: TextShadow | None = None  # None: no shadow, or none was compared at that eviction
+
+
+class Event(Doc):
+    seq: int  # counts the events of an epoch from 1, without gaps
+    ts: float
+    step: int
+    kind: EventKind
+    summary: str  # one line for people
+    data: dict[str, Any] = {}
+
+
+class EventPage(Doc):
+    events: list[Event]
+    first_seq: int  # oldest event still held
+    last_seq: int
+
+
+class AuditEntry(Doc):
+    ts: float
+    actor: str
+    action: str
+    changes: dict[str, list[Any]]
+    revision: int
+    dry_run: bool
+    epoch: str = ""  # with `event_seq`: the engine's epoch
+    event_seq: int | None = None  # `seq` of the event of an automatic action of the engine
+
+
+class AuditPage(Doc):
+    entries: list[AuditEntry]  # oldest first
+    dropped: int = 0  # entries no longer held
+    storage_error: str = ""  # why the newest entries are in memory only
+
+
+class Problem(Doc):
+    """RFC 9457 problem document."""
+
+    status: int
+    title: str
+    detail: str
+    type: str = "about:blank"
+    field: str | None = None
+    value: Any = None
+    bound: str | None = None
+    change: str | None = None  # the outcome of this change is unknown; GET /changes/{id} tells it
+
+
+class Change(Doc):
+    """What became of a call that changes something."""
+
+    id: str  # of the call, see the header X-VToken-Change
+    state: ChangeState  # not_applied: none of the newest 1,000, and refused if it comes later
+    result: PatchResult | None = None  # applied: the answer to a change of the configuration
+    operation: Operation | None = None  # applied: the compaction as it was accepted
+    forgotten: Forgotten | None = None  # applied: the answer to a call that forgets tokens
+    problem: Problem | None = None  # refused: nothing was changed

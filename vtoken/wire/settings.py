@@ -1,0 +1,330 @@
+"""The settings that operators may change live, and a change on trial with its guards.
+
+A setting is a field of `Configuration`: flags, bounds and forms are generated from it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from vtoken.wire.doc import Doc
+
+MAX_TOKENS = 1 << 24
+
+ReclamationMode = Literal["auto", "paused", "off"]
+PlannerName = Literal["plug", "pack"]
+RoundRule = Literal["price", "paper"]
+EvictionPhase = Literal["decode", "prefill", "both"]
+EvictWhen = Literal["pressure", "always"]
+AdmissionRule = Literal["compressed", "stock"]
+PrefixSharing = Literal["skip", "index", "copy"]
+
+
+class PolicyChoice(Doc):
+    name: str
+    params: dict[str, Any] = {}
+
+
+class Recall(Doc):
+    """Share of needles whose tokens all rank among the best `keep` share of a prompt's tokens.
+
+    Measured on this model by `vtoken calibrate`, over `samples` prompts with one needle each.
+    """
+
+    keep: float
+    recall: float
+    samples: int
+
+
+class PolicyInfo(Doc):
+    name: str
+    summary: str
+    source: str  # arXiv id or "-"
+    needs: list[str]  # of "attention", "keys", "token_ids"
+    params_schema: dict[str, Any]  # JSON schema of `policy.params`
+    error: str | None = None  # why this policy of another package cannot be loaded
+    quality: list[Recall] = []  # with its default parameters; []: not measured
+
+
+BudgetTokens = Annotated[
+    int, Meta(ge=1, le=MAX_TOKENS, description="live tokens that a request may keep")
+]
+IntervalTokens = Annotated[
+    int,
+    Meta(ge=0, le=MAX_TOKENS, description="evict when live exceeds the budget by more than this"),
+]
+BudgetRatio = Annotated[
+    float,
+    Meta(ge=0.0, le=1.0, description="live tokens, as a share of the prompt; 0: budget_tokens"),
+]
+VerifyRatio = Annotated[
+    float, Meta(ge=0.0, le=1.0, description="share of relocations verified by content hash")
+]
+P = TypeVar("P")
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """The queries, layers and heads that scores are computed from."""
+
+    layers: Annotated[
+        list[Annotated[int, Meta(ge=0)]],
+        Meta(description="[]: the profile's, else one at 0.7 of the depth (key norms: 0.6)"),
+    ] = []
+    heads: Annotated[
+        list[Annotated[int, Meta(ge=0)]],
+        Meta(description="query heads, the same in each layer; []: the profile's, else all"),
+    ] = []
+    every_steps: Annotated[int, Meta(ge=1, le=1024, description="probe every k-th step")] = 1
+
+
+class Protect(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a chat prompt that are never evicted, in the order in which they are protected."""
+
+    template: Annotated[
+        bool, Meta(description="the chat template's first tokens, and the answer's role header")
+    ] = True
+    system: Annotated[bool, Meta(description="the system prompt")] = True
+    last_user: Annotated[bool, Meta(description="the last user turn")] = False
+
+
+class Canary(msgspec.Struct, frozen=True, kw_only=True):
+    """Which finished requests are checked against the full cache."""
+
+    share: Annotated[
+        float,
+        Meta(ge=0.0, le=1.0, description="share of requests that evicted to check; 0: off"),
+    ] = 0.0
+    control_share: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=1.0,
+            description="share of requests that evicted nothing to check, while canary.share > 0",
+        ),
+    ] = 0.05
+
+
+class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
+    """The settings that operators may change live: names, types, bounds, defaults, meaning.
+
+    Flags, bounds, the console's form and docs/settings.md are generated from this struct. `P` is
+    the type of a policy: name and parameters on the wire, a `Policy` in the engine. Bounds and
+    defaults that depend on the pool are in `pool_limits`.
+    """
+
+    policy: Annotated[P, Meta(description="{name, params}; parameters: GET /vtoken/v1/policies")]
+    theta_f: Annotated[float, Meta(ge=0.0, le=1.0, description="reclaim when F exceeds this")] = (
+        0.25  # paper 3.3
+    )
+    batch_size: Annotated[int, Meta(ge=1, description="B: most source blocks in one round")] = 32
+    low_watermark_blocks: Annotated[
+        int, Meta(ge=0, description="reclaim only when this few blocks or fewer are free")
+    ] = 0
+    headroom_blocks: Annotated[
+        int, Meta(ge=0, description="fresh blocks that one round may take")
+    ] = 0
+    planner: Annotated[PlannerName, Meta(description="plug: fill holes; pack: copy out")] = "plug"
+    round_rule: Annotated[
+        RoundRule,
+        Meta(
+            description="price: also reclaim when holes cost more than moving; "
+            "paper: only under pressure"
+        ),
+    ] = "price"
+    reclamation: Annotated[
+        ReclamationMode, Meta(description="auto, paused (no new plans), off (naive-evict)")
+    ] = "auto"
+    recycle: Annotated[bool, Meta(description="write new tokens into dead slots")] = True
+    budget_tokens: BudgetTokens = 2048
+    budget_ratio: BudgetRatio = 0.0
+    budget_floor_tokens: Annotated[
+        int, Meta(ge=1, le=MAX_TOKENS, description="the least budget under budget_ratio")
+    ] = 256
+    interval_tokens: IntervalTokens = 128
+    protect: Annotated[
+        Protect,
+        Meta(description="{template, system, last_user: true or false}: parts never evicted"),
+    ] = Protect()
+    probe: Annotated[
+        Probe,
+        Meta(
+            description="{layers: [0..L-1], heads: [0..H-1], every_steps: 1..1024}; "
+            "[]: the calibration profile's, else at 0.7 of the depth (key norms: 0.6), all heads"
+        ),
+    ] = Probe()
+    evict_during: Annotated[
+        EvictionPhase,
+        Meta(description="decode: once the prompt is computed; prefill: between its chunks; both"),
+    ] = "decode"
+    evict_when: Annotated[
+        EvictWhen,
+        Meta(
+            description="pressure: for blocks that somebody needs, down to the budget at most; "
+            "always: whatever exceeds the budget"
+        ),
+    ] = "pressure"
+    evict_after_wait_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=3_600_000,
+            description="under pressure: how long a request waits before others lose tokens for it",
+        ),
+    ] = 0
+    admission: Annotated[
+        AdmissionRule,
+        Meta(
+            description="compressed: by what a request will hold after eviction; stock: vLLM's rule"
+        ),
+    ] = "compressed"
+    verify_ratio: VerifyRatio = 0.0
+    prefix_sharing: Annotated[
+        PrefixSharing,
+        Meta(description="shared blocks: skip; index: release all-dead ones; copy: also copy out"),
+    ] = "index"
+    shadow: Annotated[
+        P | None,
+        Meta(description="{name, params} of a policy that is compared, not applied; null: none"),
+    ] = None
+    canary: Annotated[
+        Canary,
+        Meta(description="{share, control_share}, 0..1: check finished requests; share 0: off"),
+    ] = Canary()
+
+
+class PoolLimits(msgspec.Struct, frozen=True):
+    """A setting whose bound and default depend on the pool."""
+
+    maximum: int
+    default: int
+
+
+def pool_limits(num_blocks: int) -> dict[str, PoolLimits]:
+    """Field -> limits, for a pool of `num_blocks` usable blocks."""
+    headroom = min(max(2, num_blocks // 32), num_blocks // 2)
+    return {
+        "batch_size": PoolLimits(max(1, num_blocks), default=min(32, num_blocks)),
+        "low_watermark_blocks": PoolLimits(num_blocks, default=max(1, num_blocks // 8)),
+        "headroom_blocks": PoolLimits(num_blocks // 2, default=headroom),
+    }
+
+
+class ConfigValues(Configuration[PolicyChoice], frozen=True, kw_only=True):
+    pass
+
+
+class Bound(Doc):
+    type: str  # "int", "float", "bool", "enum", "object"
+    summary: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: list[str] | None = None
+
+
+MAX_TRIAL_SECONDS = 86_400  # for `confirm_within_s` and `guard_for_s`
+GUARD_SECONDS = 300  # how long guards hold when neither of the two is given
+GUARD_COUNT = 20  # fewest samples that a percentile or mean rests on, unless given
+MAX_GUARD_COUNT = 200  # fits the window of the canary's figures
+MAX_GUARDS = 16
+
+
+class Guard(Doc):
+    """A limit on a metric: the change is reverted when the metric crosses it.
+
+    A counter is compared with its increase since the change; latency and the canary's means are of
+    what happened since the change.
+    """
+
+    # A series of docs/metrics.md, `canary_agreement{group=evicting}`; or `rate(preemptions)`, the
+    # increase a second over the newest minute since the change. Units are those of the metric.
+    metric: str
+    above: float | None = None  # reverted above this; one of the two is given
+    below: float | None = None  # reverted below this
+    min_count: int | None = None  # fewest samples; None where a value rests on none
+    value: float | None = None  # in `Status.guards`: now; compared once it rests on `min_count`
+    count: int | None = None  # in `Status.guards`: samples so far
+
+    @property
+    def limit(self) -> float:
+        """`above` or `below`, whichever is given."""
+        found = self.above if self.below is None else self.below
+        return math.nan if found is None else found
+
+
+# Field of `GuardLimits` -> metric, side, and the unit of the limit in units of the metric.
+NAMED_LIMITS: dict[str, tuple[str, Literal["above", "below"], float]] = {
+    "inter_token_p95_ms": ("latency_seconds{kind=inter_token,quantile=0.95}", "above", 1e-3),
+    "preemptions": ("preemptions", "above", 1),
+    "canary_agreement": ("canary_agreement{group=evicting}", "below", 1),
+    "canary_logprob_lost": ("canary_logprob_lost{group=evicting}", "above", 1),
+}
+
+
+class GuardLimits(Doc):
+    """The guards that had fields of their own, before `Guard` named any metric."""
+
+    inter_token_p95_ms: float | None = None
+    preemptions: int | None = None
+    canary_agreement: float | None = None
+    canary_logprob_lost: float | None = None
+    canary_count: int = GUARD_COUNT  # the canary's `min_count`
+
+    @staticmethod
+    def of(guards: list[Guard]) -> GuardLimits | None:
+        """The limits among `guards` that have a field; None without any."""
+        limits = GuardLimits()
+        for name, (metric, side, unit) in NAMED_LIMITS.items():
+            for guard in guards:
+                limit = getattr(guard, side)
+                if guard.metric != metric or limit is None:
+                    continue
+                limit = round(limit / unit, 9)
+                setattr(limits, name, math.floor(limit) if name == "preemptions" else limit)
+                if name.startswith("canary_"):
+                    limits.canary_count = guard.min_count or GUARD_COUNT
+        return None if limits == GuardLimits() else limits
+
+    def guards(self) -> list[Guard]:
+        """The same as guards."""
+        found = []
+        for name, (metric, side, unit) in NAMED_LIMITS.items():
+            limit = getattr(self, name)
+            if limit is not None:
+                guard = Guard(metric=metric, **{side: round(limit * unit, 12)})
+                guard.min_count = self.canary_count if name.startswith("canary_") else None
+                found.append(guard)
+        return found
+
+
+class Trial(Doc):
+    """A change that is reverted unless confirmed in time, or when a guard's limit is crossed."""
+
+    revision: int  # the one on trial
+    actor: str
+    started_ts: float
+    expires_ts: float | None = None  # None: guarded only
+    guard: GuardLimits | None = None  # of `guards`, for readers that do not know them
+    guard_until_ts: float | None = None
+    changes: dict[str, list[Any]] = {}  # field -> [old, new]
+    guards: list[Guard] = []
+
+    def __post_init__(self) -> None:
+        if self.guards:
+            self.guard = GuardLimits.of(self.guards)
+        elif self.guard is not None:  # of an older server
+            self.guards = self.guard.guards()
+
+
+class ConfigDocument(Doc):
+    revision: int  # of `desired`
+    desired: ConfigValues  # accepted; in force from the next step on
+    # The configuration of the engine's newest step. While no request holds a block no step runs,
+    # and `desired` is effective at once.
+    effective: ConfigValues
+    bounds: dict[str, Bound]
+    effective_revision: int = 0
+    trial: Trial | None = None

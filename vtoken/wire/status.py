@@ -1,0 +1,293 @@
+"""The status: what the engine does now and has done since it started, in one document."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from vtoken.wire.doc import Doc
+from vtoken.wire.settings import Guard, PolicyChoice, ReclamationMode
+
+Cause = Literal["ok", "fragmented", "full"]
+SchedulingState = Literal[
+    "running",
+    "paused_new",  # vLLM starts no new request
+    "paused",  # vLLM schedules nothing
+]
+CalibrationSource = Literal[
+    "configured",  # `probe.layers`
+    "profile",
+    "default depth",  # the profile has no layer for this signal, or there is no profile
+]
+HealthPart = Literal["engine", "frames", "audit", "recorder"]
+
+
+class BlockCounts(Doc):
+    total: int  # usable blocks of the pool, without the null block
+    free: int
+    used: int
+    partially_live: int  # used, 0 < live < block_size
+    low_utilization: int  # used, live <= block_size / 2
+    shared: int  # held by two requests or more
+    headroom: int  # fresh blocks that one planning round may take
+    withheld: int = 0  # of `free`: vLLM's --watermark keeps them from waiting requests
+
+
+class TokenCounts(Doc):
+    live: int  # live slots in used blocks; a shared slot counts once
+    dead: int  # evicted tokens that still occupy a slot of a used block, summed over requests
+    evicted: int = 0  # cumulative
+    generated: int = 0  # cumulative sampled tokens; tokens per second is its derivative
+
+
+class Gate(Doc):
+    """The current state of one condition of an automatic planning round."""
+
+    # "reclamation", "theta_f", "watermark", "low_utilization", "pause", "price", "headroom"
+    name: str
+    open: bool
+    detail: str  # both numbers: "F 0.31 > theta_F 0.25"
+
+
+class Percentiles(Doc):
+    """Percentiles over a window; None if nothing was measured in it."""
+
+    count: int
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+
+
+class Latency(Doc):
+    """Latencies measured by the engine over the last `window_s` seconds."""
+
+    window_s: float
+    ttft: Percentiles  # arrival to first token
+    inter_token: Percentiles  # between two tokens of one request
+
+
+class Fragmentation(Doc):
+    f: float  # intra-block waste ratio, 0..1 (paper 2.3.1)
+    theta_f: float
+    cause: Cause
+    sentence: str = ""  # one line in plain words, from the planner's own numbers
+    reclaimable_blocks: int = 0  # at least so many would one compaction (within B) free now
+    reclaim_moved_tokens: int = 0  # that it would move
+    reclaim_moved_bytes: int = 0
+    low_watermark_blocks: int = 0
+    gates: list[Gate] = []
+
+
+class ReclamationCounters(Doc):
+    """What reclamation has done since the engine started; the runtime counts in these fields."""
+
+    relocations: int = 0
+    moved_tokens: int = 0
+    reclaimed_blocks: int = 0
+    recycled_slots: int = 0
+    deferred: int = 0  # rounds that found work but no headroom
+    copy_us: int = 0  # time in copies
+    plan_us: int = 0  # time in planning
+    # Shared prefix blocks; a block counts once for each request that held it.
+    shared_skipped_blocks: int = 0  # had a hole and were skipped by a planning round
+    shared_released_blocks: int = 0  # all-dead, released while other requests held them
+    shared_copied_blocks: int = 0  # emptied by copying
+    shared_copied_tokens: int = 0
+    shared_freed_blocks: int = 0  # of the copied blocks, each counted once: now free
+    # Wasted moves.
+    relocation_freed_blocks: int = 0  # of `reclaimed_blocks`: freed by relocation and not retaken
+    moved_then_evicted_tokens: int = 0  # evicted within `payback_steps` steps after a move
+    # Steps in which an automatic round with a possible gain did not run, by reason. The first
+    # closed gate counts while some request with holes holds more blocks than
+    # ceil((live + 1) / S), the need of its live tokens and the next one. "headroom": a round ran
+    # and lacked fresh blocks for a plan. "in_flight": a round found nothing because relocations of
+    # requests with excess blocks are not reported yet. Steps that run operations do not count.
+    deferrals: dict[str, int] = {}
+    # The CPU worker packs the live tokens of partial blocks before attention reads them.
+    packed_tokens: int = 0  # counted once a step, not once a layer
+    pack_us: int = 0
+
+
+class Reclamation(ReclamationCounters, kw_only=True):
+    state: ReclamationMode
+    in_flight: int  # moved tokens of the newest step whose copy has not been reported yet
+    moved_bytes: int  # of the moved tokens
+    # Sums over requests, so that the three are comparable; a shared block counts once a holder.
+    held_blocks: int = 0
+    blocks_without_reclaim: int = 0  # what the same requests would hold under naive-evict
+    packed_bound_blocks: int = 0  # sum of ceil(live / block_size)
+    payback_steps: int = 0
+
+
+class Price(Doc):
+    """The cost of one token or one request in µs; a prior until the first sample."""
+
+    us: float
+    per: Literal["token", "request"]
+    source: Literal["measured", "prior"]
+    samples: int  # measured steps or rounds so far
+
+
+class RoundPrices(Doc):
+    """The prices of holes, of moves and of probes on this machine, and the worth of a round now."""
+
+    hole: Price  # packing one token of a partial block, for one step of attention over all layers
+    copy: Price  # moving one token
+    plan: Price  # planning one request of a round
+    probe: Price | None = None  # one request's decode query; None: an older server
+    saving_us: float = 0.0  # of a round now: packing until its holes would close, or more come
+    cost_us: float = 0.0  # of a round now: its copies and its plan
+    loose_tokens: int = 0  # tokens of partial blocks that the next step would not pack
+    moved_tokens: int = 0  # estimate of the tokens that it would copy
+    requests: int = 0  # requests whose tokens it would move
+
+
+class RequestCounts(Doc):
+    running: int
+    waiting: int
+    preempted: int  # cumulative preemptions
+    finished: int = 0  # cumulative
+
+
+class Invariants(Doc):
+    checked: int  # commits checked
+    violations: int
+    verified_relocations: int = 0  # contents hashed before and after, cumulative
+    verify_us: int = 0  # time in that, cumulative
+    strict: bool = True  # a violation stops the engine; fixed at start-up
+    check_every_step: bool = False  # every step recomputes all tables; fixed at start-up
+
+
+class Shadow(Doc):
+    """Agreement with the shadow policy, whose choices are counted and never applied.
+
+    Counts begin when the shadow is configured.
+    """
+
+    policy: PolicyChoice
+    compared: int = 0  # evictions where both policies chose victims
+    victims: int = 0  # tokens that died in them
+    agreed: int = 0  # of these, the shadow would have evicted too
+    waiting: int = 0  # evictions for which the shadow had no scores yet
+    error: str | None = None  # the shadow failed and is not called any more
+
+
+class Calibration(Doc):
+    """The layers and heads of the current policy's signal, and the profile of this model."""
+
+    source: CalibrationSource
+    signal: str | None = None  # its kind; None: the current policy has no signal
+    layers: list[int] = []
+    heads: list[int] = []  # query heads, of each of the layers; []: all
+    detail: str = ""  # why no profile is loaded; "" while one is
+    # Of the loaded profile, empty without one.
+    file: str = ""
+    fingerprint: str = ""
+    model: str = ""  # the argument of `vtoken calibrate`
+    created_ts: float | None = None
+
+
+class CanaryFigures(Doc):
+    """Generated tokens compared with the full cache, over the newest checked requests of a group.
+
+    Means are over tokens; those of log-probabilities are in nats. `…_se`: standard error of the
+    mean with requests as independent samples; None for fewer than two. Without a sample a mean is
+    None.
+    """
+
+    count: int = 0  # requests
+    tokens: int = 0
+    greedy_count: int = 0  # of `count`: sampled greedily, so that `agreement` is defined
+    agreement: float | None = None  # share of greedy tokens that the full cache ranks first
+    agreement_se: float | None = None
+    # Log-probability of a token as the request sampled it, minus that under the full cache.
+    logprob_lost: float | None = None
+    logprob_lost_se: float | None = None
+    logprob: float | None = None  # under the full cache; near 0 for a run that loops
+
+
+class CanaryGroup(CanaryFigures):
+    """Requests with evictions by one policy under one revision."""
+
+    policy: str = ""
+    revision: int = 0
+
+
+class CanaryStatus(CanaryFigures):
+    """The quality canary: requests with evictions, all policies and revisions of the window."""
+
+    window: int = 0  # most requests that the figures rest on
+    control: CanaryFigures = msgspec.field(default_factory=CanaryFigures)  # without evictions
+    groups: list[CanaryGroup] = []  # of `count`, newest revision first
+    # Cumulative, control group included.
+    checked: int = 0
+    dropped: int = 0  # sampled, then dropped for lack of space or time
+    failed: int = 0  # a check ended without a result; an event has the reason
+    skipped: dict[str, int] = {}  # sampled, but cannot be checked: reason -> requests
+
+
+class Health(Doc):
+    """A part of the server that must work before an incident, so that it can be investigated."""
+
+    name: HealthPart
+    ok: bool
+    detail: str  # a sentence with the reason or the age
+    since_ts: float | None = None  # since when it is not ok, if known
+
+
+class MemoryPressure(Doc):
+    """Who needs blocks, and who gives tokens for them: requests under `evict_when: pressure`."""
+
+    near: bool  # requests may have to give soon, so their signals are computed
+    short_blocks: int  # that are needed, the headroom included, and not free
+    growth_blocks: int  # that running requests take within the next steps
+    asked_blocks: int  # that must be free for the first waiting request; others give for it
+    givers: int  # running requests that can give
+    givable_tokens: int  # that they can give in whole blocks, until each is at its floor
+    givable_blocks: int
+    given_tokens: int  # since the engine started
+    recent_tokens: int  # given in the last `window_s` seconds
+    recent_givers: int  # by this many requests
+    window_s: float
+    spared_tokens: int  # live, but dead by now under `evict_when: always`
+    preemptions_above_floor: int  # while somebody could have given a block
+    # Finished requests by the live share of their tokens at their end: upper bound -> how many have
+    # at most this share, and more than the bound before.
+    kept_shares: dict[str, int] = {}
+    kept_share_sum: float = 0.0
+
+
+class Status(Doc):
+    schema: int
+    vtoken_version: str
+    vllm_version: str
+    model: str
+    device: str  # "cpu", "cuda"
+    epoch: str  # changes when the engine restarts
+    step: int
+    ts: float
+    block_size: int
+    blocks: BlockCounts
+    tokens: TokenCounts
+    fragmentation: Fragmentation
+    reclamation: Reclamation
+    policy: PolicyChoice
+    budget_tokens: int  # per request, while `budget_ratio` is 0
+    interval_tokens: int
+    requests: RequestCounts
+    invariants: Invariants
+    config_revision: int
+    step_ms: float = 0.0  # exponential mean of the time between two steps while busy
+    latency: Latency | None = None
+    shadow: Shadow | None = None
+    scheduling: SchedulingState = "running"
+    paused_since_ts: float | None = None  # of `scheduling`; None while it is "running"
+    prices: RoundPrices | None = None  # None: an older server
+    calibration: Calibration | None = None  # None: an older server
+    health: list[Health] = []  # filled in by the API process that answers
+    budget_ratio: float = 0.0  # above 0: a request's budget is this share of its prompt
+    budget_floor_tokens: int = 0  # the least budget under `budget_ratio`
+    canary: CanaryStatus | None = None  # None: off since the engine started
+    pressure: MemoryPressure | None = None  # None: no request gives, now or if one came
+    guards: list[Guard] = []  # of the change on trial, with their values now
