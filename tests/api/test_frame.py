@@ -61,23 +61,10 @@ def test_snapshot_and_deltas_rebuild_every_frame(views: list[FrameView], packed:
         rows |= {row.id: row for row in fields.get("requests_changed", [])}
         for name in fields.get("requests_removed", []):
             del rows[name]
-        np.testing.assert_array_equal(live, view.live)
-        np.testing.assert_array_equal(flags, view.flags)
-        np.testing.assert_array_equal(owner, view.owner)
+        np.testing.assert_equal({"live": live, "flags": flags, "owner": owner}, view.blocks)
         assert rows == view.requests
         status = fields.get("status", status)
         assert status == view.status
-
-
-def test_engine_that_tells_no_owners_is_streamed_without_them() -> None:
-    frame = new_frame()
-    frame.owner = b""
-    cursor = StateCursor(frozenset(TOPICS), packed=True)
-    assert cursor.snapshot(FrameView.of(frame))["owner"] is None
-    frame.live = bytes(len(frame.live))
-    fields = cursor.delta(FrameView.of(frame))
-    assert len(fields["block_ids"])
-    assert "block_owner" not in fields
 
 
 @given(frames())

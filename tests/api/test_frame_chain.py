@@ -29,8 +29,7 @@ DEADLINE_S = 60
 
 def same(view: FrameView, frame: wire.Frame) -> None:
     """Assert that `view` equals the full `frame`."""
-    for (name, _), array in zip(wire.BLOCK_ARRAYS, block_arrays(frame), strict=True):
-        np.testing.assert_array_equal(getattr(view, name), array)
+    np.testing.assert_equal(view.blocks, block_arrays(frame))
     assert view.step == frame.step
     assert view.requests == {row.id: row for row in frame.requests or ()}
     assert (view.status, view.config) == (frame.status, frame.config)
@@ -165,9 +164,9 @@ async def until_shown(core: LiveEngine, *readers: list[FrameView | None]) -> Non
             if all(v is not None and v.step == core.runtime.step for v in newest):
                 for view in newest:
                     assert view is not None
-                    np.testing.assert_array_equal(view.live, core.reporter.live())
-                    np.testing.assert_array_equal(view.flags, core.reporter.flags())
-                    np.testing.assert_array_equal(view.owner, core.reporter.owner())
+                    np.testing.assert_array_equal(view.blocks["live"], core.reporter.live())
+                    np.testing.assert_array_equal(view.blocks["flags"], core.reporter.flags())
+                    np.testing.assert_array_equal(view.blocks["owner"], core.reporter.owner())
                 return
 
 

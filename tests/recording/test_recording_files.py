@@ -305,8 +305,8 @@ def test_key_frames_are_the_state_of_the_stream_there(
     snapshots = [line for line in read(file) if isinstance(line, wire.Snapshot)]
     for snapshot in snapshots:
         view = frames[snapshot.seq]
-        assert snapshot.live == view.live.tolist()
-        assert snapshot.flags == view.flags.tolist()
+        assert snapshot.live == view.blocks["live"].tolist()
+        assert snapshot.flags == view.blocks["flags"].tolist()
         assert snapshot.requests is not None
         assert {row.id: row for row in snapshot.requests} == view.requests
         assert snapshot.status is not None

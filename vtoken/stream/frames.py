@@ -11,7 +11,7 @@ A reader that has frame n - 1 can apply frame n; any other reader waits for a co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from vtoken.wire import BLOCK_ARRAYS, Frame
 # Share of all blocks: a changed block needs 4 more bytes, its id, than in a complete frame.
 MAX_CHANGED = 5 / 9
 
-Arrays = list[npt.NDArray[Any]]
+Arrays = Mapping[str, npt.NDArray[Any]]  # by the names of `BLOCK_ARRAYS`
 
 
 class FrameSequence:
@@ -32,37 +32,35 @@ class FrameSequence:
 
     def __init__(self) -> None:
         self._number = 0
-        self._published: Arrays = []
+        self._published: Arrays = {}
 
     def next(self, frame: Frame, *, whole: bool) -> Frame:
         """The frame to publish, from `frame` with all blocks; `whole`: do not reduce it."""
         arrays = block_arrays(frame)
-        ids = None if whole or not self._published else _changed(self._published, arrays)
+        ids = None if whole or not self._published else changed_blocks(self._published, arrays)
         self._number += 1
-        if ids is None:
-            self._published = [array.copy() for array in arrays]
+        if ids is None or len(ids) > MAX_CHANGED * len(arrays["live"]):
+            self._published = {name: array.copy() for name, array in arrays.items()}
             return msgspec.structs.replace(frame, number=self._number)
-        parts = [array[ids] for array in arrays]
-        for array, part in zip(self._published, parts, strict=True):
-            array[ids] = part
-        named = zip(BLOCK_ARRAYS, parts, strict=True)
+        parts = {name: array[ids] for name, array in arrays.items()}
+        for name, part in parts.items():
+            self._published[name][ids] = part
         return msgspec.structs.replace(
             frame,
             number=self._number,
             block_ids=ids.astype("<u4").data,
-            **{name: part.data for (name, _), part in named},
+            **{name: part.data for name, part in parts.items()},
         )
 
 
 def block_arrays(frame: Frame) -> Arrays:
-    """Views of a frame's arrays, in the order of `BLOCK_ARRAYS`."""
-    return [np.frombuffer(getattr(frame, name), dtype) for name, dtype in BLOCK_ARRAYS]
+    """Views of a frame's arrays."""
+    return {name: np.frombuffer(getattr(frame, name), dtype) for name, dtype in BLOCK_ARRAYS}
 
 
-def _changed(before: Sequence[npt.NDArray[Any]], now: Arrays) -> Ints | None:
-    """Ids of the blocks [k] that differ, ascending; None if a complete frame is smaller."""
-    changed = before[0] != now[0]
-    for old, new in zip(before[1:], now[1:], strict=True):
-        changed |= old != new
-    ids = np.flatnonzero(changed)
-    return None if len(ids) > MAX_CHANGED * len(changed) else ids
+def changed_blocks(before: Arrays, now: Arrays) -> Ints:
+    """Ids of the blocks [k] that differ in an array, ascending."""
+    changed = np.zeros(len(now["live"]), dtype=bool)
+    for name, array in now.items():
+        changed |= before[name] != array
+    return np.flatnonzero(changed)

@@ -59,10 +59,10 @@ class Frame(Doc):
     step: int
     live: bytes  # u16[num_blocks] little-endian
     flags: bytes  # u8[num_blocks]
+    owner: bytes  # u16[num_blocks]: `number` of the newest holder, 0 for a free block
     status: Status | None = None  # status, requests and config: all or none
     requests: list[RequestRow] | None = None
     config: ConfigDocument | None = None
-    owner: bytes = b""  # u16[num_blocks]: `number` of the newest holder, 0 for a free block
     number: int = 0  # of published frames, from 1; 0: not published
     block_ids: bytes | None = None  # u32[k]: the arrays cover these blocks only; None: all
 

@@ -1,7 +1,6 @@
 """Views of engine state, decoded once for all clients, and deltas between two views.
 
-For N blocks, `live` is u16[N], `flags` u8[N], `owner` u16[N] (empty if the engine does not publish
-it). A view's arrays are never written. Invariants:
+A view's arrays, of N blocks each, are never written. Invariants:
 1. a view is the state that the engine published under one frame number, or returned to a command;
    after a lost frame there is no view until the next full frame
 2. a snapshot with every later delta applied, in order, equals the newest view that the cursor was
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtoken import wire
-from vtoken.stream.frames import block_arrays
+from vtoken.stream.frames import Arrays, block_arrays, changed_blocks
 
 STATE_TOPICS = frozenset({"blocks", "requests", "metrics"})
 TOPICS = (*sorted(STATE_TOPICS), "events")
@@ -31,9 +30,7 @@ class FrameView:
     step: int
     status: wire.Status
     config: wire.ConfigDocument
-    live: NDArray[np.uint16]
-    flags: NDArray[np.uint8]
-    owner: NDArray[np.uint16]
+    blocks: Arrays
     requests: dict[str, wire.RequestRow]
 
     @classmethod
@@ -41,21 +38,18 @@ class FrameView:
         """The view of a full frame."""
         assert frame.status is not None
         assert frame.config is not None
-        live, flags, owner = block_arrays(frame)
         rows = {row.id: row for row in frame.requests or ()}
-        return cls(frame.step, frame.status, frame.config, live, flags, owner, rows)
+        return cls(frame.step, frame.status, frame.config, block_arrays(frame), rows)
 
     def applying(self, frame: wire.Frame) -> FrameView:
         """This view with the changes of an incremental frame."""
-        live, flags, owner = block_arrays(frame)
+        blocks = block_arrays(frame)
         if frame.block_ids is not None:
             ids = np.frombuffer(frame.block_ids, dtype="<u4")
-            live = _with(self.live, ids, live)
-            flags = _with(self.flags, ids, flags)
-            owner = _with(self.owner, ids, owner)
+            blocks = {name: _with(self.blocks[name], ids, part) for name, part in blocks.items()}
         if frame.status is None:
-            return replace(self, step=frame.step, live=live, flags=flags, owner=owner)
-        return replace(FrameView.of(frame), live=live, flags=flags, owner=owner)
+            return replace(self, step=frame.step, blocks=blocks)
+        return replace(FrameView.of(frame), blocks=blocks)
 
 
 def _with(before: NDArray[Any], ids: NDArray[np.uint32], values: NDArray[Any]) -> NDArray[Any]:
@@ -100,9 +94,7 @@ class StateCursor:
         return {
             "status": view.status if "metrics" in self._topics else None,
             "config": view.config,
-            "live": self._pack(view.live) if blocks else None,
-            "flags": self._pack(view.flags) if blocks else None,
-            "owner": self._pack(view.owner) if blocks and view.owner.size else None,
+            **{name: self._pack(a) if blocks else None for name, a in view.blocks.items()},
             "requests": list(view.requests.values()) if "requests" in self._topics else None,
         }
 
@@ -123,19 +115,11 @@ class StateCursor:
         return fields
 
     def _changed_blocks(self, sent: FrameView, view: FrameView) -> dict[str, Any]:
-        changed = (sent.live != view.live) | (sent.flags != view.flags)
-        has_owner = view.owner.size > 0
-        if has_owner:
-            changed |= sent.owner != view.owner
-        ids = np.flatnonzero(changed)
+        ids = changed_blocks(sent.blocks, view.blocks)
         if not ids.size:
             return {}
-        return {
-            "block_ids": self._pack(ids.astype("<u4")),
-            "block_live": self._pack(view.live[ids]),
-            "block_flags": self._pack(view.flags[ids]),
-            **({"block_owner": self._pack(view.owner[ids])} if has_owner else {}),
-        }
+        parts = {f"block_{name}": self._pack(array[ids]) for name, array in view.blocks.items()}
+        return {"block_ids": self._pack(ids.astype("<u4")), **parts}
 
     def _pack(self, values: NDArray[Any]) -> wire.PackedArray:
         return wire.pack_array(values, packed=self._packed)
