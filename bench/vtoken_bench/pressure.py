@@ -282,7 +282,7 @@ def _paired(runs: Sequence[Run]) -> Table:
 
     others = [x for x in dict.fromkeys((r.situation, r.variant) for r in runs) if x[1] != PRESSURE]
     pairs = [Pairs.of(found(situation, PRESSURE), found(situation, v)) for situation, v in others]
-    rows = []
+    rows: list[list[str | int | float | None]] = []
     p_values = holm([pair.p_equal() for pair in pairs])
     for (situation, variant), pair, p in zip(others, pairs, p_values, strict=True):
         points = pair.difference()
