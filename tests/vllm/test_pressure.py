@@ -77,6 +77,29 @@ def test_short_memory_takes_tokens_and_preempts_nobody(
         assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
 
 
+def test_an_answer_says_what_its_request_kept_if_it_asks(engine: Any) -> None:
+    from vllm import SamplingParams
+
+    def params(**asked: Any) -> Any:
+        return SamplingParams(
+            temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True, extra_args=asked or None
+        )
+
+    with engine(enable_prefix_caching=False, **POOL, **args("streaming_llm")) as llm:
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        asking = [params(vtoken_report=1) for _ in prompts[1:]]
+        silent, *answers = llm.generate(prompts, [params(), *asking], use_tqdm=False)
+        finished = Observer(llm).runtime.counters.finished_requests
+    assert finished == len(PROMPTS)
+    assert silent.kv_transfer_params is None
+    reports = [answer.kv_transfer_params["vtoken"] for answer in answers]
+    assert sum(report["given_tokens"] for report in reports) > 0
+    for report, prompt in zip(reports, PROMPTS[1:], strict=True):
+        assert report["dead"] == report["given_tokens"]
+        assert report["live"] + report["dead"] == len(prompt) + NUM_NEW - 1
+        assert (report["policy"], report["budget_tokens"]) == ("streaming_llm", BUDGET)
+
+
 def test_fewer_tokens_die_than_under_a_fixed_budget_and_nobody_waits_longer(
     engine: Any, greedy: Any
 ) -> None:

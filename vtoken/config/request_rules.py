@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import structs
@@ -45,6 +45,7 @@ class Arguments(
     evict_when: EvictWhen | None = None
     protect: list[Any] | str | None = None  # spans of prompt tokens, see `read_spans`
     forget: list[Any] | str | None = None  # likewise
+    report: Literal[0, 1] | bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Prompt:
 class RequestRules:
     """The rules of one request; None where it follows the live configuration.
 
-    `forget`: tokens that die before all others, see `vtoken.runtime.policy_runner`.
+    `forget`: tokens that die before all others, see `vtoken.runtime.policy_runner`. `report`: the
+    answer says what the request kept.
     """
 
     policy: Policy | None = None
@@ -74,6 +76,7 @@ class RequestRules:
     evict_when: EvictWhen | None = None
     protect: Spans = ()
     forget: Spans = ()
+    report: bool = False
     prompt: Prompt = Prompt()
     _merged: tuple[VTokenConfig, VTokenConfig, Protection] | None = field(
         default=None, init=False, repr=False
@@ -175,6 +178,7 @@ def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
         given.evict_when,
         protect,
         forget,
+        bool(given.report),
     )
 
 

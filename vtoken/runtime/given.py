@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from vtoken.wire import EvictWhen
 
@@ -61,6 +62,18 @@ class Finished:
     def kept_share(self) -> float:
         """The live share of all tokens."""
         return 1.0 - self.dead_tokens / self.num_tokens if self.num_tokens else 1.0
+
+    def report(self) -> dict[str, Any]:
+        """What the answer says, JSON-compatible; names as in `vtoken.wire.RequestDetail`."""
+        return {
+            "live": self.num_tokens - self.dead_tokens,
+            "dead": self.dead_tokens,
+            "given_tokens": self.given_tokens,
+            "preemptions": self.preemptions,
+            "policy": self.policy,
+            "budget_tokens": self.budget_tokens,
+            "evict_when": self.evict_when,
+        }
 
 
 @dataclass(slots=True)

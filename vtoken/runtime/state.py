@@ -213,6 +213,11 @@ class RuntimeState:
         own = self.request_rules.get(request_id)
         return NOTHING if own is None else own.protection(self.config if config is None else config)
 
+    def asks_for_report(self, request_id: str) -> bool:
+        """Whether the request's answer is to say what it kept."""
+        own = self.request_rules.get(request_id)
+        return own is not None and own.report
+
     def is_embedded(self, request_id: str) -> bool:
         """Whether the request's prompt came as embeddings."""
         own = self.request_rules.get(request_id)

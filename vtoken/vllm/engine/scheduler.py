@@ -218,6 +218,15 @@ class VTokenSchedulerMixin:
         super()._free_blocks(request)  # type: ignore[misc]
         self.vtoken.forget(request.request_id)
 
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM's, whose first value is the answer's `kv_transfer_params`."""
+        asks = self.vtoken.state.asks_for_report(request.request_id)
+        params, *others = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        ended = self.vtoken.state.finished.get(request.request_id) if asks else None
+        if ended is not None:
+            params = (params or {}) | {"vtoken": ended.report()}
+        return params, *others
+
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self.vtoken_canary.samples.preempted(request.request_id)
         is_check = self.vtoken_canary.is_check(request.request_id)

@@ -49,6 +49,13 @@ ENGINE_POINTS = (
         ("request",),
     ),
     TouchPoint(
+        f"{_SCHEDULER}._free_request",
+        "subclass",
+        "say in a request's answer what it kept, if it asks for that",
+        ("request", "delay_free_blocks"),
+        until="an answer has a field for plugins",
+    ),
+    TouchPoint(
         f"{_SCHEDULER}.finish_requests",
         "subclass",
         "end checks of the quality canary before all requests are aborted",
