@@ -110,11 +110,14 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def add(llm: Any, request_id: str, prompt: list[int], num_new: int, **sampling: Any) -> None:
+def add(
+    llm: Any, request_id: str, prompt: list[int], num_new: int, priority: int = 0, **sampling: Any
+) -> None:
     from vllm import SamplingParams
 
     params = SamplingParams(**{"temperature": 0, "ignore_eos": True} | sampling, max_tokens=num_new)
-    llm.llm_engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
+    inputs = {"prompt_token_ids": prompt}
+    llm.llm_engine.add_request(request_id, inputs, params, priority=priority)
 
 
 def test_evicting_always_is_reverted_when_the_real_outputs_agree_too_little(
@@ -146,8 +149,8 @@ def run_until_checking(llm: Any) -> Any:
     checks = scheduler_of(llm).vtoken_canary
     for _ in range(500):
         llm.llm_engine.step()
-        if checks.running is not None and checks.running.num_computed_tokens:
-            return checks.running
+        if checks.request is not None and checks.request.num_computed_tokens:
+            return checks.request
     raise AssertionError("no check began")
 
 
@@ -354,6 +357,131 @@ def test_a_request_is_admitted_in_the_step_in_which_it_comes_and_the_check_pause
             llm.llm_engine.step()
         found = finish_checks(llm)
     assert (found.checked, found.dropped) == (2, 0)
+
+
+def test_without_its_limit_a_check_computes_beside_a_prompt(engine: Any, monkeypatch: Any) -> None:
+    """The control of the test above."""
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        check = run_until_checking(llm)
+        done = check.num_computed_tokens
+        monkeypatch.setattr(module.Checks, "limit", lambda _, num_new_tokens: num_new_tokens)
+        add(llm, "b", PROMPTS[1], NUM_NEW)
+        llm.llm_engine.step()
+        assert check.num_computed_tokens > done + module.CHUNK_TOKENS
+
+
+def small_pool(num_blocks: int, **config: Any) -> dict[str, Any]:
+    """An engine of `num_blocks` usable blocks whose rules keep none free."""
+    return {
+        "enable_prefix_caching": False,
+        "num_gpu_blocks_override": num_blocks + 1,
+        "max_model_len": num_blocks * 32,
+        **args("none", low_watermark_blocks=0, headroom_blocks=0, **config),
+    }
+
+
+@pytest.mark.parametrize(
+    ("policy", "goes_last", "lowest", "preempted"),
+    [
+        pytest.param("fcfs", True, module.LOWEST_PRIORITY, "check", id="last"),
+        pytest.param("fcfs", False, module.LOWEST_PRIORITY, "request", id="last, control"),
+        pytest.param("priority", False, module.LOWEST_PRIORITY, "check", id="priority"),
+        pytest.param("priority", False, 2**63 - 2, "request", id="priority, control"),
+    ],
+)
+def test_vllm_preempts_a_check_before_any_request(
+    engine: Any, monkeypatch: Any, policy: str, goes_last: bool, lowest: int, preempted: str
+) -> None:
+    """Of a check and a younger request of the last rank that an API takes, which needs a block."""
+    monkeypatch.setattr(module, "LOWEST_PRIORITY", lowest)
+    with engine(scheduling_policy=policy, **small_pool(11)) as llm:
+        scheduler, counters = scheduler_of(llm), runtime_of(llm).counters
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        check = run_until_checking(llm)
+        assert check.num_computed_tokens == module.CHUNK_TOKENS  # two blocks
+        # It stays: only vLLM's own rules end it.
+        monkeypatch.setattr(module.Checks, "limit", lambda *_: 0)
+        monkeypatch.setattr(module.Checks, "_has_room", lambda *_: True)
+        if not goes_last:
+            monkeypatch.setattr(module.Checks, "_go_last", lambda _: None)
+        add(llm, "b", reference.random_prompt(260, 7), 60, priority=2**63 - 1)  # 9 blocks, then 10
+        for _ in range(40):
+            llm.llm_engine.step()
+        found = "request" if counters.preemptions else "check"
+        assert (found, check.request_id in scheduler.requests) == (
+            preempted,
+            preempted == "request",
+        )
+        scheduler.vtoken_canary.drop_all()
+
+
+def test_no_request_gives_or_moves_for_a_check(engine: Any, monkeypatch: Any) -> None:
+    with engine(**args()) as llm:
+        scheduler = scheduler_of(llm)
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        add(llm, "b", PROMPTS[1], 2 * NUM_NEW)
+        check = run_until_checking(llm)
+        (other,) = [r for r in scheduler.running if r is not check]
+        assert scheduler._upcoming() == ([other.request_id], [])
+        with monkeypatch.context() as patched:  # control: as any other request it would count
+            patched.setattr(scheduler.vtoken_canary, "request", None)
+            ((request_id, _),) = scheduler._upcoming()[1]
+        assert request_id == check.request_id
+
+
+def test_a_check_that_gets_no_blocks_is_dropped_and_asks_for_none(
+    engine: Any, monkeypatch: Any
+) -> None:
+    with engine(**small_pool(11)) as llm:
+        runtime, checks = runtime_of(llm), scheduler_of(llm).vtoken_canary
+        monkeypatch.setattr(module.Checks, "_has_room", lambda *_: False)
+        add(llm, "a", PROMPTS[0], 4)
+        add(llm, "b", PROMPTS[1], 250)
+        while runtime.state.store.num_free_blocks() != 2:
+            llm.llm_engine.step()
+        assert (checks.num_unfinished, checks.request) == (1, None)
+        monkeypatch.setattr(module.Checks, "_has_room", lambda *_: True)
+        llm.llm_engine.step()
+        assert (checks.num_unfinished, runtime.canary.document().dropped) == (0, 1)
+        assert runtime.admission.demand is None
+        (other,) = scheduler_of(llm).running
+        add(llm, "c", PROMPTS[0], 4)  # control: a request that gets none does ask
+        llm.llm_engine.step()
+        assert runtime.admission.demand is not None
+        assert other.num_preemptions == 0
+        scheduler_of(llm).finish_requests(None, other.status.FINISHED_ABORTED)
+
+
+def test_a_check_takes_no_place_from_a_request(engine: Any) -> None:
+    with engine(max_num_active_seqs=1, enable_prefix_caching=False, **args()) as llm:
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        check = run_until_checking(llm)
+        add(llm, "b", PROMPTS[1], NUM_NEW)
+        llm.llm_engine.step()
+        (request,) = scheduler_of(llm).running
+        assert request is not check
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+        assert finish_checks(llm).dropped == 1
+
+
+def test_a_check_that_is_ended_from_outside_is_dropped(engine: Any) -> None:
+    from vllm.v1.request import RequestStatus
+
+    with engine(**args()) as llm:
+        add(llm, "a", PROMPTS[0], NUM_NEW)
+        check = run_until_checking(llm)
+        scheduler_of(llm).finish_requests(check.request_id, RequestStatus.FINISHED_ABORTED)
+        assert finish_checks(llm).dropped == 1
+
+
+def test_without_chunked_prefill_no_check_runs_in_chunks(engine: Any, greedy: Any) -> None:
+    whole = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
+    with engine(**whole, **args()) as llm:
+        greedy(llm, [PROMPTS[0], PROMPTS[1][:20]], 10)
+        found = finish_checks(llm)
+    assert (found.checked, found.dropped) == (1, 1)
 
 
 def test_a_check_is_dropped_when_a_request_needs_its_blocks(engine: Any) -> None:

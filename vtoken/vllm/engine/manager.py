@@ -72,9 +72,9 @@ class VTokenAttentionManager(FullAttentionManager):
     ) -> int:
         runtime = self.runtime
         places, requirement = self._num_places(request_id, num_tokens), NO_REQUIREMENT
-        admission = None  # set for a request that waits for its first blocks
+        admission, is_check = None, False  # set for a request that waits for its first blocks
         if runtime is not None and request_id not in runtime.state.requests:
-            admission = runtime.admission
+            admission, is_check = runtime.admission, request_id == runtime.canary.request_id
         if admission is not None:
             if apply_admission_cap:  # vLLM queries the entire prompt, without allocating
                 places = admission.peak_tokens(request_id, num_tokens, total_computed_tokens)
@@ -89,7 +89,7 @@ class VTokenAttentionManager(FullAttentionManager):
             apply_admission_cap,
             prefill_end,
         )
-        if admission is not None:
+        if admission is not None and not is_check:  # no request gives for a check
             admission.record_demand(
                 request_id, needed, requirement, withheld_blocks=self.num_withheld()
             )

@@ -127,10 +127,11 @@ class VTokenSchedulerMixin:
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         self.vtoken_controller.before_step()
-        with self.vtoken_canary.step():
-            self.vtoken.begin_step(*self._upcoming())
-            output = super().schedule(throttle_prefills)  # type: ignore[misc]
-            plan = self.vtoken.commit_step(self._scheduled(list(output.num_scheduled_tokens)))
+        self.vtoken_canary.before_step()
+        self.vtoken.begin_step(*self._upcoming())
+        output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        plan = self.vtoken.commit_step(self._scheduled(list(output.num_scheduled_tokens)))
+        self.vtoken_canary.after_step()
         if self.vtoken.concerns_worker(plan):
             output.vtoken = plan
         return output
@@ -155,22 +156,36 @@ class VTokenSchedulerMixin:
         return result
 
     def _upcoming(self) -> tuple[list[str], list[tuple[str, int]]]:
-        """Requests that decode next; requests in prefill, with the bound of their next chunk."""
+        """Requests that decode next; requests in prefill, with the bound of their next chunk.
+
+        Without a check of the canary: no request gives a token or moves for it.
+        """
         if self.vtoken.idle:
             return [], []  # nothing can be due
         ready, prefilling = [], []
         requests, chunk = self.vtoken.state.requests, self.vtoken.admission.max_chunk_tokens
+        check = self.vtoken_canary.request
         for request in self.running:  # type: ignore[attr-defined]
             state = requests.get(request.request_id)
             num_tokens = request.num_tokens + request.num_output_placeholders
             num_left = num_tokens - request.num_computed_tokens
-            if state is None or num_left < 1:
+            if state is None or num_left < 1 or request is check:
                 continue
             if request.num_computed_tokens < state.prefill_end:
                 prefilling.append((request.request_id, min(num_left, chunk)))
             elif num_left == 1:
                 ready.append(request.request_id)
         return ready, prefilling
+
+    def _reserve_prefill_lookahead(
+        self, request: Any, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        if request is self.vtoken_canary.request:
+            num_new_tokens = self.vtoken_canary.limit(num_new_tokens)
+        num_tokens: int = super()._reserve_prefill_lookahead(  # type: ignore[misc]
+            request, num_computed_tokens, num_new_tokens
+        )
+        return num_tokens
 
     def _scheduled(self, request_ids: list[str]) -> Scheduled:
         manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
@@ -194,6 +209,11 @@ class VTokenSchedulerMixin:
     # ------------------------------------------------------------ a request's arrival and end
 
     def add_request(self, request: Any) -> None:
+        if request is not self.vtoken_canary.request:
+            self._announce(request)
+        super().add_request(request)  # type: ignore[misc]
+
+    def _announce(self, request: Any) -> None:
         rules = request_rules(getattr(request.sampling_params, "extra_args", None))
         if request.resumable or request.request_id in self.requests:  # type: ignore[attr-defined]
             rules = RequestRules(policy=make_policy("none", {}))  # see `VTokenScheduler`
@@ -211,7 +231,6 @@ class VTokenSchedulerMixin:
             ),
         )
         self.vtoken_canary.samples.arrived(request)
-        super().add_request(request)  # type: ignore[misc]
 
     def _free_blocks(self, request: Any) -> None:
         self.vtoken_canary.ended(request)

@@ -43,6 +43,13 @@ ENGINE_POINTS = (
         ("request",),
     ),
     TouchPoint(
+        f"{_SCHEDULER}._reserve_prefill_lookahead",
+        "subclass",
+        "limit what a check of the quality canary computes in a step",
+        ("request", "num_computed_tokens", "num_new_tokens"),
+        until="a request may have a limit of its own",
+    ),
+    TouchPoint(
         f"{_SCHEDULER}._free_blocks",
         "subclass",
         "drop the state of a finished request",

@@ -4,26 +4,26 @@ Its prompt is the prompt and the output of a finished request. vLLM's prompt log
 the probability of every generated token under the full cache. A check generates one token, the
 minimum in vLLM, and its output does not leave the engine.
 
-1. one check runs at a time. It starts when no request waits and its blocks are not needed, and is
-   aborted as soon as they are needed: no request waits or is preempted because of a check
-2. it runs only in steps in which every other request decodes, with at most `CHUNK_TOKENS` tokens
+1. one check runs at a time. It is added to the scheduler when no request waits and its blocks are
+   not needed, and is aborted as soon as they are needed: no request waits because of a check
+2. it computes at most `CHUNK_TOKENS` tokens in a step, and none unless every other request decodes
+   (`limit`)
 3. it reads the prefix cache up to the end of the checked request's prompt, and adds nothing to it.
    Hashed blocks hold K and V of an unevicted context (ARCHITECTURE.md, rule 4)
 4. token ids are kept until the check ends, for at most `MAX_QUEUED` requests
+5. vLLM preempts it before any other request: it has the lowest priority, and is the last of the
+   running requests. A preempted check is aborted
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from vtoken.arrays import Floats
@@ -35,43 +35,43 @@ CHUNK_TOKENS = 64  # few enough that a decode step takes hardly longer
 MAX_QUEUED = 8
 MAX_WAITING = 8  # with more waiting requests, a check is aborted without counting their blocks
 ID_PREFIX = "vtoken-canary-"
-LOWEST_PRIORITY = 2**31 - 1
+LOWEST_PRIORITY = 2**63  # vLLM's API takes 64 bits with a sign
 
 
 class Checks:
-    """The checks of one scheduler, which schedules its steps inside of `step`."""
+    """The checks of one scheduler, which calls `before_step` and `after_step` around each step.
+
+    `request`: the running check.
+    """
 
     def __init__(self, scheduler: Any, runtime: Runtime) -> None:
         self._scheduler = scheduler
         self._runtime = runtime
         self.samples = Samples(scheduler, runtime)
         self._queue: deque[Finished] = deque()
-        self._running: tuple[Request, Finished] | None = None
+        self.request: Request | None = None
+        self._finished: Finished | None = None  # what the running check is of
+        self._max_tokens = 0  # of the running check in this step
         self._number = 0
 
     # ------------------------------------------------------------ reading
 
     @property
-    def running(self) -> Request | None:
-        """The running check."""
-        return None if self._running is None else self._running[0]
-
-    @property
     def num_unfinished(self) -> int:
         """Checks that run or are queued; the engine keeps stepping until they end."""
-        return len(self._queue) + (self._running is not None)
+        return len(self._queue) + (self.request is not None)
 
     def others_hold_blocks(self) -> bool:
         """Whether any request but the running check holds blocks."""
         return any(not self.is_check(request_id) for request_id in self._runtime.tables.rows)
 
     def is_check(self, request_id: str) -> bool:
-        return self._running is not None and self._running[0].request_id == request_id
+        return self.request is not None and self.request.request_id == request_id
 
     @property
     def num_counted(self) -> tuple[int, int]:
         """Checks among the requests that vLLM counts as running and as waiting."""
-        check = self.running
+        check = self.request
         if check is None:
             return 0, 0
         runs = any(request is check for request in self._scheduler.running)
@@ -82,7 +82,7 @@ class Checks:
 
     def take_outputs(self, outputs: dict[int, Any]) -> None:
         """Remove the canary's outputs from a step's `outputs`, which vLLM keys by client."""
-        if self._running is None and not self.samples:
+        if self.request is None and not self.samples:
             return
         for client, of_client in list(outputs.items()):
             kept = []
@@ -118,9 +118,9 @@ class Checks:
 
     def _finish(self, output: Any) -> None:
         """Evaluate the running check, which ended; `output` has its prompt log-probabilities."""
-        assert self._running is not None
-        finished = self._running[1]
-        self._running = self._runtime.canary.request_id = None
+        finished = self._finished
+        assert finished is not None
+        self._forget()
         mode = self._scheduler.vllm_config.model_config.logprobs_mode
         try:
             full, first = prompt_logprobs(output, finished)
@@ -142,46 +142,45 @@ class Checks:
 
     # ------------------------------------------------------------ the step
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """A context around the scheduling of one step: decides whether a check runs in it."""
+    def before_step(self) -> None:
+        """Start, pause, continue or abort a check, before a step is planned and scheduled."""
         if not self.num_unfinished:
-            yield
             return
         scheduler = self._scheduler
-        others = [r for r in scheduler.running if r is not self.running]
+        others = [r for r in scheduler.running if r is not self.request]
         queues = chain(scheduler.kv_holding_waiting, scheduler.waiting)
-        waiting = [r for r in queues if r is not self.running]
-        if self._must_give_way(others, waiting):
+        waiting = [r for r in queues if r is not self.request]
+        if self.request is not None and (
+            self.request.status != RequestStatus.RUNNING  # ended from outside
+            or not self._has_room(others, waiting, 0)
+        ):
             self._drop()
-        quiet = not waiting and all(_num_left(request, 2) <= 1 for request in others)
-        if quiet and self._running is None:
-            self._start(others)
-        check, most = self.running, scheduler.max_num_scheduled_tokens
-        if check is None:
-            yield
-            return
-        if check.status == RequestStatus.RUNNING:
-            # The last request gets the rest of the step's tokens and is preempted first.
-            scheduler.running = [*others, check] if quiet else others
-        if quiet:
-            scheduler.max_num_scheduled_tokens = min(most, len(others) + CHUNK_TOKENS)
-        try:
-            yield
-        finally:
-            scheduler.max_num_scheduled_tokens = most
-            if not quiet:
-                scheduler.running.append(check)
-        if check.status != RequestStatus.RUNNING:
-            self._drop()  # it was not scheduled, or was preempted
+        is_quiet = not waiting and all(_num_left(request, 2) <= 1 for request in others)
+        self._max_tokens = CHUNK_TOKENS if is_quiet else 0
+        if self.request is None:
+            if is_quiet:
+                self._start(others)
+        else:
+            self._go_last()
 
-    def _must_give_way(self, others: list[Request], waiting: list[Request]) -> bool:
-        """Whether a check runs, and other requests may need its blocks or its place."""
-        check = self.running
-        if check is None:
-            return False
-        preempted = check.status != RequestStatus.RUNNING  # by a reset of the prefix cache
-        return preempted or not self._has_room(others, waiting, 0)
+    def _go_last(self) -> None:
+        """Without priorities, vLLM preempts the last of the running requests first."""
+        running = self._scheduler.running
+        if running[-1] is not self.request:
+            running.remove(self.request)
+            running.append(self.request)
+
+    def limit(self, num_new_tokens: int) -> int:
+        """How many of the `num_new_tokens` that vLLM gives the running check it computes."""
+        if num_new_tokens <= self._max_tokens:
+            return num_new_tokens
+        chunked = self._scheduler.scheduler_config.enable_chunked_prefill
+        return self._max_tokens if chunked else 0
+
+    def after_step(self) -> None:
+        """Abort the check if the scheduled step has not admitted it or has preempted it."""
+        if self.request is not None and self.request.status != RequestStatus.RUNNING:
+            self._drop()
 
     def _has_room(self, others: list[Request], waiting: list[Request], num_blocks: int) -> bool:
         """Whether all other requests have enough blocks if a check takes `num_blocks` more."""
@@ -189,7 +188,7 @@ class Checks:
         config, admission, size = runtime.config, runtime.admission, runtime.geometry.block_size
         if len(waiting) > MAX_WAITING:
             return False
-        if len(others) + len(waiting) >= scheduler.max_num_running_reqs:
+        if len(others) + len(waiting) >= scheduler.max_num_active_reqs:
             return False
         chunk = admission.max_chunk_tokens
         needed = config.headroom_blocks + sum(1 + _num_left(r, chunk) // size for r in others)
@@ -237,24 +236,26 @@ class Checks:
             priority=LOWEST_PRIORITY,
         )
         request.block_hashes = finished.block_hashes
-        self._running = request, finished
+        self.request, self._finished = request, finished
         self._runtime.announce_check(request.request_id)
-        Scheduler.add_request(self._scheduler, request)
+        self._scheduler.add_request(request)
 
     def _drop(self) -> None:
         """Abort the running check."""
-        check = self.running
-        assert check is not None
-        self._scheduler.finish_requests(check.request_id, RequestStatus.FINISHED_ABORTED)
-        self._running = self._runtime.canary.request_id = None
+        assert self.request is not None
+        self._scheduler.finish_requests(self.request.request_id, RequestStatus.FINISHED_ABORTED)
+        self._forget()
         self._runtime.canary.drop()
+
+    def _forget(self) -> None:
+        self.request = self._finished = self._runtime.canary.request_id = None
 
     def drop_all(self) -> None:
         """Abort the running check and the queue.
 
         For a pause, a reset of the prefix cache, or when all requests are aborted.
         """
-        if self._running is not None:
+        if self.request is not None:
             self._drop()
         self._runtime.canary.drop(len(self._queue))
         self._queue.clear()
