@@ -22,6 +22,7 @@ from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
+from vtoken_console.screens.confirm import ConfirmScreen
 
 SIZE = (100, 30)
 FRAMES_PER_S = 1.5
@@ -30,38 +31,50 @@ QUALITY = 60  # lossless WebP: how long the encoder searches, not how the pictur
 LONGEST_WAIT_S = 90.0  # for a scene's condition; the demo's load swings within 50 s
 
 
-def is_ample(status: wire.Status) -> bool:
-    """Requests run, and nobody gave a token for a while."""
-    pressure = status.pressure
-    is_quiet = pressure is not None and pressure.recent_tokens == 0 and not pressure.near
-    return is_quiet and status.requests.running > 0
+def _status(app: ConsoleApp) -> wire.Status | None:
+    return None if app.source is None else app.source.feed.model.status
 
 
-def is_short(status: wire.Status) -> bool:
-    pressure = status.pressure
-    return pressure is not None and pressure.recent_tokens > 0
+def is_ample(app: ConsoleApp) -> bool:
+    """Requests run, nobody gave a token for a while, and half of the pool is free."""
+    status = _status(app)
+    if status is None or status.pressure is None or not status.requests.running:
+        return False
+    return status.pressure.recent_tokens == 0 and 2 * status.blocks.free > status.blocks.total
+
+
+def is_short(app: ConsoleApp) -> bool:
+    status = _status(app)
+    return status is not None and status.pressure is not None and status.pressure.short_blocks > 0
+
+
+def asks(app: ConsoleApp) -> bool:
+    """The console asks whether a change is meant."""
+    return isinstance(app.screen, ConfirmScreen)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`keys` are pressed, on the dashboard with `focus` focused; then `seconds` are filmed under
-    `title`. Nothing is filmed until `when` is true, or for `LONGEST_WAIT_S`.
+    """Once `when` is true, or after `LONGEST_WAIT_S`, `keys` are pressed, on the dashboard with
+    `focus` focused; then `seconds` are filmed under `title`.
     """
 
     title: str
     seconds: float
     keys: tuple[str, ...] = ()
     focus: str | None = None
-    when: Callable[[wire.Status], bool] | None = None
+    when: Callable[[ConsoleApp], bool] | None = None
 
 
 TOUR = (
     Scene("memory is ample: nobody loses a token", 4.0, focus="#pool", when=is_ample),
     Scene("memory is short: running requests give what is needed", 9.0, when=is_short),
     Scene("another policy, and what it would do", 2.5, ("P", *"random")),
-    Scene("confirmed, since evicted tokens do not come back", 1.5, ("enter", "right")),
-    Scene("switched while requests run", 3.0, ("enter", "escape"), "#pool"),
-    Scene("planning paused: evicted tokens leave holes", 6.0, ("p",)),
+    Scene("what cannot be undone is confirmed", 0.5, ("enter",)),
+    Scene("what cannot be undone is confirmed", 1.5, ("right",), when=asks),
+    Scene("switched while requests run", 3.0, ("enter",)),
+    Scene("switched while requests run", 3.0, ("escape",), "#pool"),
+    Scene("planning paused: nobody gives, and holes stay", 6.0, ("p",)),
     Scene("one compaction: tokens move together, whole blocks come back", 4.0, ("c",)),
     Scene("planning resumed", 2.0, ("p",)),
     Scene("the text of a request: evicted words are struck through", 8.0, ("enter",), "#requests"),
@@ -111,8 +124,7 @@ async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
 async def _wait(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
     deadline = time.monotonic() + LONGEST_WAIT_S
     while scene.when is not None and time.monotonic() < deadline:
-        status = None if app.source is None else app.source.feed.model.status
-        if status is not None and scene.when(status):
+        if scene.when(app):
             return
         await pilot.pause(0.2)
 
