@@ -183,3 +183,16 @@ async def test_a_message_covers_nothing_on_eighty_columns(served: Served) -> Non
         )
         await pilot.press("escape")
         await until(lambda: panels.region.height == height, "the room is not given back")
+
+
+async def test_messages_that_follow_each_other_take_the_lines_of_one(served: Served) -> None:
+    async with running(served.url, SMALL) as (app, pilot):
+        panels = app.dashboard.query_one("#panels")
+        height = panels.region.height
+        for key in ("k", "T", "k", "T"):
+            await pilot.press(key)
+            await until(lambda: panels.region.height == height - 1, "not one line")
+        await until(lambda: len(app.screen.query("ToastHolder")) == 1, "holders are left")
+        await pilot.press("escape")
+        await until(lambda: panels.region.height == height, "the room is not given back")
+        assert not app.screen.query("ToastHolder")

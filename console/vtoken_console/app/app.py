@@ -261,7 +261,7 @@ class ConsoleApp(App[int]):
         if severity == "warning":
             self.alerts.append(message)
         else:
-            super().clear_notifications()
+            self._clear_toasts()
             for alert in self.alerts:
                 self._toast(alert, "warning")
         self._toast(message, severity)
@@ -276,6 +276,12 @@ class ConsoleApp(App[int]):
 
     def clear_notifications(self) -> None:
         self.alerts.clear()
+        self._clear_toasts()
+
+    def _clear_toasts(self) -> None:
+        """Removes all messages, and the holders that Textual leaves, a line each."""
+        for screen in self.screen_stack:
+            screen.query("ToastHolder").remove()
         super().clear_notifications()
 
     # ------------------------------------------------------------ colours
