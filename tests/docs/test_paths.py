@@ -17,7 +17,7 @@ PAGES = [
 IDS = [page.name for page in PAGES]
 FOLDERS = ("api", "bench", "console", "docs", "examples", "scripts", "tests", "vtoken")
 PLACEHOLDER = "NAME"  # of a file that a contributor makes
-OF_VLLM = {"BlockPool"}
+OF_VLLM = {"BlockPool", "RequestOutput"}
 
 
 def code_spans(page: Path) -> list[str]:
