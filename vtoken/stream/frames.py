@@ -54,8 +54,9 @@ class FrameSequence:
 
 
 def block_arrays(frame: Frame) -> Arrays:
-    """Views of a frame's arrays."""
-    return {name: np.frombuffer(getattr(frame, name), dtype) for name, dtype in BLOCK_ARRAYS}
+    """Views of the arrays that a frame has; an engine that does not report one sends it empty."""
+    views = {name: np.frombuffer(getattr(frame, name), dtype) for name, dtype in BLOCK_ARRAYS}
+    return {name: array for name, array in views.items() if array.size}
 
 
 def changed_blocks(before: Arrays, now: Arrays) -> Ints:

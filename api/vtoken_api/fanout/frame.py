@@ -46,7 +46,8 @@ class FrameView:
         blocks = block_arrays(frame)
         if frame.block_ids is not None:
             ids = np.frombuffer(frame.block_ids, dtype="<u4")
-            blocks = {name: _with(self.blocks[name], ids, part) for name, part in blocks.items()}
+            parts = {name: _with(self.blocks[name], ids, part) for name, part in blocks.items()}
+            blocks = {**self.blocks, **parts}
         if frame.status is None:
             return replace(self, step=frame.step, blocks=blocks)
         return replace(FrameView.of(frame), blocks=blocks)
