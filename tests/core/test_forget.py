@@ -270,27 +270,33 @@ def test_scores_are_not_needed_for_what_is_forgotten() -> None:
     assert tables["a"].num_dead == 9  # then it waits for its scores
 
 
-def under_pressure(forget: Spans) -> CoreEngine:
-    """Two requests in a pool that is short for their growth."""
+def under_pressure(policy: str, num_blocks: int) -> CoreEngine:
+    """An engine whose requests give only for blocks that are short."""
     engine = CoreEngine(
-        num_blocks=24,
+        num_blocks=num_blocks,
         block_size=4,
         config={
-            "policy": {"name": "tova"},
+            "policy": {"name": policy},
             "budget_tokens": 16,
             "interval_tokens": 4,
             "evict_when": "pressure",
         },
     )
     engine.reserves = True
+    return engine
+
+
+def blind_and_short(forget: Spans) -> CoreEngine:
+    """Two requests without scores in a pool that is short for their growth."""
+    engine = under_pressure("tova", num_blocks=24)
+    blind(engine)
     engine.add("a", 40, max_tokens=30, rules=RequestRules(forget=forget))
     engine.add("b", 40, max_tokens=30)
     return engine
 
 
 def test_under_pressure_forgotten_tokens_give_without_scores() -> None:
-    engine = under_pressure(((4, 30),))
-    blind(engine)
+    engine = blind_and_short(((4, 30),))
     run(engine, 14)
     tables, counters = engine.runtime.tables, engine.runtime.counters
     assert counters.preemptions == 0
@@ -302,17 +308,7 @@ def test_under_pressure_forgotten_tokens_give_without_scores() -> None:
 
 
 def test_under_pressure_forgotten_tokens_go_before_those_of_others() -> None:
-    engine = CoreEngine(
-        num_blocks=40,
-        block_size=4,
-        config={
-            "policy": {"name": "streaming_llm"},
-            "budget_tokens": 16,
-            "interval_tokens": 4,
-            "evict_when": "pressure",
-        },
-    )
-    engine.reserves = True
+    engine = under_pressure("streaming_llm", num_blocks=40)
     engine.add("obsolete", 60, max_tokens=40, rules=RequestRules(forget=((4, 44),)))
     engine.add("least", 70, max_tokens=40, priority=9)
     run(engine, 28)
@@ -323,8 +319,7 @@ def test_under_pressure_forgotten_tokens_go_before_those_of_others() -> None:
 
 
 def test_control_without_forgotten_tokens_nobody_gives_without_scores() -> None:
-    engine = under_pressure(())
-    blind(engine)
+    engine = blind_and_short(())
     for _ in range(14):
         engine.step()
     assert engine.runtime.counters.given_tokens == 0

@@ -12,7 +12,7 @@ from math import floor
 from vtoken.config.values import VTokenConfig
 from vtoken.control.cached_preview import CachedPreview, Gain
 from vtoken.planning.gates import Pressure
-from vtoken.runtime.events import counted
+from vtoken.sentences import counted
 from vtoken.wire import Cause, Gate, MemoryPressure, SchedulingState
 
 MAX_LENGTH = 180

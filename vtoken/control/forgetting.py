@@ -15,8 +15,8 @@ from vtoken.config.spans import (
     pairs_of,
     read_spans,
 )
-from vtoken.runtime.events import counted
 from vtoken.runtime.runtime import Runtime
+from vtoken.sentences import counted
 from vtoken.wire import Forgotten
 
 FIELD = "spans"

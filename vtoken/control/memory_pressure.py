@@ -70,7 +70,7 @@ def ended_detail(ended: Finished) -> RequestDetail:
     detail = RequestDetail(
         id=ended.request_id,
         state="finished",
-        live=ended.num_tokens - ended.dead_tokens,
+        live=ended.live_tokens,
         dead=ended.dead_tokens,
         prompt_tokens=ended.prompt_tokens,
         output_tokens=max(0, ended.num_tokens - ended.prompt_tokens),

@@ -16,9 +16,9 @@ from vtoken.arrays import Ints
 from vtoken.config.values import VTokenConfig
 from vtoken.planning.giving import Givers, share_out
 from vtoken.runtime.admission import Demand
-from vtoken.runtime.events import counted
 from vtoken.runtime.runtime import Runtime
 from vtoken.runtime.shortage import NO_SHORTAGE, Shortage
+from vtoken.sentences import counted
 from vtoken.tables.token_table import TokenTable
 
 

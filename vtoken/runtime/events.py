@@ -18,11 +18,6 @@ from vtoken.wire import Event, EventKind, EventPage
 MAX_DRAINED = 1_000  # events per call of `drain`
 
 
-def counted(n: int, noun: str) -> str:
-    """`1 block`, `2 blocks`."""
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
 def _seq(event: Event) -> int:
     return event.seq
 

@@ -14,11 +14,11 @@ from vtoken.config.values import VTokenConfig
 from vtoken.planning.sharing import keeps_dead_shared_blocks
 from vtoken.policies import Policy
 from vtoken.runtime.due import NEVER, phases
-from vtoken.runtime.events import counted
 from vtoken.runtime.kernels import is_due
 from vtoken.runtime.policy_runner import PolicyRunner
 from vtoken.runtime.shortage import Shortage, ShortageMonitor
 from vtoken.runtime.state import RuntimeState
+from vtoken.sentences import counted
 from vtoken.tables import kernels
 from vtoken.tables.token_table import TokenTable
 

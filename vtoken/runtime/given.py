@@ -59,14 +59,18 @@ class Finished:
     evict_when: EvictWhen
 
     @property
+    def live_tokens(self) -> int:
+        return self.num_tokens - self.dead_tokens
+
+    @property
     def kept_share(self) -> float:
         """The live share of all tokens."""
-        return 1.0 - self.dead_tokens / self.num_tokens if self.num_tokens else 1.0
+        return self.live_tokens / self.num_tokens if self.num_tokens else 1.0
 
     def report(self) -> dict[str, Any]:
         """What the answer says, JSON-compatible; names as in `vtoken.wire.RequestDetail`."""
         return {
-            "live": self.num_tokens - self.dead_tokens,
+            "live": self.live_tokens,
             "dead": self.dead_tokens,
             "given_tokens": self.given_tokens,
             "preemptions": self.preemptions,

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.planning.planner import RelocationPlan
-from vtoken.runtime.events import counted
 from vtoken.runtime.requests import Counters
+from vtoken.sentences import counted
 from vtoken.wire import Relocation
 
 

@@ -16,8 +16,8 @@ import msgspec
 
 from vtoken.errors import RefusedError
 from vtoken.planning.round import Round
-from vtoken.runtime.events import counted
 from vtoken.runtime.state import RuntimeState
+from vtoken.sentences import counted
 from vtoken.wire import Operation, OperationPlan, OperationResult, OperationState, Relocation
 
 TRANSITIONS: dict[OperationState, tuple[OperationState, ...]] = {
