@@ -30,11 +30,16 @@ def data_size(num_bytes: float) -> str:
     return f"{number:.1f} TB"
 
 
+def clock(ts: float) -> str:
+    """The local time of day of a Unix time: `14:02:11`."""
+    return time.strftime("%H:%M:%S", time.localtime(ts))
+
+
 def when(ts: float) -> str:
     """The time of day, with the date unless it is today."""
     then = time.localtime(ts)
     today = then[:3] == time.localtime()[:3]
-    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+    return clock(ts) if today else time.strftime("%Y-%m-%d %H:%M:%S", then)
 
 
 # ---------------------------------------------------------------- changes

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.text import print_text
 from vtoken.client import Client
+from vtoken.hosts import is_loopback
 
 if TYPE_CHECKING:
     from vtoken_console.frame.keys import Key
@@ -130,7 +131,7 @@ def _serve(arguments: Namespace, client: Client) -> int:
         raise CommandError(
             f"the module {error.name!r} is not installed", "pip install 'vtoken[web]'"
         ) from error
-    if not web.is_loopback(arguments.host):
+    if not is_loopback(arguments.host):
         raise UsageError(
             f"--host {arguments.host} is not loopback, and the page is not encrypted",
             "from another machine use: ssh -L 8001:127.0.0.1:8001 HOST",

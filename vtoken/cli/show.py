@@ -6,10 +6,11 @@ import msgspec
 
 from vtoken import wire
 from vtoken.bounds import span
-from vtoken.cli.text import clock, coloured, plain, table
+from vtoken.cli.text import coloured, plain, table
 from vtoken.guards import guard_text
 from vtoken.sentences import (
     calibration_text,
+    clock,
     counted,
     data_size,
     effects,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vtoken import wire
-from vtoken.cli.text import clock, plain, table
-from vtoken.sentences import when
+from vtoken.cli.text import plain, table
+from vtoken.sentences import clock, when
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 FLAG_WORDS = {

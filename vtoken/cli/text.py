@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -55,10 +54,6 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
         "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
         for row in rows
     ]
-
-
-def clock(ts: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(ts))
 
 
 def plain(value: Any) -> str:

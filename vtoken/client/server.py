@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
+from vtoken import hosts
 from vtoken.errors import RefusedError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -55,7 +56,7 @@ class Server:
     @property
     def is_loopback(self) -> bool:
         """Whether the server is on this machine, so that no proxy applies."""
-        return urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
+        return hosts.is_loopback(urlsplit(self.url).hostname or "")
 
     def headers(self) -> dict[str, str]:
         """The headers of every call and every stream."""

@@ -170,14 +170,14 @@ class Reporter:
 
     def rows(self) -> list[RequestRow]:
         """Every request that holds blocks, then the first `MAX_WAITING_ROWS` of the queue."""
-        rows = [self.row(table) for table in self.runtime.tables]
+        held = {table.request_id: self.row(table) for table in self.runtime.tables}
+        rows = [*held.values()]
         set_givable(self.runtime, rows)
         for queued in self._queue.first(MAX_WAITING_ROWS):
-            if queued.request_id not in self.runtime.state.requests:
+            if queued.request_id in held:
+                held[queued.request_id].state = "waiting"  # a session between two turns
+            else:
                 rows.append(waiting_row(self.runtime, queued))
-                continue
-            held = next(row for row in rows if row.id == queued.request_id)
-            held.state = "waiting"  # a session between two turns
         return rows
 
     def request(self, request_id: str) -> RequestDetail:

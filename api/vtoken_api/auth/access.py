@@ -16,7 +16,6 @@ The rules (docs/security.md has the table):
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Address, Headers
 
+from vtoken.hosts import is_loopback
 from vtoken_api.problems import ProblemError, refuse
 
 ACTOR_HEADER = "X-VToken-Actor"
@@ -216,16 +216,6 @@ def actor_of(headers: Headers, client: Address | None) -> str:
 def address_of(client: Address | tuple[str, int] | None) -> str:
     """The address of a caller; `local` over a Unix socket."""
     return client[0] if client is not None and client[0] else "local"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or IP address is loopback."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _host_name(host: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
+from vtoken.sentences import clock
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.rest.inputs import RecordingQuery, query
 from vtoken_api.rest.openapi import answers, parameters
@@ -57,7 +58,7 @@ async def get_recording(
 def _check_recorder(service: Service) -> None:
     recorder = service.recorder
     if recorder.problem:
-        stopped = time.strftime("%H:%M:%S", time.localtime(recorder.stopped_ts))
+        stopped = clock(recorder.stopped_ts)
         raise _not_recording(
             f"the flight recorder stopped at {stopped}: {recorder.problem}; earlier recordings are "
             f"in {service.journal.segments.directory} on the server"

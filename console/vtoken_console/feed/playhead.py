@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 
-from vtoken_console.style import units
+from vtoken.sentences import clock
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 DAY_S = 24 * 3600
@@ -61,8 +61,8 @@ def parse_moment(text: str, first_ts: float, last_ts: float) -> float:
     elif _SECONDS.fullmatch(text) and (ts := first_ts + float(text)) <= last_ts:
         return ts
     raise ValueError(
-        f"{text!r} is not a moment of this recording: {units.clock(first_ts)} to "
-        f"{units.clock(last_ts)}, or 0 to {last_ts - first_ts:.0f} seconds"
+        f"{text!r} is not a moment of this recording: {clock(first_ts)} to "
+        f"{clock(last_ts)}, or 0 to {last_ts - first_ts:.0f} seconds"
     )
 
 

@@ -17,6 +17,7 @@ import msgspec
 from vtoken import wire
 from vtoken.documents import Decoder
 from vtoken.recording import Entry, Index, Place, RecordingError, RecordingReader, Text, scan
+from vtoken.sentences import clock
 from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.connection import State
 from vtoken_console.feed.data import MAX_AUDIT, FeedData
@@ -253,7 +254,7 @@ class Replay:
             data.apply(message)
         except ResyncNeeded as reason:
             self._skipping = True
-            self.note = f"a gap before {time.strftime('%H:%M:%S', time.localtime(message.ts))}"
+            self.note = f"a gap before {clock(message.ts)}"
             self.note += f" ({reason}): the view is frozen until the next snapshot"
 
     def _read_past(self, place: Place, line: bytes) -> _Past:

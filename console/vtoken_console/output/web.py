@@ -13,7 +13,6 @@ a browser must log in with the page key (`web_login`), because every local user 
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import shlex
@@ -26,6 +25,7 @@ import aiohttp_jinja2
 from aiohttp import web
 from textual_serve.server import Server
 
+from vtoken.hosts import is_loopback
 from vtoken_console.output.web_login import KeyFile, LoginGate, has_terminal, print_key
 
 MAX_TABS = 8
@@ -38,14 +38,6 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is loopback."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class WebConsole(Server):

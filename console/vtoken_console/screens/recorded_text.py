@@ -14,10 +14,10 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from vtoken.recording import RecordingError
+from vtoken.sentences import clock
 from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
 from vtoken_console.screens.request import Summary
-from vtoken_console.style import units
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.header import Header
@@ -115,7 +115,7 @@ class RecordedTextScreen(Screen[None]):
             policy=policy,
             scores=scores,
             ranks=tokens.score_ranks(live, np.array(scores, np.float32)).tolist(),
-            read_at=f"read at {units.clock(line.ts)}, step {page.step:,}",
+            read_at=f"read at {clock(line.ts)}, step {page.step:,}",
         )
 
     def on_token_moved(self, event: TokenMoved) -> None:

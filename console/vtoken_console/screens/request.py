@@ -17,6 +17,7 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from vtoken.client import ProblemError, RequestText
+from vtoken.sentences import clock
 from vtoken_console.changes import controls
 from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
@@ -193,7 +194,7 @@ class RequestScreen(Screen[None]):
         try:
             detail = await rest.request(self._request_id)
             if detail.state == "finished":
-                ended = "" if detail.ended_ts is None else f" at {units.clock(detail.ended_ts)}"
+                ended = "" if detail.ended_ts is None else f" at {clock(detail.ended_ts)}"
                 summary.problem = f"This request has finished{ended}."
                 summary.set_detail(detail, summary.step)
                 return

@@ -5,8 +5,6 @@ Every function returns plain text; `width` pads on the left and never truncates.
 
 from __future__ import annotations
 
-import time
-
 from vtoken import sentences
 
 
@@ -68,11 +66,6 @@ def percent(ratio: float | None, width: int = 6) -> str:
 def nats(value: float | None, width: int = 6) -> str:
     """A difference of log-probabilities: ` 0.132`; a dash for None."""
     return ("–" if value is None else f"{value:.3f}").rjust(width)
-
-
-def clock(ts: float) -> str:
-    """Local wall-clock time of a Unix time: 14:02:11."""
-    return time.strftime("%H:%M:%S", time.localtime(ts))
 
 
 def short_id(request_id: str, width: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vtoken.sentences import clock
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
@@ -93,11 +94,11 @@ class Events(Scroller["Event"]):
             )
         glyph, style = palette.EVENT_STYLES.get(event.kind, ("·", palette.MUTED_STYLE))
         if selected and self.has_focus:
-            line = f" {units.clock(event.ts)} {glyph} {summary}"
+            line = f" {clock(event.ts)} {glyph} {summary}"
             return ((units.fit(line, width), palette.CURSOR_STYLE),)
         quiet = event.kind in QUIET_KINDS
         spans: list[Span] = [
-            (f" {units.clock(event.ts)} ", palette.FAINT_STYLE),
+            (f" {clock(event.ts)} ", palette.FAINT_STYLE),
             (f"{glyph} ", style),
             (summary, palette.MUTED_STYLE if quiet else palette.TEXT_STYLE),
         ]

@@ -8,9 +8,10 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
+from vtoken.sentences import clock
 from vtoken_console.feed.playhead import ReplayStatus
 from vtoken_console.frame.view import View
-from vtoken_console.style import palette, units
+from vtoken_console.style import palette
 from vtoken_console.widgets.keybar import key_spans
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
 
@@ -76,7 +77,7 @@ class ReplayBar(LinesWidget, can_focus=True):
         )
         left: list[Span] = [
             (f" {glyph} {word} ", palette.WARN_STYLE if bar.paused else palette.GOOD_STYLE),
-            (units.clock(bar.ts) + " ", bold),
+            (clock(bar.ts) + " ", bold),
         ]
         total = span_text(bar.last_ts - bar.first_ts)
         place = span_text(bar.ts - bar.first_ts).rjust(len(total))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from vtoken.sentences import clock
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.style.words import flag_words
@@ -106,7 +107,7 @@ class BlockPage(LinesWidget):
         activity, muted = view.activity, palette.MUTED_STYLE
         if activity is None:
             return []
-        since = f"seen since {units.clock(activity.since)}"
+        since = f"seen since {clock(activity.since)}"
         age = units.duration(float(activity.age_s()[self.block]))
         churn = float(activity.churn_per_s()[self.block])
         head = f" history, {since}: unchanged for {age}, {churn:.1f} changes/s"
@@ -114,7 +115,7 @@ class BlockPage(LinesWidget):
         seen = activity.history(self.block, model.events)
         for entry in seen[:MAX_HISTORY]:
             spans = [
-                (f" {units.clock(entry.ts)} ", palette.FAINT_STYLE),
+                (f" {clock(entry.ts)} ", palette.FAINT_STYLE),
                 (entry.text, palette.TEXT_STYLE),
             ]
             lines.append(merge(cut(spans, width)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
 
+from vtoken.sentences import clock
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.figures import plot
@@ -300,7 +301,7 @@ def marker_line(view: View, chosen: Marker | None, width: int) -> Line:
             (f" {glyph}{marker.revision} ", style),
             (marker.actor, palette.TEXT_STYLE),
             (f" {marker.text} ", palette.MUTED_STYLE),
-            (f"{units.clock(marker.ts)} ", palette.FAINT_STYLE),
+            (f"{clock(marker.ts)} ", palette.FAINT_STYLE),
         ]
         if spans and width_of(spans) + width_of(one) > width:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vtoken.sentences import clock
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -35,7 +36,7 @@ class Sentence(LinesWidget):
                 (connection.error, palette.TEXT_STYLE),
                 (f"; {waiting_text(connection, view.now)}.", palette.TEXT_STYLE),
                 (
-                    f" What you see is the state at {units.clock(connection.since)}.",
+                    f" What you see is the state at {clock(connection.since)}.",
                     palette.MUTED_STYLE,
                 ),
             ]
@@ -96,5 +97,5 @@ def _silence(view: View) -> list[Span]:
     seen = status.ts if status is not None else view.now - view.age_s
     return [
         (text, palette.BAD_STYLE),
-        (f" What you see is the state at {units.clock(seen)}.", palette.MUTED_STYLE),
+        (f" What you see is the state at {clock(seen)}.", palette.MUTED_STYLE),
     ]

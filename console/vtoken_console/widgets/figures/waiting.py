@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from vtoken.sentences import clock
 from vtoken_console.feed.connection import State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -18,7 +19,7 @@ class Waiting(LinesWidget):
         body: list[Line] = [(("Connecting to ", muted), (view.url, palette.BOLD_STYLE)), EMPTY]
         if connection.since:
             ago = units.duration(view.now - connection.since)
-            when = f"{units.clock(connection.since)}, {ago} ago"
+            when = f"{clock(connection.since)}, {ago} ago"
             body.append((("since     ", muted), (when, text)))
         if connection.failures:
             times = "once" if connection.failures == 1 else f"{connection.failures:,} times"
