@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from vtoken.core.protocol.mirror import Mirrors
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies import View, make_policy
 from vtoken.policies.signals import Signal, make_accumulator, redundancy
-from vtoken.protocol.mirror import Mirrors
-from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker.probe import ProbedRequest, folded, key_redundancy, key_values, probe
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import HostScores

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vtoken import commands, wire
+from vtoken import wire
+from vtoken.wire import commands
 from vtoken_api.limits import BILL
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse

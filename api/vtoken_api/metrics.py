@@ -1,4 +1,4 @@
-"""Prometheus metrics of vToken: the engine's table (`vtoken.metrics`) and those of this process.
+"""Prometheus metrics of vToken: the engine's table (`vtoken.wire.metrics`) and those of this process.
 
 Metrics have vLLM's prefix and labels (`model_name`, `engine`), so they join with vLLM's metrics.
 `server_` counters start at the API server's start.
@@ -19,8 +19,9 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from vtoken import metrics, wire
-from vtoken.metrics import Buckets, Metric, Values
+from vtoken import wire
+from vtoken.wire import metrics
+from vtoken.wire.metrics import Buckets, Metric, Values
 
 PREFIX = "vllm:vtoken_"
 ENGINE = "0"  # commands reach one engine, and data parallelism is refused

@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
-from vtoken.credentials import read_token_file, readable_by_others
-from vtoken.errors import RefusedError
+from vtoken.base.credentials import read_token_file, readable_by_others
+from vtoken.base.errors import RefusedError
 from vtoken_api import scrape
 from vtoken_api.auth.access import Access
 from vtoken_api.auth.check import AccessCheck, AccessControl

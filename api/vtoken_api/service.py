@@ -9,7 +9,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vtoken import commands, wire
+from vtoken import wire
+from vtoken.wire import commands
 from vtoken_api.auth.check import AccessControl
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub

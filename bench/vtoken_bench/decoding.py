@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from vtoken.arrays import Floats
-from vtoken.config.values import VTokenConfig, default_config, merge_patch
-from vtoken.protocol.mirror import BlockTables, Mirrors
-from vtoken.protocol.step import StepPlan, WorkerReport
-from vtoken.runtime.growth import NewRequest, Scheduled
-from vtoken.runtime.runtime import Runtime
-from vtoken.runtime.selftest import Pool
+from vtoken.base.arrays import Floats
+from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
+from vtoken.core.protocol.mirror import BlockTables, Mirrors
+from vtoken.core.protocol.step import StepPlan, WorkerReport
+from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.runtime.selftest import Pool
 from vtoken.wire import Geometry
 
 BLOCK_SIZE = 16

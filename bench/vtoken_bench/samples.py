@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.runtime.runtime import Runtime
+from vtoken.core.runtime.runtime import Runtime
 
 BINS = 4  # of block utilisation: up to 25%, 50%, 75%, 100%
 

@@ -23,7 +23,7 @@ import zmq
 from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
-from vtoken.stream.telemetry import Publisher
+from vtoken.control.telemetry import Publisher
 from vtoken.wire import Frame
 from vtoken_bench.decoding import BLOCK_SIZE, SLACK_TOKENS, Decoding
 from vtoken_bench.output import Table, finish, new_result

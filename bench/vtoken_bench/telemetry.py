@@ -19,7 +19,7 @@ import zmq
 from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
-from vtoken.stream.telemetry import MAX_SHARE, STATUS_EVERY, Publisher
+from vtoken.control.telemetry import MAX_SHARE, STATUS_EVERY, Publisher
 from vtoken.wire import TOPIC_STATE
 from vtoken_bench.decoding import BLOCK_SIZE, Decoding
 from vtoken_bench.output import Table, finish, new_result

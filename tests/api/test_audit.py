@@ -16,7 +16,8 @@ import pytest
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
-from vtoken import commands, wire
+from vtoken import wire
+from vtoken.wire import commands
 from vtoken_api.state import recorder
 from vtoken_api.state.audit import AUDIT_FILE, AuditLog
 from vtoken_api.state.journal import Journal

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken.stream.frames import FrameSequence, block_arrays
+from vtoken.wire.frames import FrameSequence, block_arrays
 from vtoken_api.fanout import telemetry
 from vtoken_api.fanout.frame import FrameChain, FrameView
 from vtoken_api.fanout.telemetry import TelemetryReader

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vtoken.commands import Command, Request
+from vtoken.wire.commands import Command, Request
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 from vtoken_api.plugin import build_app as own_app
 

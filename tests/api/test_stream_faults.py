@@ -16,7 +16,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
-from vtoken import commands, wire
+from vtoken import wire
+from vtoken.wire import commands
 
 DAY_S = 86_400.0
 CONFIG = "/vtoken/v1/config"

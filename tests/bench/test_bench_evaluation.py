@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vtoken.config.values import default_config, merge_patch
+from vtoken.core.config.values import default_config, merge_patch
 from vtoken.wire import ConfigValues
 from vtoken_bench.evaluation import capacity, frontier, goodput, memory
 from vtoken_bench.evaluation.command import EXPERIMENTS, repeats_of

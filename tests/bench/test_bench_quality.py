@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from vtoken.errors import RefusedError
+from vtoken.base.errors import RefusedError
 from vtoken.policies import make_policy, policy_names
 from vtoken_bench import main
 from vtoken_bench.log import Log

@@ -20,7 +20,7 @@ from vtoken import wire
 from vtoken.cli import record_text
 from vtoken.cli.record_text import TextReader
 from vtoken.client import AsyncClient, Client
-from vtoken.stream.reducer import StreamState
+from vtoken.wire.reducer import StreamState
 from vtoken_api.limits import Rate, RateLimits
 
 

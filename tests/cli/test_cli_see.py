@@ -13,8 +13,8 @@ from tests.support.profiles import made_up
 from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken import wire
-from vtoken.config.request_rules import RequestRules
-from vtoken.runtime.canary import Check
+from vtoken.core.config.request_rules import RequestRules
+from vtoken.core.runtime.canary import Check
 
 
 async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.profiles import made_up
+from vtoken.base.errors import UnsupportedError
 from vtoken.calibration import store
-from vtoken.config.values import default_config, merge_patch
-from vtoken.errors import UnsupportedError
+from vtoken.core.config.values import default_config, merge_patch
 from vtoken.vllm.startup import serve, startup_error
 from vtoken.vllm.startup.model_argument import Values
 from vtoken.vllm.startup.serve import server_command
@@ -221,7 +221,7 @@ from vtoken.vllm.startup import startup_error
 startup_error.offer()
 startup_error.print_at_exit()
 engine = "from vtoken.vllm.startup import startup_error as w\\n"
-engine += "from vtoken.errors import UnsupportedError as E\\n"
+engine += "from vtoken.base.errors import UnsupportedError as E\\n"
 engine += "w.print_at_exit()\\nwith w.kept(): raise E('a window in all layers')"
 assert subprocess.run([sys.executable, "-c", engine]).returncode == 1
 raise RuntimeError("Engine core initialization failed. See root cause above.")

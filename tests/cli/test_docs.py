@@ -21,10 +21,10 @@ import pytest
 
 from tests.support.cli_harness import run
 from tests.support.serving import Served
-from vtoken.calibration.command import build_parser as build_calibrate_parser
+from vtoken.cli.calibrate import build_parser as build_calibrate_parser
 from vtoken.cli.pages import EXAMPLES
 from vtoken.cli.parser import make_parser
-from vtoken.config.request_rules import request_rules
+from vtoken.core.config.request_rules import request_rules
 from vtoken.demo.run import parse as parse_demo
 from vtoken.vllm.startup.model_argument import take_model
 from vtoken.vllm.startup.serve import build_parser, initial_patch

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.test_stream_reducer import delta, head, hello, snapshot
 from vtoken import wire
-from vtoken.stream.reducer import StreamState, apply
+from vtoken.wire.reducer import StreamState, apply
 from vtoken_console.feed import activity as module
 from vtoken_console.feed.activity import CHURN_TAU_S, FADE_S, Activity
 

@@ -23,8 +23,8 @@ from tests.support.core.live import LiveEngine
 from tests.support.scripted import ScriptedEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served
-from vtoken import commands
-from vtoken.config.request_rules import request_rules
+from vtoken.core.config.request_rules import request_rules
+from vtoken.wire import commands
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.connection import State
 from vtoken_console.screens.confirm import ConfirmScreen

@@ -117,7 +117,7 @@ def test_times_of_the_series_are_those_of_the_samples(tmp_path: Path) -> None:
 
 
 def _empty() -> Any:
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
 
     return StreamState(live=np.zeros(0, np.uint16), flags=np.zeros(0, np.uint8))
 

@@ -11,7 +11,7 @@ from tests.support.console_harness import make_busy, running, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from vtoken import wire
-from vtoken.runtime.canary import Check
+from vtoken.core.runtime.canary import Check
 from vtoken_console.feed.samples import marker_of
 from vtoken_console.style import units
 from vtoken_console.style.appearance import choose

@@ -10,7 +10,7 @@ import pytest
 
 from tests.core.test_stream_reducer import hello, row, snapshot
 from vtoken import wire
-from vtoken.stream.reducer import StreamState, apply
+from vtoken.wire.reducer import StreamState, apply
 from vtoken_console.frame.filters import block_mask, parse, shortfall
 
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.core.live import LiveEngine, make_quiet
+from vtoken.core.runtime.admission import Admission, Requirement
 from vtoken.policies import make_policy
-from vtoken.runtime.admission import Admission, Requirement
 
 CHUNK = 64
 RESERVED = Requirement(extra_blocks=1)

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine
 from tests.support.core.tables import evict_tokens, sync_new_tokens
-from vtoken.arrays import Ragged
+from vtoken.base.arrays import Ragged
+from vtoken.core.runtime.batch import TableBatch
+from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Batch, Policy, View, lowest, oldest
 from vtoken.policies.streaming_llm import StreamingLLM
-from vtoken.runtime.batch import TableBatch
-from vtoken.tables.token_tables import TokenTables
 
 SCORES = [0.0, -0.0, 1.5, -2.5, 1e-40, float("inf"), float("-inf"), float("nan"), 3.0, 7.25]
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from vtoken.bounds import MAX_DEPTH, bound_of, fault, read_json, takes
+from vtoken.wire.bounds import MAX_DEPTH, bound_of, fault, read_json, takes
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):

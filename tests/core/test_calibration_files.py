@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.support.profiles import made_up
+from vtoken.base.errors import ProfileError
 from vtoken.calibration import store
 from vtoken.calibration.model_files import PIECE_BYTES, PIECES, fingerprint, model_folder
-from vtoken.config.calibration import CalibrationProfile, SignalProfile
-from vtoken.errors import ProfileError
+from vtoken.core.config.calibration import CalibrationProfile, SignalProfile
 
 
 @pytest.fixture

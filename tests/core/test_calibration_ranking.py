@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vtoken.arrays import Floats
+from vtoken.base.arrays import Floats
 from vtoken.calibration.ranking import (
     RADIUS,
     Selection,

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
 from tests.support.profiles import RECALL, made_up
-from vtoken.config.calibration import default_layer
+from vtoken.core.config.calibration import default_layer
 from vtoken.wire import Calibration, PolicyInfo, Recall, Status
 
 

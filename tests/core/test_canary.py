@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken.runtime.canary import WINDOW, CanaryTally, Check, make_check
+from vtoken.core.runtime.canary import WINDOW, CanaryTally, Check, make_check
 
 
 def floats(*values: float) -> Any:

@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.core.harness import CoreEngine
 from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
-from vtoken.errors import InvariantViolation
-from vtoken.runtime.growth import Scheduled
-from vtoken.tables.pool import PoolLiveness
-from vtoken.tables.token_table import TokenTable
-from vtoken.tables.token_tables import TokenTables
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.runtime.growth import Scheduled
+from vtoken.core.tables.pool import PoolLiveness
+from vtoken.core.tables.token_table import TokenTable
+from vtoken.core.tables.token_tables import TokenTables
 
 
 def healthy() -> TokenTables:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.harness import CoreEngine, LiveEngine, make_engine
-from vtoken.commands import Command, PatchConfig
-from vtoken.config.values import VTokenConfig, bounds, default_config, diff, merge_patch
-from vtoken.errors import RefusedError
+from vtoken.base.errors import RefusedError
+from vtoken.core.config.values import VTokenConfig, bounds, default_config, diff, merge_patch
 from vtoken.wire import PatchResult, Reply
+from vtoken.wire.commands import Command, PatchConfig
 
 N, L, H = 64, 4, 8
 BASE = merge_patch(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.control.advice import MAX_LENGTH
-from vtoken.runtime.admission import SHORTAGE_VALID_STEPS
+from vtoken.core.runtime.admission import SHORTAGE_VALID_STEPS
 from vtoken.wire import Fragmentation, Operation, PatchResult, Status
 
 BASE: dict[str, Any] = {

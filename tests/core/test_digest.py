@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.support.core.request_step import RequestStep, part_of, parts_of, steps_of
-from vtoken.arrays import Ragged
+from vtoken.base.arrays import Ragged
+from vtoken.core.protocol import digest
+from vtoken.core.protocol.mirror import Mirrors
+from vtoken.core.protocol.step import RequestSteps, Retained, StepPlan
 from vtoken.policies.signals import Signal
-from vtoken.protocol import digest
-from vtoken.protocol.mirror import Mirrors
-from vtoken.protocol.step import RequestSteps, Retained, StepPlan
 
 HITS, LAST = Signal("attention_hits", 9), Signal("attention_last")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.harness import make_engine
-from vtoken.runtime.events import MAX_DRAINED, EventLog
+from vtoken.core.runtime.events import MAX_DRAINED, EventLog
 from vtoken.wire import FREQUENT_KINDS, EventKind
 
 KINDS: tuple[EventKind, ...] = get_args(EventKind)

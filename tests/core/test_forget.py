@@ -10,16 +10,16 @@ import pytest
 
 from tests.support.core.harness import CoreEngine
 from tests.support.core.live import LiveEngine, make_quiet
-from vtoken.arrays import Ragged
-from vtoken.config.prompt_parts import PromptParts, Spans
-from vtoken.config.request_rules import FORGET, Prompt, RequestRules, request_rules
-from vtoken.config.spans import merged
-from vtoken.config.values import merge_patch
-from vtoken.errors import RefusedError
+from vtoken.base.arrays import Ragged
+from vtoken.base.errors import RefusedError
+from vtoken.core.config.prompt_parts import PromptParts, Spans
+from vtoken.core.config.request_rules import FORGET, Prompt, RequestRules, request_rules
+from vtoken.core.config.spans import merged
+from vtoken.core.config.values import merge_patch
+from vtoken.core.runtime.eviction import Evictor
+from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Policy, View, make_policy, oldest
-from vtoken.runtime.eviction import Evictor
-from vtoken.runtime.state import RuntimeState
-from vtoken.tables.token_tables import TokenTables
 from vtoken.wire import Forgotten
 
 POLICIES = ["streaming_llm", "random", "h2o", "tova", "keydiff", "snapkv"]

@@ -13,15 +13,15 @@ from msgspec import structs
 
 from tests.support.core.harness import CoreEngine
 from tests.support.core.tables import hole_of
-from vtoken.config.values import VTokenConfig, merge_patch
-from vtoken.planning.gates import (
+from vtoken.core.config.values import VTokenConfig, merge_patch
+from vtoken.core.planning.gates import (
     EMPTY_ROUND_BACKOFF_STEPS,
     Pressure,
     describe_gates,
     first_closed,
     headroom_gate,
 )
-from vtoken.planning.worth import Worth
+from vtoken.core.planning.worth import Worth
 from vtoken.policies import make_policy
 
 OPEN = Pressure(

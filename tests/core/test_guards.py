@@ -11,12 +11,12 @@ import pytest
 from tests.support.core.harness import LiveEngine, make_engine
 from tests.support.core.live import make_pressed
 from vtoken import wire
+from vtoken.base.errors import RefusedError
 from vtoken.control.guard_watch import RATE_WINDOW_S, Rate
-from vtoken.errors import RefusedError
-from vtoken.guards import checked, guard_text, held_text, offered, parse_guard, series_of
-from vtoken.metrics import METRICS
-from vtoken.runtime.canary import Check
+from vtoken.core.runtime.canary import Check
 from vtoken.wire import GUARD_COUNT, Guard, GuardLimits, Trial
+from vtoken.wire.guards import checked, guard_text, held_text, offered, parse_guard, series_of
+from vtoken.wire.metrics import METRICS
 
 AGREEMENT = "canary_agreement{group=evicting}"
 P95 = "latency_seconds{kind=inter_token,quantile=0.95}"

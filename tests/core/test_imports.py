@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 LIGHT = [
     "vtoken",
     "vtoken.wire",
-    "vtoken.runtime.runtime",
+    "vtoken.core.runtime.runtime",
     "vtoken.control.controller",
     "vtoken.cli",
 ]
@@ -47,11 +47,11 @@ def test_the_client_brings_no_library_before_it_is_used() -> None:
 
 
 def test_the_reducer_of_the_stream_brings_neither_numpy_nor_the_network() -> None:
-    assert not loaded_by("vtoken.stream.reducer") & {"numpy", "zmq", "httpx", "websockets"}
+    assert not loaded_by("vtoken.wire.reducer") & {"numpy", "zmq", "httpx", "websockets"}
 
 
 def test_the_probe_sees_what_a_module_imports() -> None:
-    assert {"numpy", "vtoken"} <= loaded_by("vtoken.runtime.runtime")
+    assert {"numpy", "vtoken"} <= loaded_by("vtoken.core.runtime.runtime")
 
 
 def test_the_import_contracts_hold() -> None:

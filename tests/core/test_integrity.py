@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.core.harness import CoreEngine
-from vtoken.config.values import merge_patch
-from vtoken.protocol.integrity import difference, fingerprint, misplaced, order_dependence
+from vtoken.core.config.values import merge_patch
+from vtoken.core.protocol.integrity import difference, fingerprint, misplaced, order_dependence
 
 IDS = np.array([0, 3, 4, 9])
 KV = np.arange(2 * 3 * 4 * 8, dtype=np.float32).reshape(2, 3, 4, 8)  # K and V, layers, tokens, D

@@ -16,9 +16,9 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 import vtoken
-from vtoken.errors import InvariantViolation
-from vtoken.runtime import selftest
-from vtoken.tables import kernels as table_kernels
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.runtime import selftest
+from vtoken.core.tables import kernels as table_kernels
 
 PACKAGES = ("tables", "policies", "protocol", "planning", "runtime")
 
@@ -56,7 +56,7 @@ def test_a_kernel_works_without_a_folder_for_its_code(tmp_path: Any) -> None:
     code = (
         "import numpy as np, numba.core.caching as c\n"
         "c.CacheImpl._locator_classes = []\n"
-        "from vtoken.compiled import kernel\n"
+        "from vtoken.base.compiled import kernel\n"
         "@kernel\n"
         "def total(a):\n"
         "    s = 0\n"
@@ -80,8 +80,8 @@ def test_the_self_test_runs_every_kernel_of_the_schedulers_side() -> None:
     """Kernels called only by kernels have names with a leading underscore."""
     code = (
         "import json\n"
-        "from vtoken.compiled import KERNELS\n"
-        "from vtoken.runtime import selftest\n"
+        "from vtoken.base.compiled import KERNELS\n"
+        "from vtoken.core.runtime import selftest\n"
         "selftest.run()\n"
         "public = [k for k in KERNELS if not k.__name__.startswith('_')]\n"
         "print(json.dumps([k.__name__ for k in public if not k.signatures]))\n"
@@ -94,7 +94,7 @@ def test_the_self_test_runs_every_kernel_of_the_schedulers_side() -> None:
 
 def test_the_self_test_runs_as_plain_python_and_says_so() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "vtoken.runtime.selftest"],
+        [sys.executable, "-m", "vtoken.core.runtime.selftest"],
         env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
         text=True,

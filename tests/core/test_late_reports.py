@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, LiveEngine, make_engine, make_holes
 from tests.support.observe import watch_victims
+from vtoken.core.protocol.step import WorkerReport
 from vtoken.policies.signals import Signal
-from vtoken.protocol.step import WorkerReport
 
 SUM = Signal("attention_sum", layers=(2,))  # of the 4 layers of a `CoreEngine`
 PARAMS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.core.harness import make_engine
 from tests.support.latency import num_tracked
-from vtoken.runtime.latency import (
+from vtoken.core.runtime.latency import (
     BUCKETS_A_DOUBLING,
     LEAST_MS,
     NUM_SPANS,

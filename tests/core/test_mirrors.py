@@ -14,10 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.request_step import RequestStep, steps_of
-from vtoken.arrays import Ragged
-from vtoken.errors import MirrorMismatchError
-from vtoken.protocol.mirror import CAPACITY, LIVE, OFFSET, TOKENS, VERSION, BlockTables, Mirrors
-from vtoken.protocol.step import RequestSteps
+from vtoken.base.arrays import Ragged
+from vtoken.base.errors import MirrorMismatchError
+from vtoken.core.protocol.mirror import (
+    CAPACITY,
+    LIVE,
+    OFFSET,
+    TOKENS,
+    VERSION,
+    BlockTables,
+    Mirrors,
+)
+from vtoken.core.protocol.step import RequestSteps
 
 S = 4
 

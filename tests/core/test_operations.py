@@ -10,9 +10,14 @@ import msgspec
 import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine, make_holes
-from vtoken.errors import InvariantViolation
-from vtoken.planning.round import Round
-from vtoken.runtime.relocation.operations import MAX_DRY_KEPT, MAX_KEPT, TRANSITIONS, Operations
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.planning.round import Round
+from vtoken.core.runtime.relocation.operations import (
+    MAX_DRY_KEPT,
+    MAX_KEPT,
+    TRANSITIONS,
+    Operations,
+)
 from vtoken.wire import Operation, OperationState
 
 STATES: tuple[OperationState, ...] = get_args(OperationState)

@@ -11,13 +11,13 @@ import pytest
 
 from tests.support.core.harness import CoreEngine
 from tests.support.packages import Install, install_example, installer
-from vtoken.commands import Command, Policies
+from vtoken.base.errors import RefusedError
 from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
-from vtoken.errors import RefusedError
 from vtoken.policies import describe_policies, make_policy, policy_names
 from vtoken.policies.signals import Signal, make_accumulator
+from vtoken.wire.commands import Command, Policies
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.core.harness import CoreEngine
 from tests.support.core.tables import evict_tokens, sync_new_tokens
-from vtoken.protocol.step import NO_IDS
-from vtoken.tables import token_tables as tables_module
-from vtoken.tables.token_tables import TokenTables
+from vtoken.core.protocol.step import NO_IDS
+from vtoken.core.tables import token_tables as tables_module
+from vtoken.core.tables.token_tables import TokenTables
 
 
 def shared() -> TokenTables:

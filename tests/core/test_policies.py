@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.core.harness import CoreEngine
 from tests.support.core.request_step import parts_of
 from vtoken import policies
-from vtoken.errors import RefusedError
+from vtoken.base.errors import RefusedError
 from vtoken.policies import View, describe_policies, make_policy, policy_names
 from vtoken.policies.selection import lowest
 from vtoken.policies.signals import Signal

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
-from vtoken.config.values import VTokenConfig
+from vtoken.base.errors import RefusedError
 from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
-from vtoken.errors import RefusedError
+from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy, View, make_policy, oldest
 from vtoken.policies.base import needs_of, validate
 from vtoken.policies.signals import Signal

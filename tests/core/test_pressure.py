@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.core.engine import CoreEngine
-from vtoken.config.request_rules import RequestRules, request_rules
-from vtoken.config.values import merge_patch
+from vtoken.base.errors import RefusedError
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.memory_pressure import memory_pressure
 from vtoken.control.outlook import Outlook
-from vtoken.errors import RefusedError
-from vtoken.planning.giving import Givers, needed_blocks, share_out
-from vtoken.runtime.shortage import Shortage, ShortageMonitor
+from vtoken.core.config.request_rules import RequestRules, request_rules
+from vtoken.core.config.values import merge_patch
+from vtoken.core.planning.giving import Givers, needed_blocks, share_out
+from vtoken.core.runtime.shortage import Shortage, ShortageMonitor
 
 POLICIES: list[dict[str, Any]] = [
     {"name": "streaming_llm", "params": {"sinks": 2}},

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine
 from tests.support.core.live import LiveEngine, make_quiet
-from vtoken.arrays import Ragged
-from vtoken.config.prompt_parts import (
+from vtoken.base.arrays import Ragged
+from vtoken.base.errors import RefusedError
+from vtoken.core.config.prompt_parts import (
     NO_PARTS,
     ChatTemplate,
     Message,
@@ -19,13 +20,12 @@ from vtoken.config.prompt_parts import (
     Spans,
     learn_template,
 )
-from vtoken.config.protection import PROTECT, protection
-from vtoken.config.request_rules import Prompt, RequestRules, request_rules
-from vtoken.config.spans import read_spans
-from vtoken.errors import RefusedError
+from vtoken.core.config.protection import PROTECT, protection
+from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
+from vtoken.core.config.spans import read_spans
+from vtoken.core.runtime.admission import Admission
 from vtoken.policies import Policy, View, make_policy
 from vtoken.policies.base import Batch
-from vtoken.runtime.admission import Admission
 from vtoken.wire import Protect
 
 ALL = Protect(template=True, system=True, last_user=True)

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.core.live import make_quiet
-from vtoken.config.request_rules import RequestRules, request_rules
-from vtoken.config.values import default_config
-from vtoken.errors import RefusedError
+from vtoken.base.errors import RefusedError
+from vtoken.core.config.request_rules import RequestRules, request_rules
+from vtoken.core.config.values import default_config
 from vtoken.policies import make_policy
 
 

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from tests.support.core.harness import CoreEngine, SimpleStore, SimulatedWorker
 from tests.support.core.request_step import part_of, parts_of
 from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
-from vtoken.errors import InvariantViolation
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.protocol.step import WorkerReport
 from vtoken.policies.signals import Signal
-from vtoken.protocol.step import WorkerReport
 
 SUM = Signal("attention_sum", layers=(2,))  # of the 4 layers of a `CoreEngine`
 EAGER: dict[str, Any] = {"theta_f": 0.0, "headroom_blocks": 4}

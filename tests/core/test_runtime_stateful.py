@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 )
 
 from tests.support.core.harness import CoreEngine
-from vtoken.config.prompt_parts import PromptParts
-from vtoken.config.request_rules import Prompt, RequestRules
-from vtoken.config.values import merge_patch
-from vtoken.protocol.step import NO_IDS
+from vtoken.core.config.prompt_parts import PromptParts
+from vtoken.core.config.request_rules import Prompt, RequestRules
+from vtoken.core.config.values import merge_patch
+from vtoken.core.protocol.step import NO_IDS
 
 POLICIES = st.sampled_from(
     [

@@ -11,7 +11,7 @@ from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.cli.show import status_lines, watch_line
 from vtoken.cli.streaming import quiet_line
 from vtoken.control.advice import MAX_LENGTH, paused_sentence
-from vtoken.runtime.latency import LatencyMeter
+from vtoken.core.runtime.latency import LatencyMeter
 from vtoken.wire import Status
 
 REQUESTS = ["a", "b"]

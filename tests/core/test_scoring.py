@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine, SimulatedWorker
-from vtoken.config.calibration import (
+from vtoken.control.controller import Controller
+from vtoken.control.facts import EngineFacts
+from vtoken.control.report import Reporter
+from vtoken.core.config.calibration import (
     FORMAT,
     CalibrationProfile,
     SignalProfile,
     default_layer,
 )
-from vtoken.config.request_rules import request_rules
-from vtoken.control.controller import Controller
-from vtoken.control.facts import EngineFacts
-from vtoken.control.report import Reporter
+from vtoken.core.config.request_rules import request_rules
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.base import Policy, check_declared
 from vtoken.policies.signals import Signal
-from vtoken.protocol.step import StepPlan
 from vtoken.wire import PatchResult
 
 SUM, LAST = (

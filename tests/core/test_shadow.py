@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.core.harness import CoreEngine
 from tests.support.core.request_step import parts_of
-from vtoken.config.request_rules import request_rules
+from vtoken.base.errors import RefusedError
 from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
-from vtoken.errors import RefusedError
+from vtoken.core.config.request_rules import request_rules
 from vtoken.policies import Batch, Policy
 from vtoken.policies.signals import Signal
 from vtoken.wire import PatchResult, Shadow

@@ -19,12 +19,12 @@ from tests.core.test_planner import next_takes_block
 from tests.core.test_rules import deny_sharing
 from tests.support.core.harness import CoreEngine
 from tests.support.core.tables import evict_tokens, sync_new_tokens
-from vtoken.config.values import VTokenConfig
-from vtoken.errors import InvariantViolation
-from vtoken.planning.planner import Layout, RelocationPlan
-from vtoken.planning.round import Round, plan_round
-from vtoken.planning.sharing import plan_groups
-from vtoken.tables.token_tables import TokenTables
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.planner import Layout, RelocationPlan
+from vtoken.core.planning.round import Round, plan_round
+from vtoken.core.planning.sharing import plan_groups
+from vtoken.core.tables.token_tables import TokenTables
 from vtoken.wire import PlannerName
 
 PLANNERS: list[PlannerName] = ["pack", "plug"]

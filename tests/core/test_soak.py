@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
-from vtoken.config.values import merge_patch
+from vtoken.core.config.values import merge_patch
 
 
 def soak(seed: int, num_steps: int = 250) -> CoreEngine:

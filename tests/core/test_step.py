@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.core.request_step import RequestStep, part_of, parts_of, steps_of
-from vtoken.arrays import Ragged
-from vtoken.protocol.step import RequestSteps, Retained
+from vtoken.base.arrays import Ragged
+from vtoken.core.protocol.step import RequestSteps, Retained
 
 Lists = st.lists(st.lists(st.integers(0, 2**40), max_size=5), max_size=8)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vtoken import wire
-from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded, StreamState, apply, with_events
+from vtoken.wire.reducer import MAX_EVENTS, ResyncNeeded, StreamState, apply, with_events
 
 CONFIG_VALUES = wire.ConfigValues(
     policy=wire.PolicyChoice(name="none"),

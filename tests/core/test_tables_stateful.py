@@ -17,10 +17,10 @@ from hypothesis.stateful import (
 )
 
 from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
-from vtoken.errors import InvariantViolation, UnsupportedError
-from vtoken.tables.kernels import MAX_HOLDERS
-from vtoken.tables.pool import MAX_BLOCK_SIZE
-from vtoken.tables.token_tables import TokenTables
+from vtoken.base.errors import InvariantViolation, UnsupportedError
+from vtoken.core.tables.kernels import MAX_HOLDERS
+from vtoken.core.tables.pool import MAX_BLOCK_SIZE
+from vtoken.core.tables.token_tables import TokenTables
 
 PICK = st.randoms(use_true_random=False)
 

@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from tests.support.core.harness import LiveEngine, make_engine
-from vtoken.runtime.events import EventLog
-from vtoken.stream.telemetry import Publisher
+from vtoken.control.telemetry import Publisher
+from vtoken.core.runtime.events import EventLog
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Event, Frame
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.core.live import LiveEngine, make_quiet
 from vtoken import wire
-from vtoken.config.request_rules import request_rules
+from vtoken.core.config.request_rules import request_rules
 
 POLICY = {"name": "random", "params": {"sinks": 2, "recent": 1}}
 SHADOW = {"name": "streaming_llm", "params": {"sinks": 2}}

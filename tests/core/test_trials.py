@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.control.controller import Controller
-from vtoken.runtime.canary import Check
+from vtoken.core.runtime.canary import Check
 from vtoken.wire import (
     GUARD_COUNT,
     GUARD_SECONDS,

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, make_engine
 from tests.support.core.request_step import part_of, parts_of
+from vtoken.core.runtime.wasted_moves import WASTED_WITHIN_STEPS, LastMoves
 from vtoken.policies import make_policy
-from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS, LastMoves
 from vtoken.wire import Status
 
 EAGER: dict[str, Any] = {"interval_tokens": 0, "theta_f": 0.0, "low_watermark_blocks": 32}

@@ -9,7 +9,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.live import LiveEngine, make_engine, make_quiet
-from vtoken.planning.gates import CONDITIONS
+from vtoken.core.planning.gates import CONDITIONS
 from vtoken.wire import Operation, PatchResult, WhatIf
 
 POLICIES = st.sampled_from(

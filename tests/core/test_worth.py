@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken.planning.worth import (
+from vtoken.core.planning.worth import (
     MAX_STEPS,
     Estimate,
     RequestColumns,
     Worth,
     estimate_round,
 )
-from vtoken.runtime.prices import MIN_SAMPLES, WINDOW, Prices
+from vtoken.core.runtime.prices import MIN_SAMPLES, WINDOW, Prices
 
 S = 4  # slots of a block
 REQUESTS = st.lists(

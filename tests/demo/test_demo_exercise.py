@@ -13,10 +13,11 @@ import pytest
 
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import serve
-from vtoken import commands, wire
+from vtoken import wire
 from vtoken.client import Client
 from vtoken.demo.exercise import Exercise, Row
 from vtoken.demo.recorder import Recorder
+from vtoken.wire import commands
 
 pytestmark = pytest.mark.slow  # every control, one after another
 

@@ -27,7 +27,7 @@ from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
-from vtoken.config.request_rules import RequestRules
+from vtoken.core.config.request_rules import RequestRules
 
 FILE = Path(vtoken_api.rest.__file__).with_name("examples.json")
 NOW = 1_767_225_600.0

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtoken.bounds import bounds_of, span
-from vtoken.config.request_rules import Arguments
-from vtoken.config.values import bounds, default_config
-from vtoken.guards import BY_NAME
+from vtoken.core.config.request_rules import Arguments
+from vtoken.core.config.values import bounds, default_config
 from vtoken.policies import describe_policies, make_policy
 from vtoken.policies.base import BUILT_IN
 from vtoken.policies.signals.kind import BUILT_IN as BUILT_IN_KINDS
 from vtoken.vllm.startup.serve import displayed, flag_of, plain_settings
 from vtoken.wire import Bound, pool_limits
+from vtoken.wire.bounds import bounds_of, span
+from vtoken.wire.guards import BY_NAME
 from vtoken_api.metrics import METRICS, full_name
 from vtoken_console.frame.keys import KEYS, MOVES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vtoken.arrays import Ints
+from vtoken.base.arrays import Ints
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.worker import VTokenCPUWorker
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vtoken.errors import InvariantViolation, MirrorMismatchError
+from vtoken.base.errors import InvariantViolation, MirrorMismatchError
 
 REPORTERS = ("violated", "_violated")  # these pass on what another function found
 

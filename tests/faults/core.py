@@ -12,9 +12,9 @@ import numpy as np
 
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
 from tests.support.core.harness import CoreEngine
-from vtoken.arrays import Ragged
-from vtoken.planning import round as planning_round
-from vtoken.runtime.relocation import round_planner
+from vtoken.base.arrays import Ragged
+from vtoken.core.planning import round as planning_round
+from vtoken.core.runtime.relocation import round_planner
 
 MOST_STEPS = 400
 NUM_BLOCKS = 32

@@ -16,8 +16,8 @@ from unittest.mock import patch
 from tests.faults.catalogue import REPORTERS, Fault, Hit, Noticed, noticed
 from tests.soak.oracle import Oracle
 from tests.support import reference
-from vtoken.config.values import merge_patch
-from vtoken.errors import InvariantViolation
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.config.values import merge_patch
 
 ENGINE_ARGUMENTS: dict[str, Any] = {
     "dtype": "float32",

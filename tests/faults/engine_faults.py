@@ -10,7 +10,7 @@ import numpy as np
 from tests.faults.catalogue import Catalogue, Hit
 from tests.faults.core import without_firsts
 from tests.faults.engine import EngineUnderFaults as Engine
-from vtoken.arrays import Ragged
+from vtoken.base.arrays import Ragged
 
 ENGINE = Catalogue()
 

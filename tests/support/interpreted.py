@@ -159,8 +159,8 @@ def probe() -> dict[str, Any]:
     """
     import numpy as np
 
+    from vtoken.core.protocol.mirror import Mirrors
     from vtoken.policies.signals import Signal
-    from vtoken.protocol.mirror import Mirrors
     from vtoken.vllm.cuda import kernels
     from vtoken.vllm.cuda.layout import keys_of
     from vtoken.vllm.cuda.pages import PageTables

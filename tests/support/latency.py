@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken.runtime.latency import LatencyMeter
+from vtoken.core.runtime.latency import LatencyMeter
 
 
 def num_tracked(meter: LatencyMeter) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vtoken.config.calibration import FORMAT, CalibrationProfile, SignalProfile
+from vtoken.core.config.calibration import FORMAT, CalibrationProfile, SignalProfile
 from vtoken.wire import Recall
 
 RECALL = [

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import zmq
 
-from vtoken import commands, wire
+from vtoken import wire
+from vtoken.wire import commands
 
 
 class ScriptedEngine:

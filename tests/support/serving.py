@@ -20,8 +20,9 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
-from vtoken import commands, wire
-from vtoken.errors import RefusedError
+from vtoken import wire
+from vtoken.base.errors import RefusedError
+from vtoken.wire import commands
 from vtoken_api.limits import RateLimits
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.service import Service

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.core.live import LiveEngine, make_quiet
-from vtoken.config.request_rules import request_rules
+from vtoken.core.config.request_rules import request_rules
 
 
 def make_evicting(prompt_tokens: int = 201, budget_tokens: int = 128) -> LiveEngine:

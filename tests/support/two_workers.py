@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from tests.support.core.request_step import RequestStep, steps_of
+from vtoken.core.protocol.mirror import BlockTables
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
-from vtoken.protocol.mirror import BlockTables
-from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores

@@ -19,10 +19,10 @@ from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
 from tests.support.observe import Observer, runtime_of, watch_victims
 from tests.support.steps_overlap import async_scheduling
-from vtoken.commands import Compact
-from vtoken.errors import UnsupportedError
+from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.startup.serve import server_command
+from vtoken.wire.commands import Compact
 
 pytestmark = pytest.mark.vllm
 

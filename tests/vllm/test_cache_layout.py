@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vtoken.errors import UnsupportedError
+from vtoken.base.errors import UnsupportedError
 
 pytestmark = pytest.mark.vllm
 

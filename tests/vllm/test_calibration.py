@@ -14,13 +14,13 @@ from tests.support.observe import runtime_of
 from tests.support.packages import install_example, installer
 from tests.support.plain_signals import of_keys, of_queries, redundancy
 from tests.support.profiles import RECALL, made_up
+from vtoken.base.errors import UnsupportedError
 from vtoken.calibration import command, store
 from vtoken.calibration.layer_signals import Reading, measured_signals, survey
 from vtoken.calibration.model_files import fingerprint
 from vtoken.calibration.prompts import needle_prompts
-from vtoken.config.calibration import SignalProfile
+from vtoken.core.config.calibration import SignalProfile
 from vtoken.demo.trained_model import TrainedModelError, fetch
-from vtoken.errors import UnsupportedError
 from vtoken.policies.signals import Signal
 from vtoken.wire import Status
 

@@ -18,9 +18,9 @@ from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
 from tests.support.observe import runtime_of
 from tests.support.steps_overlap import async_scheduling
-from vtoken.commands import Command, PatchConfig
 from vtoken.vllm.engine.canary import checks as module
 from vtoken.wire import Guard
+from vtoken.wire.commands import Command, PatchConfig
 
 pytestmark = pytest.mark.vllm
 

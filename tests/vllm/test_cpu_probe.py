@@ -60,7 +60,7 @@ def aggregates(draw: st.DrawFn, num_heads: int) -> Any:
 def test_rows_equal_those_of_the_torch_probe(data: st.DataObject) -> None:
     import torch
 
-    from vtoken.vllm.cpu.probe import StepProbe
+    from vtoken.vllm.cpu.compiled_probe import StepProbe
     from vtoken.vllm.worker.probe import probe
 
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -100,7 +100,7 @@ def test_a_row_does_not_depend_on_where_tokens_are(block_size: int, dtype: str) 
     import torch
 
     from vtoken.policies.signals import Signal
-    from vtoken.vllm.cpu.probe import StepProbe
+    from vtoken.vllm.cpu.compiled_probe import StepProbe
     from vtoken.vllm.worker.probe import ProbedRequest
 
     rng = np.random.default_rng(0)
@@ -133,7 +133,7 @@ def test_a_slot_outside_the_cache_is_an_error() -> None:
     import torch
 
     from vtoken.policies.signals import Signal
-    from vtoken.vllm.cpu.probe import StepProbe
+    from vtoken.vllm.cpu.compiled_probe import StepProbe
     from vtoken.vllm.worker.probe import ProbedRequest
 
     mirror: Any = None
@@ -147,7 +147,7 @@ def test_a_slot_outside_the_cache_is_an_error() -> None:
 
 
 def test_exp_is_exact_to_float32_and_small_for_the_least() -> None:
-    from vtoken.vllm.cpu.probe import exp
+    from vtoken.vllm.cpu.compiled_probe import exp
 
     x = np.concatenate([np.linspace(-86, 0, 20001), [-1000.0, -np.inf]]).astype(np.float32)
     found = x + np.float32(5)

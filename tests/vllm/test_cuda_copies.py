@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken.errors import InvariantViolation, UnsupportedError
+from vtoken.base.errors import InvariantViolation, UnsupportedError
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine, TorchSlotCopy
 from vtoken.vllm.cuda.copies.staged_copy import StagedCopies
 from vtoken.vllm.cuda.copies.streams import HostStreams, Stream

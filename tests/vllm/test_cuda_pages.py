@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.core.request_step import RequestStep, steps_of
-from vtoken.protocol.mirror import VERSION, BlockTables, Mirrors
+from vtoken.core.protocol.mirror import VERSION, BlockTables, Mirrors
 from vtoken.vllm.cuda.layout import page_view
 from vtoken.vllm.cuda.pages import PageTables
 

@@ -16,10 +16,10 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_com
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tests.support.core.request_step import RequestStep, steps_of
-from vtoken.arrays import Ragged
-from vtoken.errors import UnsupportedError
+from vtoken.base.arrays import Ragged
+from vtoken.base.errors import UnsupportedError
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
-from vtoken.protocol.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin

@@ -17,10 +17,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.two_workers import SIGNALS, DeviceWorker, Life, Worker
-from vtoken.arrays import Floats
+from vtoken.base.arrays import Floats
+from vtoken.core.protocol.mirror import Mirror
+from vtoken.core.protocol.step import WorkerReport
 from vtoken.policies.signals import Signal, make_accumulator
-from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import WorkerReport
 from vtoken.vllm.cuda import kernels
 from vtoken.vllm.cuda.copies.streams import HostStreams, Stream
 from vtoken.vllm.cuda.signals import scores as device_scores

@@ -13,11 +13,11 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
+from vtoken.base.errors import InvariantViolation
 from vtoken.control.trials import Terms
-from vtoken.errors import InvariantViolation
-from vtoken.guards import checked
 from vtoken.vllm.touchpoints import register
 from vtoken.wire import Guard
+from vtoken.wire.guards import checked
 
 pytestmark = pytest.mark.vllm
 

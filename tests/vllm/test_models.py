@@ -19,12 +19,12 @@ from tests.support import models, reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer
 from tests.support.profiles import made_up
+from vtoken.base.errors import UnsupportedError
 from vtoken.calibration import store
 from vtoken.calibration.model_files import fingerprint
-from vtoken.commands import Command, PatchConfig
-from vtoken.config.calibration import SignalProfile
-from vtoken.errors import UnsupportedError
+from vtoken.core.config.calibration import SignalProfile
 from vtoken.vllm.startup import support
+from vtoken.wire.commands import Command, PatchConfig
 
 pytestmark = pytest.mark.vllm
 

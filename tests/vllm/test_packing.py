@@ -87,7 +87,7 @@ def check_links(packed: Any, pool: Pool) -> None:
 @settings(max_examples=25, deadline=None)
 def test_borrowed_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: str) -> None:
     """Two requests, seven blocks to borrow, evictions, writes, relocations."""
-    from vtoken.arrays import Ragged
+    from vtoken.base.arrays import Ragged
     from vtoken.vllm.cpu.holes import BorrowingRequests, PackedSlots
 
     rng = np.random.default_rng(seed)
@@ -150,7 +150,7 @@ def test_borrowed_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: st
 
 
 def borrowing_request(slots: Any, blocks: Any) -> Any:
-    from vtoken.arrays import Ragged
+    from vtoken.base.arrays import Ragged
     from vtoken.vllm.cpu.holes import BorrowingRequests
 
     full = Ragged.joined([np.array([1])])
@@ -202,7 +202,7 @@ def test_too_few_or_unknown_borrowed_blocks_are_an_error() -> None:
 def test_the_side_buffer_has_every_live_token_once_and_a_chunk_last(seed: int, dtype: str) -> None:
     import torch
 
-    from vtoken.arrays import Ragged
+    from vtoken.base.arrays import Ragged
     from vtoken.vllm.cpu.holes import BufferedRequests, plan_side_buffer
 
     rng = np.random.default_rng(seed)
@@ -236,7 +236,7 @@ def test_the_side_buffer_has_every_live_token_once_and_a_chunk_last(seed: int, d
 
 
 def test_the_side_buffer_refuses_a_slot_outside_the_cache() -> None:
-    from vtoken.arrays import Ragged
+    from vtoken.base.arrays import Ragged
     from vtoken.vllm.cpu.holes import BufferedRequests, plan_side_buffer
 
     for slot in (-1, N * S):

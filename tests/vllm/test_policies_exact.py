@@ -15,8 +15,8 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer
-from vtoken.commands import Command, PatchConfig
 from vtoken.policies import policy_names
+from vtoken.wire.commands import Command, PatchConfig
 
 pytestmark = pytest.mark.vllm
 

@@ -13,8 +13,8 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
-from vtoken.config.values import merge_patch
 from vtoken.control.whatif import what_if
+from vtoken.core.config.values import merge_patch
 
 pytestmark = pytest.mark.vllm
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tests.support import plain_signals
+from vtoken.core.protocol.mirror import LIVE as LIVE_TOKENS
+from vtoken.core.protocol.mirror import OFFSET, Mirrors
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
 from vtoken.policies.signals import pooled as pooled_on_host
-from vtoken.protocol.mirror import LIVE as LIVE_TOKENS
-from vtoken.protocol.mirror import OFFSET, Mirrors
-from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker import probe as probing
 from vtoken.vllm.worker.heads import RankHeads
 from vtoken.vllm.worker.probe import (

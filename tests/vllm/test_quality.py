@@ -15,8 +15,8 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
-from vtoken.commands import Command, PatchConfig
 from vtoken.demo.trained_model import TrainedModelError, cache_folder, fetch
+from vtoken.wire.commands import Command, PatchConfig
 from vtoken_bench.forcing import ARGUMENT, PROCESSOR
 from vtoken_bench.quality.command import exact_variants
 from vtoken_bench.quality.measures import string_match_all

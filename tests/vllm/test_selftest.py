@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.engines import engine_args
 from tests.support.packages import installer
-from vtoken.errors import SelfTestError
+from vtoken.base.errors import SelfTestError
 
 pytestmark = pytest.mark.vllm
 
@@ -106,7 +106,7 @@ def store_elsewhere(path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def probe_at_another_temperature(_path: Any, patch: pytest.MonkeyPatch) -> None:
-    from vtoken.vllm.cpu.probe import StepProbe
+    from vtoken.vllm.cpu.compiled_probe import StepProbe
 
     add = StepProbe.add
     patch.setattr(

@@ -23,12 +23,12 @@ from tests.support.two_workers import (
     S,
     Worker,
 )
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import HOST, AttentionKind, Signal, pooled, redundancy
 from vtoken.policies.signals.accumulators import ACCELERATIONS
 from vtoken.policies.signals.kind import BUILT_IN
-from vtoken.protocol.step import StepPlan
+from vtoken.vllm.cpu.compiled_probe import StepProbe
 from vtoken.vllm.cpu.layout import KVLayout, Placement
-from vtoken.vllm.cpu.probe import StepProbe
 from vtoken.vllm.cuda.copies.streams import HostStreams
 from vtoken.vllm.cuda.layout import slot_rows
 from vtoken.vllm.cuda.signals.accumulators import DeviceArrays

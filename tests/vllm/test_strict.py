@@ -18,8 +18,8 @@ from tests.soak.oracle import Oracle
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
+from vtoken.base.errors import InvariantViolation
 from vtoken.demo.server import ProcessGroup
-from vtoken.errors import InvariantViolation
 
 pytestmark = pytest.mark.vllm
 

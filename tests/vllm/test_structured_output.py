@@ -13,7 +13,7 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer
-from vtoken.commands import Compact
+from vtoken.wire.commands import Compact
 
 pytestmark = pytest.mark.vllm
 

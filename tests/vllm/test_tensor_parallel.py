@@ -17,8 +17,8 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
-from vtoken.errors import InvariantViolation
-from vtoken.protocol.mirror import OFFSET, TOKENS
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.protocol.mirror import OFFSET, TOKENS
 
 pytestmark = pytest.mark.vllm
 

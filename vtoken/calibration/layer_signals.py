@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.arrays import Floats
+from vtoken.base.arrays import Floats
 from vtoken.calibration.ranking import RADIUS
 from vtoken.policies import make_policy, policy_names
 from vtoken.policies.base import BUILT_IN

@@ -14,18 +14,18 @@ from dataclasses import replace
 import numpy as np
 
 from vtoken import __version__
-from vtoken.arrays import Floats
+from vtoken.base.arrays import Floats
+from vtoken.base.errors import ProfileError
 from vtoken.calibration.layer_signals import Reading, measured_signals, survey
 from vtoken.calibration.observe import Observer
 from vtoken.calibration.prompts import Prompt
 from vtoken.calibration.ranking import KEEPS, Selection, Surveyed, beats_chance, choose, worst_rank
-from vtoken.config.calibration import (
+from vtoken.core.config.calibration import (
     FORMAT,
     CalibrationProfile,
     SignalProfile,
     default_layer,
 )
-from vtoken.errors import ProfileError
 from vtoken.policies import Policy, View, make_policy, policy_names
 from vtoken.policies.signals import Signal
 from vtoken.wire import Recall

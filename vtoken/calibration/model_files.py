@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from vtoken.errors import ProfileError
+from vtoken.base.errors import ProfileError
 
 PIECES, PIECE_BYTES = 256, 256
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format

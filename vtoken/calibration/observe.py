@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vtoken.errors import ProfileError
+from vtoken.base.errors import ProfileError
 
 NAME = "vtoken_calibration"  # of the attention implementation, for transformers
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pydoc_data.topics import topics
 from typing import Any
 
-from vtoken.errors import ProfileError
+from vtoken.base.errors import ProfileError
 
 ADJECTIVES = ("bright", "quiet", "narrow", "hidden", "golden", "rapid", "gentle", "sturdy")
 NOUNS = ("river", "lantern", "harbor", "engine", "meadow", "compass", "anchor", "willow")

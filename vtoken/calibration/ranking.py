@@ -19,7 +19,7 @@ from math import comb
 
 import numpy as np
 
-from vtoken.arrays import Floats
+from vtoken.base.arrays import Floats
 
 KEEPS = (0.5, 0.33, 0.25, 0.125, 0.083)
 RADIUS = 3

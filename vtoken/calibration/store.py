@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from vtoken.cache import cache_folder
-from vtoken.config.calibration import FORMAT, CalibrationProfile
-from vtoken.documents import Decoder, MalformedError
-from vtoken.errors import ProfileError
+from vtoken.base.cache import cache_folder
+from vtoken.base.documents import Decoder, MalformedError
+from vtoken.base.errors import ProfileError
+from vtoken.core.config.calibration import FORMAT, CalibrationProfile
 
 MOST_BYTES = 64 * 1024  # of a profile; the room that `require_writable` asks for
 

@@ -10,14 +10,14 @@ from itertools import accumulate
 from typing import Any
 
 from vtoken.cli.errors import CommandError, UsageError
+from vtoken.cli.printing import print_document
 from vtoken.cli.see import config_get, policies
 from vtoken.cli.show import confirm_lines, operation_lines, patch_lines
 from vtoken.cli.show_requests import forgotten_lines
-from vtoken.cli.text import print_document
 from vtoken.cli.values import assignments
 from vtoken.client import Client
 from vtoken.client.request_text import RequestText
-from vtoken.guards import GuardAliases
+from vtoken.wire.guards import GuardAliases
 
 
 def config(arguments: Namespace, client: Client) -> int:

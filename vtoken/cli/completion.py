@@ -15,7 +15,7 @@ import msgspec
 
 from vtoken import wire
 from vtoken.cli.parser import make_parser
-from vtoken.cli.text import print_text
+from vtoken.cli.printing import print_text
 from vtoken.client import Client, Server, VTokenError
 
 TIMEOUT_S = 0.5  # the user is waiting for the TAB key

@@ -11,10 +11,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vtoken.base.hosts import is_loopback
 from vtoken.cli.errors import CommandError, UsageError
-from vtoken.cli.text import print_text
+from vtoken.cli.printing import print_text
 from vtoken.client import Client
-from vtoken.hosts import is_loopback
 
 if TYPE_CHECKING:
     from vtoken_console.frame.keys import Key

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
+from vtoken.cli.printing import coloured, print_json, print_text
 from vtoken.cli.show import budget_text, part_text
-from vtoken.cli.text import coloured, print_json, print_text
 from vtoken.client import Client, ProblemError
 from vtoken.sentences import calibration_text, prices_text
 

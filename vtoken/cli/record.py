@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from vtoken import wire
+from vtoken.base.documents import Decoder
 from vtoken.cli.errors import CommandError, UsageError
+from vtoken.cli.printing import print_json, print_text
 from vtoken.cli.record_text import TextReader
-from vtoken.cli.text import print_json, print_text
 from vtoken.client import Client
-from vtoken.documents import Decoder
 from vtoken.recording import (
     Recorder,
     RecordingError,

@@ -19,7 +19,7 @@ from vtoken.client import Client, ProblemError, RequestText
 from vtoken.client.calls import Call
 from vtoken.client.request_text import PAGE_TOKENS
 from vtoken.client.sequences import Pages
-from vtoken.stream.reducer import StreamState
+from vtoken.wire.reducer import StreamState
 
 EVERY_S = 2.0
 MAX_REQUESTS = 64

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from vtoken.cli.errors import UsageError
+from vtoken.cli.printing import plain, print_document, print_json, print_text
 from vtoken.cli.show import config_lines, policy_lines, status_lines
 from vtoken.cli.show_requests import (
     audit_lines,
@@ -19,7 +20,6 @@ from vtoken.cli.show_requests import (
     request_lines,
     token_line,
 )
-from vtoken.cli.text import plain, print_document, print_json, print_text
 from vtoken.cli.usage import did_you_mean
 from vtoken.client import Client
 

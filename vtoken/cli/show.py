@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from vtoken import wire
-from vtoken.bounds import span
-from vtoken.cli.text import coloured, plain, table
-from vtoken.guards import guard_text
+from vtoken.cli.printing import coloured, plain, table
 from vtoken.sentences import (
     calibration_text,
     clock,
@@ -18,6 +16,8 @@ from vtoken.sentences import (
     prices_text,
     when,
 )
+from vtoken.wire.bounds import span
+from vtoken.wire.guards import guard_text
 
 WIDE_VALUE = 24  # a value with more columns gets its own line
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vtoken import wire
-from vtoken.cli.text import plain, table
+from vtoken.cli.printing import plain, table
 from vtoken.sentences import clock, when
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}

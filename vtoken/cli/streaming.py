@@ -11,8 +11,8 @@ import msgspec
 
 from vtoken import wire
 from vtoken.cli.errors import CommandError
+from vtoken.cli.printing import coloured, print_document, print_json, print_text
 from vtoken.cli.show import event_line, silence_line, watch_line
-from vtoken.cli.text import coloured, print_document, print_json, print_text
 from vtoken.client import Client
 
 SILENT_S = 5.0  # without a step while requests wait

@@ -73,7 +73,7 @@ def number(text: str) -> float:
 
 def guard(text: str) -> Guard:
     """`preemptions>0`, `canary_agreement{group=evicting}<0.9 over 30`; the engine checks it."""
-    from vtoken.guards import parse_guard  # here, so that `--help` does not load msgspec
+    from vtoken.wire.guards import parse_guard  # here, so that `--help` does not load msgspec
 
     try:
         return parse_guard(text)

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
 from vtoken import wire
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken.client.calls import Call
 from vtoken.client.errors import (
     NotVToken,
@@ -16,7 +17,6 @@ from vtoken.client.errors import (
     Unreachable,
 )
 from vtoken.client.server import PREFIX, Server
-from vtoken.documents import Decoder, MalformedError
 
 if TYPE_CHECKING:
     import httpx

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import structs
 
 from vtoken import wire
-from vtoken.documents import Decoder
-from vtoken.guards import GuardAliases
+from vtoken.base.documents import Decoder
+from vtoken.wire.guards import GuardAliases
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +69,7 @@ def patch_config(
     change nothing; a read token is enough. `confirm_within_s` puts the change on trial: the engine
     reverts it unless `confirm` arrives in time. `guards`: the engine also reverts it if one of
     these metrics crosses its limit within `guard_for_s` seconds. `aliases`: the arguments of
-    `vtoken.guards.GuardAliases`, each a guard and its limit at once.
+    `vtoken.wire.guards.GuardAliases`, each a guard and its limit at once.
     """
     params = _params(
         validate_only="true" if validate_only else None,

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Self
 
 from vtoken import wire
-from vtoken.errors import RefusedError, VTokenError
+from vtoken.base.errors import RefusedError, VTokenError
 
 __all__ = [
     "NotApplied",

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 from vtoken import wire
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken.client.answers import refusal
 from vtoken.client.errors import NotVToken, ProblemError, StreamClosed, StreamGap, Unauthorized
 from vtoken.client.server import Server
-from vtoken.documents import Decoder, MalformedError
 
 Topic: TypeAlias = Literal["blocks", "requests", "events", "metrics"]
 Format: TypeAlias = Literal["json", "msgpack"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
-from vtoken import hosts
-from vtoken.errors import RefusedError
+from vtoken.base import hosts
+from vtoken.base.errors import RefusedError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PREFIX = "/vtoken/v1"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import floor
 
-from vtoken.config.values import VTokenConfig
 from vtoken.control.cached_preview import CachedPreview, Gain
-from vtoken.planning.gates import Pressure
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.gates import Pressure
 from vtoken.sentences import counted
 from vtoken.wire import Cause, Gate, MemoryPressure, SchedulingState
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vtoken.planning.planner import RelocationPlan
-from vtoken.runtime.relocation.round_planner import has_excess
-from vtoken.runtime.runtime import Runtime
-from vtoken.tables.token_table import TokenTable
+from vtoken.core.planning.planner import RelocationPlan
+from vtoken.core.runtime.relocation.round_planner import has_excess
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.tables.token_table import TokenTable
 
 
 @dataclass(frozen=True, slots=True)

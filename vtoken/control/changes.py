@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from vtoken.errors import RefusedError
+from vtoken.base.errors import RefusedError
 from vtoken.wire import Change, Forgotten, Operation, PatchResult, Reply
 
 MAX_KEPT = 1000

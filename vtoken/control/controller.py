@@ -1,7 +1,7 @@
 """The control plane inside the engine: one command in, one reply out, between two steps.
 
 A refused command changes nothing. An accepted one takes effect in the next step; the reply names
-that step. `vtoken.commands` defines the calls and their arguments. Nothing here depends on HTTP.
+that step. `vtoken.wire.commands` defines the calls and their arguments. Nothing here depends on HTTP.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from vtoken import commands
-from vtoken.bounds import check
-from vtoken.commands import AnyCall, Command, read_command, refused
-from vtoken.config.values import bounds, merge_patch
+from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.control.changes import Changes
 from vtoken.control.dry_runs import DryRuns
 from vtoken.control.forgetting import forget
@@ -22,7 +19,7 @@ from vtoken.control.guard_watch import Clock
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
 from vtoken.control.trials import Terms
-from vtoken.errors import RefusedError, UnknownRequestError
+from vtoken.core.config.values import bounds, merge_patch
 from vtoken.policies import describe_broken, describe_policies
 from vtoken.wire import (
     BlocksDocument,
@@ -34,8 +31,11 @@ from vtoken.wire import (
     Reply,
     RequestRow,
     Status,
+    commands,
     pack_array,
 )
+from vtoken.wire.bounds import check
+from vtoken.wire.commands import AnyCall, Command, read_command, refused
 
 
 class Controller:

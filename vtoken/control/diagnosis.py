@@ -25,11 +25,11 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from vtoken.config.values import VTokenConfig
 from vtoken.control.advice import Situation, sentence
 from vtoken.control.cached_preview import CachedPreview, TablePlan
-from vtoken.planning.gates import describe_gates, headroom_gate
-from vtoken.runtime.runtime import Runtime
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.gates import describe_gates, headroom_gate
+from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import Cause, Fragmentation, MemoryPressure
 
 PREVIEW_TTL_S = 0.1

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import msgspec
 
-from vtoken.config.values import VTokenConfig
 from vtoken.control.whatif import what_if
-from vtoken.planning.round import Round
-from vtoken.runtime.runtime import Runtime
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.round import Round
+from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import WhatIf
 
 MAX_KEPT = 32

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.commands import Forget
-from vtoken.config.prompt_parts import Spans
-from vtoken.config.spans import (
+from vtoken.core.config.prompt_parts import Spans
+from vtoken.core.config.spans import (
     check_apart,
     check_inside,
     covered,
@@ -15,9 +14,10 @@ from vtoken.config.spans import (
     pairs_of,
     read_spans,
 )
-from vtoken.runtime.runtime import Runtime
+from vtoken.core.runtime.runtime import Runtime
 from vtoken.sentences import counted
 from vtoken.wire import Forgotten
+from vtoken.wire.commands import Forget
 
 FIELD = "spans"
 

@@ -2,7 +2,7 @@
 
 1. a counter is its increase since the change; preemptions of pauses do not count
 2. percentiles and the canary's means are of what happened since the change: tokens that came since,
-   in the newest minute (`vtoken.runtime.latency` defines the window), and requests that ran under
+   in the newest minute (`vtoken.core.runtime.latency` defines the window), and requests that ran under
    the revision on trial from their first step to their last
 3. a rate is over the newest minute since the change, without the time of pauses
 4. another gauge has a value once a step has run with the revision on trial
@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 from vtoken.control.limits import Limit
 from vtoken.control.report import Reporter
-from vtoken.guards import Series, series_of
 from vtoken.wire import Guard, Status
+from vtoken.wire.guards import Series, series_of
 
 Clock = Callable[[], float]
 

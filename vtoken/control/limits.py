@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from vtoken.guards import Series
 from vtoken.wire import Guard
+from vtoken.wire.guards import Series
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vtoken.runtime.due import NEVER
-from vtoken.runtime.given import KEPT_SHARES, WINDOW_S, Finished
-from vtoken.runtime.runtime import Runtime
-from vtoken.runtime.shortage import NO_SHORTAGE
+from vtoken.core.runtime.due import NEVER
+from vtoken.core.runtime.given import KEPT_SHARES, WINDOW_S, Finished
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.runtime.shortage import NO_SHORTAGE
 from vtoken.wire import MemoryPressure, RequestDetail, RequestRow
 
 

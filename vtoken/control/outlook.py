@@ -12,14 +12,14 @@ from functools import cached_property
 
 import numpy as np
 
-from vtoken.arrays import Ints
-from vtoken.config.values import VTokenConfig
-from vtoken.planning.giving import Givers, share_out
-from vtoken.runtime.admission import Demand
-from vtoken.runtime.runtime import Runtime
-from vtoken.runtime.shortage import NO_SHORTAGE, Shortage
+from vtoken.base.arrays import Ints
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.giving import Givers, share_out
+from vtoken.core.runtime.admission import Demand
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage
+from vtoken.core.tables.token_table import TokenTable
 from vtoken.sentences import counted
-from vtoken.tables.token_table import TokenTable
 
 
 class Outlook:

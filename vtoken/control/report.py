@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.arrays import Bools
-from vtoken.config.spans import covered
+from vtoken.base.arrays import Bools
+from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.facts import EngineFacts
 from vtoken.control.memory_pressure import ended_detail, set_givable
@@ -19,10 +19,10 @@ from vtoken.control.scheduling import Scheduling
 from vtoken.control.status import StatusParts
 from vtoken.control.text import score_of, text_source
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, WaitingQueue, waiting_row
-from vtoken.errors import RefusedError, UnknownRequestError
-from vtoken.runtime.given import MAX_FINISHED
-from vtoken.runtime.runtime import Runtime
-from vtoken.tables.token_table import TokenTable
+from vtoken.core.config.spans import covered
+from vtoken.core.runtime.given import MAX_FINISHED
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,

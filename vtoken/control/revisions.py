@@ -14,18 +14,18 @@ from typing import Any
 
 import msgspec
 
-from vtoken.config.descriptions import inactive_notes, mode_notes
-from vtoken.config.values import VTokenConfig, bounds, diff
+from vtoken.base.errors import RefusedError, StaleRevisionError
 from vtoken.control.dry_runs import DryRuns
 from vtoken.control.guard_watch import Clock, limit_now
 from vtoken.control.outlook import Outlook
 from vtoken.control.report import Reporter
 from vtoken.control.trials import RunningTrial, Terms
-from vtoken.errors import RefusedError, StaleRevisionError
-from vtoken.guards import series_of
-from vtoken.runtime.scoring import swap_notes
+from vtoken.core.config.descriptions import inactive_notes, mode_notes
+from vtoken.core.config.values import VTokenConfig, bounds, diff
+from vtoken.core.runtime.scoring import swap_notes
 from vtoken.sentences import change_text
 from vtoken.wire import ConfigDocument, Guard, PatchResult
+from vtoken.wire.guards import series_of
 
 FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
 MAX_HISTORY = 64

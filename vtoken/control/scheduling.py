@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from vtoken.runtime.runtime import Runtime
+from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import SchedulingState
 
 

@@ -15,10 +15,10 @@ from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.facts import EngineFacts
 from vtoken.control.memory_pressure import memory_pressure
 from vtoken.control.scheduling import Scheduling
+from vtoken.core.runtime.relocation.pricing import NOTHING
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.runtime.wasted_moves import WASTED_WITHIN_STEPS
 from vtoken.policies import params_dict
-from vtoken.runtime.relocation.pricing import NOTHING
-from vtoken.runtime.runtime import Runtime
-from vtoken.runtime.wasted_moves import WASTED_WITHIN_STEPS
 from vtoken.wire import (
     SCHEMA_VERSION,
     BlockCounts,

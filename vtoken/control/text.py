@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.arrays import Floats
-from vtoken.config.spans import covered
-from vtoken.errors import RefusedError
+from vtoken.base.arrays import Floats
+from vtoken.base.errors import RefusedError
+from vtoken.core.config.spans import covered
+from vtoken.core.runtime.requests import ShadowComparison
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.tables.token_table import TokenTable
 from vtoken.policies import params_dict
-from vtoken.runtime.requests import ShadowComparison
-from vtoken.runtime.runtime import Runtime
-from vtoken.tables.token_table import TokenTable
 from vtoken.wire import (
     TEXT_CONTEXT_TOKENS,
     PolicyChoice,

@@ -17,13 +17,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vtoken.commands import PatchConfig
-from vtoken.config.values import VTokenConfig
+from vtoken.base.errors import RefusedError
 from vtoken.control.guard_watch import Clock, GuardWatch
 from vtoken.control.report import Reporter
-from vtoken.errors import RefusedError
-from vtoken.guards import checked, guard_text, series_of
+from vtoken.core.config.values import VTokenConfig
 from vtoken.wire import GUARD_SECONDS, Guard, Trial
+from vtoken.wire.commands import PatchConfig
+from vtoken.wire.guards import checked, guard_text, series_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from vtoken.runtime.runtime import Runtime
+from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import RequestRow
 
 MAX_WAITING_ROWS = 64

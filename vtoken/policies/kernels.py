@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.compiled import kernel
+from vtoken.base.compiled import kernel
 
 DIGITS = 2048  # of one pass of the radix selection: 11 bits of a score
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vtoken.errors import RefusedError
+from vtoken.base.errors import RefusedError
 from vtoken.policies.base import BUILT_IN, Policy, check_declared, needs_of, validate
 from vtoken.policies.packages import load_group
 from vtoken.policies.signals import broken_kinds

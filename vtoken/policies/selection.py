@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.arrays import Ints, Ragged
+from vtoken.base.arrays import Ints, Ragged
 from vtoken.policies.view import TokenIds, View
 
 

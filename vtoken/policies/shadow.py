@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.arrays import Ints
+from vtoken.base.arrays import Ints
 from vtoken.policies import Policy, params_dict
 from vtoken.wire import PolicyChoice, Shadow
 

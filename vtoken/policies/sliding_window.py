@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken.arrays import Ragged
+from vtoken.base.arrays import Ragged
 from vtoken.policies.base import Policy, register
 from vtoken.policies.view import Batch
 

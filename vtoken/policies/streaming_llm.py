@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken.arrays import Ragged
+from vtoken.base.arrays import Ragged
 from vtoken.policies.base import Params, Policy, Sinks, register
 from vtoken.policies.view import Batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from vtoken.arrays import Bools, Ints
+from vtoken.base.arrays import Bools, Ints
 
 
 class Vocabulary(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vtoken.arrays import Bools, Floats, Ints, Ragged
+from vtoken.base.arrays import Bools, Floats, Ints, Ragged
 
 TokenIds = Ints  # the name in the interface of policies
 

@@ -15,7 +15,7 @@ from typing import get_args
 import msgspec
 
 from vtoken import wire
-from vtoken.documents import Decoder
+from vtoken.base.documents import Decoder
 from vtoken.recording.errors import RecordingError
 from vtoken.recording.lines import Place
 from vtoken.recording.reader import RecordingReader

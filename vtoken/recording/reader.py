@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple, Self, TypeVar, get_args
 import msgspec
 
 from vtoken import wire
-from vtoken.documents import Decoder, MalformedError
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken.recording.errors import DamageError, RecordingError
 from vtoken.recording.lines import Lines, Place
 

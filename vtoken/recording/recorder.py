@@ -9,7 +9,7 @@ import msgspec
 
 from vtoken import wire
 from vtoken.recording.writer import RecordingWriter
-from vtoken.stream.reducer import ResyncNeeded, StreamState, apply
+from vtoken.wire.reducer import ResyncNeeded, StreamState, apply
 
 KEYFRAME_S = 10.0
 AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})

@@ -41,7 +41,7 @@ class TextSource(Doc):
 
 
 class Reply(Doc):
-    """The answer to a `vtoken.commands.Command`."""
+    """The answer to a `vtoken.wire.commands.Command`."""
 
     value: Any = None
     problem: Problem | None = None
@@ -53,7 +53,7 @@ class Frame(Doc):
 
     The command `frame` returns a complete one. On topic `state`, published only while it has a
     subscriber, a frame may omit what has not changed or is sent less often, see
-    `vtoken.stream.frames`.
+    `vtoken.wire.frames`.
     """
 
     step: int

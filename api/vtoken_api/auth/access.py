@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Address, Headers
 
-from vtoken.hosts import is_loopback
+from vtoken.base.hosts import is_loopback
 from vtoken_api.problems import ProblemError, refuse
 
 ACTOR_HEADER = "X-VToken-Actor"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vtoken import wire
-from vtoken.stream.frames import Arrays, block_arrays, changed_blocks
+from vtoken.wire.frames import Arrays, block_arrays, changed_blocks
 
 STATE_TOPICS = frozenset({"blocks", "requests", "metrics"})
 TOPICS = (*sorted(STATE_TOPICS), "events")

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from vtoken import commands, wire
+from vtoken import wire
+from vtoken.wire import commands
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.frame import FrameChain, FrameView
 from vtoken_api.fanout.telemetry import TelemetryReader

@@ -14,7 +14,8 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vtoken import commands, wire
+from vtoken import wire
+from vtoken.wire import commands
 from vtoken_api.auth.access import Grant, actor_of
 from vtoken_api.auth.check import GRANT, permit
 from vtoken_api.rest.inputs import (

@@ -19,9 +19,9 @@ from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from vtoken import wire
-from vtoken.bounds import fault, read_json
-from vtoken.commands import TrialSeconds
-from vtoken.guards import GuardAliases
+from vtoken.wire.bounds import fault, read_json
+from vtoken.wire.commands import TrialSeconds
+from vtoken.wire.guards import GuardAliases
 from vtoken_api.problems import refuse
 from vtoken_api.state.segments import MAX_AGE_S
 
@@ -86,7 +86,7 @@ class GuardParameter(wire.Guard, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class PatchQuery(GuardAliases, frozen=True):
-    """Besides aliases, the fields have the names of `vtoken.commands.PatchConfig`."""
+    """Besides aliases, the fields have the names of `vtoken.wire.commands.PatchConfig`."""
 
     validate_only: ValidateOnly = False
     confirm_within_s: Annotated[

@@ -16,7 +16,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vtoken import commands, wire
+from vtoken import wire
+from vtoken.wire import commands
 from vtoken_api.auth.check import permit_text
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest.inputs import (

@@ -17,7 +17,7 @@ from collections import deque
 import msgspec
 
 from vtoken import wire
-from vtoken.documents import Decoder, MalformedError
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken_api.log import logger
 from vtoken_api.state.rotating import MAX_BYTES, RotatingFile
 from vtoken_api.state.statedir import StateDir

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from vtoken.documents import Decoder, MalformedError
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken_api.state.statedir import FILE_MODE
 
 MAX_BYTES = 4 * 1024 * 1024

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from vtoken.documents import Decoder, MalformedError
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken_api.auth.access import Access, Grant, unauthorized
 from vtoken_api.auth.check import CLOSE_CODE_BASE, GRANT, AccessControl, deny
 from vtoken_api.fanout.frame import TOPICS

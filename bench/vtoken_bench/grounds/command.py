@@ -23,8 +23,8 @@ from msgspec import convert
 
 import vtoken
 import vtoken_bench
+from vtoken.base.errors import ProfileError, RefusedError
 from vtoken.demo.trained_model import TrainedModelError
-from vtoken.errors import ProfileError, RefusedError
 from vtoken_bench import target
 from vtoken_bench.engines import EngineError
 from vtoken_bench.grounds import search, tables

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.arrays import Bools, Floats
+from vtoken.base.arrays import Bools, Floats
 from vtoken.policies import Policy, View, make_policy
 from vtoken.policies.signals import Signal, pooled, redundancy
 from vtoken_bench.grounds.prompts import GROUNDS, Prompt, PromptMaker

@@ -24,10 +24,10 @@ from typing import Any, get_args
 from msgspec import structs
 
 import vtoken
+from vtoken.base.errors import ProfileError, RefusedError
 from vtoken.client import ProblemError
 from vtoken.demo.server import DemoError
 from vtoken.demo.trained_model import TrainedModelError
-from vtoken.errors import ProfileError, RefusedError
 from vtoken.wire import Protect
 from vtoken_bench import target
 from vtoken_bench.log import Key, Log

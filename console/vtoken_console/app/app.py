@@ -45,7 +45,7 @@ from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.replay_bar import ReplayBar
 
 if TYPE_CHECKING:
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
 
 FPS_WINDOW_S = 2.0  # frames a second are the mean over this window

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from vtoken import wire
-from vtoken.bounds import bounds_of
+from vtoken.wire.bounds import bounds_of
 
 Path = tuple[str, ...]
 POLICY: Path = ("policy", "name")

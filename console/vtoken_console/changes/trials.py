@@ -30,8 +30,8 @@ def parse_terms(minutes: str, limits: Mapping[str, str], others: str = "") -> di
     """
     import msgspec  # here, to keep the first frame fast
 
-    from vtoken.bounds import fault
-    from vtoken.guards import GuardAliases, parse_guard
+    from vtoken.wire.bounds import fault
+    from vtoken.wire.guards import GuardAliases, parse_guard
 
     within = _number("minutes", minutes)
     if within is not None and not within >= 1 / 60:
@@ -82,6 +82,6 @@ def guards_text(status: wire.Status | None) -> str:
     """The guards of the change on trial, with their values now."""
     if status is None or not status.guards:
         return ""
-    from vtoken.guards import held_text
+    from vtoken.wire.guards import held_text
 
     return "; ".join(held_text(guard) for guard in status.guards)

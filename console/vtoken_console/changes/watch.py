@@ -16,7 +16,7 @@ from vtoken_console.style.values import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
 
 IN_FORCE_TIMEOUT_S = 3.0  # for an accepted change to be in force; longer only if the engine stalls
 

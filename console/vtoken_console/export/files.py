@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from vtoken import wire
-from vtoken.stream.reducer import StreamState
+from vtoken.wire.reducer import StreamState
 from vtoken_console.feed.series import BIN_S, NUM_BINS, Series
 from vtoken_console.style.words import flag_words
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken import wire
-from vtoken.stream.reducer import StreamState
+from vtoken.wire.reducer import StreamState
 from vtoken_console.style.cells import F32, U16
 
 CHURN_TAU_S = 4.0  # time constant of the exponential decay of churn

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vtoken import wire
-from vtoken.stream.reducer import StreamState, apply, with_events
+from vtoken.wire.reducer import StreamState, apply, with_events
 from vtoken_console.feed.samples import NAMES, Sampler, marker_of
 from vtoken_console.feed.series import Series
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from vtoken import wire
-from vtoken.stream.reducer import StreamState
+from vtoken.wire.reducer import StreamState
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.series import Series

@@ -20,7 +20,7 @@ from vtoken.client import (
     StreamGap,
 )
 from vtoken.client.reader import backoff_s
-from vtoken.stream.reducer import ResyncNeeded
+from vtoken.wire.reducer import ResyncNeeded
 from vtoken_console.feed.connection import State
 from vtoken_console.feed.feed import Feed
 from vtoken_console.feed.playhead import ReplayStatus

@@ -8,7 +8,7 @@ from typing import TypeVar
 from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.calls import Call
-from vtoken.stream.reducer import StreamState
+from vtoken.wire.reducer import StreamState
 from vtoken_console.style.words import flag_words
 
 T = TypeVar("T")

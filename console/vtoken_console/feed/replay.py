@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from vtoken import wire
-from vtoken.documents import Decoder
+from vtoken.base.documents import Decoder
 from vtoken.recording import Entry, Index, Place, RecordingError, RecordingReader, Text, scan
 from vtoken.sentences import clock
-from vtoken.stream.reducer import MAX_EVENTS, ResyncNeeded
+from vtoken.wire.reducer import MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.connection import State
 from vtoken_console.feed.data import MAX_AUDIT, FeedData
 from vtoken_console.feed.feed import Feed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vtoken.client import OutcomeUnknown
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.replay import Replay
     from vtoken_console.feed.source import Source
 

@@ -15,8 +15,8 @@ from vtoken_console.style.words import BLOCK_STATES, REQUEST_STATES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vtoken.stream.reducer import StreamState
     from vtoken.wire import RequestRow
+    from vtoken.wire.reducer import StreamState
 
 KEYS = ("req", "policy", "state")
 EXAMPLE = "part of an id, or req:a91f policy:h2o state:shared,tail"

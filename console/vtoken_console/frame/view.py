@@ -17,7 +17,7 @@ from vtoken_console.style.themes import Theme
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
     from vtoken_console.feed.playhead import ReplayStatus
     from vtoken_console.feed.series import Series

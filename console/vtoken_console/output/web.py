@@ -25,7 +25,7 @@ import aiohttp_jinja2
 from aiohttp import web
 from textual_serve.server import Server
 
-from vtoken.hosts import is_loopback
+from vtoken.base.hosts import is_loopback
 from vtoken_console.output.web_login import KeyFile, LoginGate, has_terminal, print_key
 
 MAX_TABS = 8

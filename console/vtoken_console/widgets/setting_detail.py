@@ -19,7 +19,7 @@ from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge, wrap
 
 if TYPE_CHECKING:
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
     from vtoken_console.changes.fields import Field
 
 QUALITY = 22  # columns

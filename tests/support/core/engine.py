@@ -16,13 +16,13 @@ from typing import Any
 
 from tests.support.core.store import SimpleStore
 from tests.support.core.worker import Content, SimulatedWorker, StepMessage
-from vtoken.config.calibration import CalibrationProfile
-from vtoken.config.request_rules import Prompt, RequestRules
-from vtoken.config.values import VTokenConfig, default_config, merge_patch
-from vtoken.protocol.step import StepPlan, WorkerReport
-from vtoken.runtime.admission import NO_REQUIREMENT
-from vtoken.runtime.growth import NewRequest, Scheduled
-from vtoken.runtime.runtime import Runtime
+from vtoken.core.config.calibration import CalibrationProfile
+from vtoken.core.config.request_rules import Prompt, RequestRules
+from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
+from vtoken.core.protocol.step import StepPlan, WorkerReport
+from vtoken.core.runtime.admission import NO_REQUIREMENT
+from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import Geometry
 
 

@@ -16,16 +16,16 @@ import msgspec
 import numpy as np
 
 from tests.support.core.engine import CoreEngine, Request
-from vtoken.arrays import Bools, Ints
-from vtoken.commands import Command, read_command, refused
-from vtoken.config.values import merge_patch
+from vtoken.base.arrays import Bools, Ints
+from vtoken.base.errors import RefusedError
 from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
+from vtoken.control.telemetry import Publisher
 from vtoken.control.waiting import QueuedRequest
-from vtoken.errors import RefusedError
-from vtoken.stream.telemetry import Publisher
+from vtoken.core.config.values import merge_patch
 from vtoken.wire import Reply
+from vtoken.wire.commands import Command, read_command, refused
 
 
 class CoreQueue:

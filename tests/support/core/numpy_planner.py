@@ -1,4 +1,4 @@
-"""The planner of one request in plain numpy: the reference of `vtoken.planning.moves`."""
+"""The planner of one request in plain numpy: the reference of `vtoken.core.planning.moves`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vtoken.arrays import Bools, Ints
-from vtoken.planning.planner import Layout
+from vtoken.base.arrays import Bools, Ints
+from vtoken.core.planning.planner import Layout
 from vtoken.wire import PlannerName
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from vtoken.arrays import Ints, Ragged
-from vtoken.protocol.step import NO_IDS, RequestSteps, Retained
+from vtoken.base.arrays import Ints, Ragged
+from vtoken.core.protocol.step import NO_IDS, RequestSteps, Retained
 
 
 class RequestStep(msgspec.Struct):

@@ -14,11 +14,11 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from vtoken.tables.token_table import TokenTable
+from vtoken.core.tables.token_table import TokenTable
 
 
 class SimpleStore:
-    """`vtoken.runtime.runtime.BlockStore` over lists; `hashed` [N] is updated in place."""
+    """`vtoken.core.runtime.runtime.BlockStore` over lists; `hashed` [N] is updated in place."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vtoken.arrays import Ints, Ragged
-from vtoken.errors import InvariantViolation
-from vtoken.tables import kernels
-from vtoken.tables.token_table import TokenTable
-from vtoken.tables.token_tables import TokenTables
+from vtoken.base.arrays import Ints, Ragged
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.tables import kernels
+from vtoken.core.tables.token_table import TokenTable
+from vtoken.core.tables.token_tables import TokenTables
 
 
 def sync_new_tokens(

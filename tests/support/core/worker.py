@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.support.core.request_step import part_of, parts_of
-from vtoken.protocol.mirror import BlockTables, Mirrors
-from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.core.protocol.mirror import BlockTables, Mirrors
+from vtoken.core.protocol.step import StepPlan, WorkerReport
 
 Content = Any
 Scores = npt.NDArray[np.float32]

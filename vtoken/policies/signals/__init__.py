@@ -3,7 +3,7 @@
 Importing this package registers the built-in kinds.
 """
 
-from vtoken.arrays import namespace
+from vtoken.base.arrays import namespace
 from vtoken.policies.signals import kinds  # noqa: F401  (registers them)
 from vtoken.policies.signals.accumulators import (
     HOST,

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vtoken.arrays import Floats, Ints
+from vtoken.base.arrays import Floats, Ints
 from vtoken.policies.signals.kind import Array, AttentionKind
 from vtoken.policies.signals.neighbours import pooled
 from vtoken.policies.signals.signal import Signal

@@ -2,7 +2,7 @@
 
 A kind is one class in one file of `vtoken.policies.signals.kinds`, or of another package, which
 declares it through the entry point group `vtoken.signals`. Its methods are the definition: they run
-on numpy arrays and on torch tensors alike, through `vtoken.arrays.namespace`. Workers, calibration,
+on numpy arrays and on torch tensors alike, through `vtoken.base.arrays.namespace`. Workers, calibration,
 self-test and benchmarks take everything about a kind from its class.
 
 Rows: r[q, t] is what query q gives token t, after heads and layers; 0 for tokens after the query.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.arrays import Floats
+from vtoken.base.arrays import Floats
 from vtoken.policies.signals.signal import Signal
 
 SIMILAR = 0.5  # keys whose cosine is greater are similar

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vtoken.vllm.cpu.compiled_probe import StepProbe
 from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
 from vtoken.vllm.cpu.layout import KVLayout
-from vtoken.vllm.cpu.probe import StepProbe
 from vtoken.vllm.worker.executor import PhysicalStep
 
 

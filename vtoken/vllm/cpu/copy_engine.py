@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vtoken.arrays import Ints
-from vtoken.compiled import kernel
-from vtoken.protocol.integrity import LayerBytes
+from vtoken.base.arrays import Ints
+from vtoken.base.compiled import kernel
+from vtoken.core.protocol.integrity import LayerBytes
 from vtoken.vllm.cpu.layout import Bits, KVLayout, Memory
 
 KEY, VALUE = 6, 9  # offsets of their placements in `Memory.shape`

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vtoken.arrays import Ints
+from vtoken.base.arrays import Ints
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.holes import PackedSlots

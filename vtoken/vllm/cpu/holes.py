@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vtoken.arrays import Ints, Ragged
-from vtoken.compiled import kernel
+from vtoken.base.arrays import Ints, Ragged
+from vtoken.base.compiled import kernel
 from vtoken.vllm.cpu.layout import Bits, KVLayout
 
 Table = npt.NDArray[np.int32]

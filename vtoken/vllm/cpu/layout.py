@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from vllm import _custom_ops as ops
 
-from vtoken.arrays import Ints
-from vtoken.errors import UnsupportedError
+from vtoken.base.arrays import Ints
+from vtoken.base.errors import UnsupportedError
 
 Bits = npt.NDArray[Any]  # uint32 or uint16: the raw elements of a cache
 

@@ -9,8 +9,8 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vtoken.compiled import describe_kernels
-from vtoken.protocol.step import StepPlan
+from vtoken.base.compiled import describe_kernels
+from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.data_path import CPUDataPath

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vtoken.arrays import Ints
+from vtoken.base.arrays import Ints
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vtoken.protocol.step import StepPlan
+from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import torch
 
-from vtoken.errors import UnsupportedError
+from vtoken.base.errors import UnsupportedError
 
 
 def check_layout(cache: torch.Tensor) -> None:

@@ -20,9 +20,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vtoken.arrays import Ints
-from vtoken.protocol.mirror import LIVE, TOKENS, VERSION, Mirrors
-from vtoken.protocol.step import NO_IDS
+from vtoken.base.arrays import Ints
+from vtoken.core.protocol.mirror import LIVE, TOKENS, VERSION, Mirrors
+from vtoken.core.protocol.step import NO_IDS
 from vtoken.vllm.cuda.copies.transfer import upload
 
 ROW_ALIGNMENT = 256  # tokens; a row's length is a multiple of it

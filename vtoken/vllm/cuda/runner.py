@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from vtoken.protocol.step import StepPlan
+from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cuda.data_path import CUDADataPath
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.support import check_layers

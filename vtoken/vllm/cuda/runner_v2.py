@@ -23,8 +23,8 @@ from typing import Any
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from vtoken.arrays import Ints
-from vtoken.protocol.mirror import BlockTables
+from vtoken.base.arrays import Ints
+from vtoken.core.protocol.mirror import BlockTables
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.runner import make_executor, writes_blocks
 from vtoken.vllm.engine.manager import VTokenAttentionSpec

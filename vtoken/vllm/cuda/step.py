@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vtoken.arrays import Ints
-from vtoken.protocol.step import NO_IDS
+from vtoken.base.arrays import Ints
+from vtoken.core.protocol.step import NO_IDS
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.probing import DeviceProbe
 from vtoken.vllm.worker.executor import PhysicalStep

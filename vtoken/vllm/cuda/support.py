@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vtoken.errors import UnsupportedError
+from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cuda.layout import check_layout
 
 Rule = tuple[bool, str]

@@ -18,10 +18,10 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from vtoken.arrays import Bools
-from vtoken.runtime.admission import NO_REQUIREMENT
-from vtoken.runtime.runtime import Runtime
-from vtoken.tables.token_table import TokenTable
+from vtoken.base.arrays import Bools
+from vtoken.core.runtime.admission import NO_REQUIREMENT
+from vtoken.core.runtime.runtime import Runtime
+from vtoken.core.tables.token_table import TokenTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class VTokenAttentionManager(FullAttentionManager):
 
 
 class VLLMBlockStore:
-    """`vtoken.runtime.runtime.BlockStore` over vLLM's block pool and the manager's block tables."""
+    """`vtoken.core.runtime.runtime.BlockStore` over vLLM's block pool and the manager's block tables."""
 
     def __init__(self, manager: VTokenAttentionManager) -> None:
         self._manager = manager

@@ -19,8 +19,8 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
     LogitsProcessor as LogitsProcessorV2,
 )
 
-from vtoken.config.request_rules import Prompt, request_rules
-from vtoken.errors import RefusedError
+from vtoken.base.errors import RefusedError
+from vtoken.core.config.request_rules import Prompt, request_rules
 
 
 def check_prompts() -> None:

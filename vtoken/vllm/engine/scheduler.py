@@ -20,16 +20,16 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 import vtoken
-from vtoken.config.request_rules import Prompt, RequestRules, request_rules
+from vtoken.base.errors import RefusedError, UnsupportedError
 from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
-from vtoken.errors import RefusedError, UnsupportedError
+from vtoken.control.telemetry import Publisher
+from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
+from vtoken.core.runtime import selftest
+from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
-from vtoken.runtime import selftest
-from vtoken.runtime.growth import NewRequest, Scheduled
-from vtoken.runtime.runtime import Runtime
-from vtoken.stream.telemetry import Publisher
 from vtoken.vllm.engine.canary.checks import Checks
 from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
 from vtoken.vllm.engine.queue import SchedulerQueue

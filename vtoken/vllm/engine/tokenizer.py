@@ -17,8 +17,8 @@ from vllm.logger import init_logger
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from vtoken.arrays import Bools, Ints
-from vtoken.config.prompt_parts import (
+from vtoken.base.arrays import Bools, Ints
+from vtoken.core.config.prompt_parts import (
     NO_PARTS,
     ChatTemplate,
     Message,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vtoken.base.errors import ProfileError, UnsupportedError
 from vtoken.calibration import store
 from vtoken.calibration.model_files import fingerprint, model_folder
-from vtoken.config.calibration import CalibrationProfile
-from vtoken.errors import ProfileError, UnsupportedError
+from vtoken.core.config.calibration import CalibrationProfile
 
 OFF = "off"
 

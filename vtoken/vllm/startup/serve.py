@@ -17,17 +17,17 @@ from typing import Any
 
 from msgspec import structs
 
-from vtoken.bounds import bounds_of, read_json, span
+from vtoken.base.credentials import CredentialError, read_token_file
+from vtoken.base.errors import ProfileError, RefusedError
 from vtoken.calibration import store
-from vtoken.config.values import VTokenConfig
-from vtoken.credentials import CredentialError, read_token_file
-from vtoken.errors import ProfileError, RefusedError
+from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import make_policy
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import startup_error
 from vtoken.vllm.startup.calibration import OFF
 from vtoken.vllm.startup.model_argument import flag_values, take_model
 from vtoken.wire import Bound, ConfigValues, pool_limits
+from vtoken.wire.bounds import bounds_of, read_json, span
 
 PLUGIN = "vtoken"
 PLUGIN_GROUPS = (

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from vtoken.config.values import VTokenConfig, default_config, merge_patch
-from vtoken.errors import RefusedError, UnsupportedError
+from vtoken.base.errors import RefusedError, UnsupportedError
+from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.wire import Geometry
 
 KEY = "vtoken"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vtoken.errors import SelfTestError, UnsupportedError
+from vtoken.base.errors import SelfTestError, UnsupportedError
 
 PLACE = "VTOKEN_LAST_WORDS"  # "process id of the server:file"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vtoken.errors import UnsupportedError
-from vtoken.tables.kernels import MAX_HOLDERS
-from vtoken.tables.pool import MAX_BLOCK_SIZE
+from vtoken.base.errors import UnsupportedError
+from vtoken.core.tables.kernels import MAX_HOLDERS
+from vtoken.core.tables.pool import MAX_BLOCK_SIZE
 from vtoken.vllm.cuda.support import Rule, cuda_rules
 from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.settings import read_settings

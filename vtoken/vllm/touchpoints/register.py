@@ -11,7 +11,7 @@ import inspect
 from importlib import import_module
 from typing import Any
 
-from vtoken.errors import UnsupportedError
+from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cuda.touchpoints import CUDA_POINTS
 from vtoken.vllm.touchpoints.engine import ENGINE_POINTS
 from vtoken.vllm.touchpoints.touchpoint import TouchPoint

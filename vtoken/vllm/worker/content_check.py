@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from vtoken.arrays import Ints
-from vtoken.protocol.integrity import Fingerprint, LayerBytes, difference, fingerprint, misplaced
-from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.base.arrays import Ints
+from vtoken.core.protocol.integrity import (
+    Fingerprint,
+    LayerBytes,
+    difference,
+    fingerprint,
+    misplaced,
+)
+from vtoken.core.protocol.mirror import Mirror
+from vtoken.core.protocol.step import StepPlan, WorkerReport
 
 Contents = Callable[[Ints], Iterator[LayerBytes]]
 

@@ -16,8 +16,8 @@ import torch
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vtoken.arrays import Ints, Ragged
-from vtoken.protocol.mirror import Mirrors
+from vtoken.base.arrays import Ints, Ragged
+from vtoken.core.protocol.mirror import Mirrors
 from vtoken.vllm.worker.executor import PhysicalStep, RowsWithHoles
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.scores import Scores

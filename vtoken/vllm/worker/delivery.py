@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
-from vtoken.protocol.step import WorkerReport
+from vtoken.core.protocol.step import WorkerReport
 from vtoken.vllm.worker.scores import PendingScores
 
 

@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from vtoken.arrays import Ints, Ragged
-from vtoken.protocol.mirror import BlockTables, Mirror, Mirrors
-from vtoken.protocol.step import NO_IDS, StepPlan, WorkerReport
+from vtoken.base.arrays import Ints, Ragged
+from vtoken.core.protocol.mirror import BlockTables, Mirror, Mirrors
+from vtoken.core.protocol.step import NO_IDS, StepPlan, WorkerReport
 from vtoken.vllm.worker.content_check import ContentCheck, Contents
 from vtoken.vllm.worker.delivery import attach_report
 from vtoken.vllm.worker.probe import ProbedRequest

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vtoken.arrays import Ints, Ragged
+from vtoken.base.arrays import Ints, Ragged
+from vtoken.core.protocol.mirror import Mirror
 from vtoken.policies.signals import SIMILAR, Signal
-from vtoken.protocol.mirror import Mirror
 from vtoken.vllm.worker.heads import RankHeads
 
 MAX_QUERIES = 256  # rows of attention in memory at once

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from vtoken.errors import MirrorMismatchError
-from vtoken.protocol import digest
-from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import StepPlan, WorkerReport
+from vtoken.base.errors import MirrorMismatchError
+from vtoken.core.protocol import digest
+from vtoken.core.protocol.mirror import Mirror
+from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.vllm.worker.heads import RankHeads
 
 Key = TypeVar("Key")

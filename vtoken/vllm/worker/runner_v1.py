@@ -14,9 +14,9 @@ import numpy as np
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
-from vtoken.arrays import Ints
-from vtoken.protocol.mirror import BlockTables
-from vtoken.protocol.step import StepPlan
+from vtoken.base.arrays import Ints
+from vtoken.core.protocol.mirror import BlockTables
+from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.engine.manager import VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor

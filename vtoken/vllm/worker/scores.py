@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from vtoken.arrays import Floats, Ints
+from vtoken.base.arrays import Floats, Ints
+from vtoken.core.protocol.mirror import Mirror
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Accumulator, Signal, by_id, make_accumulator
-from vtoken.protocol.mirror import Mirror
-from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker.probe import (
     ProbedRequest,
     folded,

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from vtoken.arrays import Ints
-from vtoken.errors import SelfTestError
+from vtoken.base.arrays import Ints
+from vtoken.base.errors import SelfTestError
+from vtoken.core.protocol.mirror import Mirrors
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal, redundancy
 from vtoken.policies.signals.kind import kinds
-from vtoken.protocol.mirror import Mirrors
-from vtoken.protocol.step import StepPlan
 from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath, Read
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks

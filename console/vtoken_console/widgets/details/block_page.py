@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.style import Style
 
     from vtoken import wire
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
 
 CELL = 16
 MAX_HISTORY = 8

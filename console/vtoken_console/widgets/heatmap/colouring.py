@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
     from vtoken_console.style.cells import F32, U8, U16, Mask
 

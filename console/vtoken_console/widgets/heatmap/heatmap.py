@@ -20,7 +20,7 @@ from vtoken_console.widgets.heatmap.colouring import Mode
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
 if TYPE_CHECKING:
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
     from vtoken_console.widgets.heatmap.cell_paint import CellPainter
 

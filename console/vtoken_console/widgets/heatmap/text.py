@@ -20,7 +20,7 @@ from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_K
 from vtoken_console.widgets.lines import Line, Span, cut, merge, width_of
 
 if TYPE_CHECKING:
-    from vtoken.stream.reducer import StreamState
+    from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
 
 NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtoken.arrays import namespace
+from vtoken.base.arrays import namespace
 from vtoken.policies.signals.kind import Array, AttentionKind, register
 
 

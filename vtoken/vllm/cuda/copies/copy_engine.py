@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vtoken.arrays import Ints
-from vtoken.errors import InvariantViolation
-from vtoken.protocol.integrity import LayerBytes
+from vtoken.base.arrays import Ints
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.protocol.integrity import LayerBytes
 from vtoken.vllm.cuda.copies.staged_copy import StagedCopies
 from vtoken.vllm.cuda.copies.streams import Streams
 from vtoken.vllm.cuda.copies.transfer import upload

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vtoken.arrays import Ints
+from vtoken.base.arrays import Ints
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 
 Copy = Callable[[Ints, Ints], None]

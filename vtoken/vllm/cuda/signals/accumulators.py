@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from vtoken.arrays import Ints
+from vtoken.base.arrays import Ints
 from vtoken.policies.signals import Signal
 from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.worker.probe import pooled

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from vtoken.arrays import Floats, Ints
+from vtoken.base.arrays import Floats, Ints
 from vtoken.policies.signals import Accumulator, Signal, by_id, make_accumulator
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.copies.transfer import download, upload

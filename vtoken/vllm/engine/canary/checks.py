@@ -26,9 +26,9 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
-from vtoken.arrays import Floats
-from vtoken.runtime.canary import make_check
-from vtoken.runtime.runtime import Runtime
+from vtoken.base.arrays import Floats
+from vtoken.core.runtime.canary import make_check
+from vtoken.core.runtime.runtime import Runtime
 from vtoken.vllm.engine.canary.samples import Finished, Samples
 
 CHUNK_TOKENS = 64  # few enough that a decode step takes hardly longer

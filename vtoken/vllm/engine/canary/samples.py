@@ -22,8 +22,8 @@ import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from vtoken.arrays import Floats
-from vtoken.runtime.runtime import Runtime
+from vtoken.base.arrays import Floats
+from vtoken.core.runtime.runtime import Runtime
 
 FINISHED = (
     RequestStatus.FINISHED_STOPPED,

@@ -1,0 +1,1 @@
+"""What every package needs: errors, arrays, compiled kernels, files."""

@@ -1,0 +1,108 @@
+"""The errors of vToken.
+
+VTokenError
+├── RefusedError            bad input: names field, value and bound; nothing changed
+│   ├── UnknownRequestError
+│   └── StaleRevisionError
+├── InvariantViolation      protected KV data would have been lost or misread (I1 to I4)
+├── MirrorMismatchError     worker and scheduler disagree about a request
+├── SelfTestError           the data path computes wrong results on this machine
+├── UnsupportedError        a model, flag or vLLM version that vToken does not support
+├── ProfileError            a calibration profile that cannot be used
+└── MalformedError          bytes that are not the expected document, see `vtoken.base.documents`
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class VTokenError(Exception):
+    """Base of all errors that vToken raises on purpose."""
+
+
+class RefusedError(VTokenError):
+    """Invalid input, refused entirely; nothing changed.
+
+    `status` is the matching HTTP status; `field`, `value` and `bound` identify the invalid part.
+    """
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        field: str | None = None,
+        value: Any = None,
+        bound: str | None = None,
+        status: int = 422,
+        title: str = "Refused",
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.field = field
+        self.value = value
+        self.bound = bound
+        self.status = status
+        self.title = title
+
+
+class UnknownRequestError(RefusedError):
+    """No running request has this id; `ended`: it has finished.
+
+    `num_kept`: how many finished requests the call could have found.
+    """
+
+    def __init__(self, request_id: str, *, ended: bool = False, num_kept: int = 0) -> None:
+        why, bound = f"no running request has the id {request_id!r}", "the id of a running request"
+        if ended:
+            why = f"the request {request_id!r} has finished, its tokens are gone"
+        if num_kept:
+            why += f", and none of the newest {num_kept:,} that finished"
+            bound += f", or of one of the newest {num_kept:,} that finished"
+        super().__init__(
+            why,
+            field="request_id",
+            value=request_id,
+            bound=f"{bound}, see GET /vtoken/v1/requests",
+            status=404,
+            title="Unknown request",
+        )
+
+
+class StaleRevisionError(RefusedError):
+    """`If-Match` names a revision that is not current."""
+
+    def __init__(self, expected: int, current: int) -> None:
+        super().__init__(
+            f"the configuration is at revision {current}, the call was made for {expected}",
+            field="If-Match",
+            value=expected,
+            bound=f"{current}",
+            status=412,
+            title="Stale revision",
+        )
+
+
+class InvariantViolation(VTokenError):  # noqa: N818  (the paper's term)
+    """An invariant is broken; the message contains the equation and both numbers."""
+
+    def __init__(self, invariant: str, detail: str) -> None:
+        super().__init__(f"{invariant}: {detail}")
+        self.invariant = invariant
+        self.detail = detail
+
+
+class MirrorMismatchError(VTokenError):
+    """The worker's mirror of a token table differs from the scheduler's table."""
+
+
+class SelfTestError(VTokenError):
+    """The start-up self-test found wrong results in attention, packing or copies."""
+
+
+class UnsupportedError(VTokenError):
+    """vToken does not support this model or these flags; the message lists every reason."""
+
+
+class ProfileError(VTokenError):
+    """An unusable calibration profile; the message states the reason and the fix."""

@@ -1,0 +1,1 @@
+"""The runtime between policies and block pool, without vLLM: tables, plans, steps."""

@@ -1,0 +1,194 @@
+"""The runtime configuration: one frozen value, its bounds, and the all-or-nothing merge patch.
+
+`vtoken.wire.Configuration` declares the fields. A patch yields a complete, valid configuration or
+raises `RefusedError` naming field, value and bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from vtoken.base.errors import RefusedError
+from vtoken.policies import Policy, make_policy, params_dict, policy_names
+from vtoken.wire import Bound, Configuration, ConfigValues, PolicyChoice, pool_limits
+from vtoken.wire.bounds import bounds_of, fault, takes
+
+
+class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
+    """The configuration as the engine holds it, with `Policy` objects."""
+
+    policy: Policy = msgspec.field(default_factory=lambda: make_policy("none", {}))
+
+    def values(self) -> ConfigValues:
+        shadow = None if self.shadow is None else _choice(self.shadow)
+        fields = structs.asdict(self) | {"policy": _choice(self.policy), "shadow": shadow}
+        return ConfigValues(**fields)
+
+    @property
+    def evicts(self) -> bool:
+        return self.policy.name != "none"
+
+    @property
+    def gives(self) -> bool:
+        """Whether a request of these rules loses tokens for blocks that are short, and only then.
+
+        Without reclamation nobody gives: what died would free too little.
+        """
+        return self.evicts and self.evict_when == "pressure" and self.reclamation == "auto"
+
+    @property
+    def recycles(self) -> bool:
+        """Whether a new token may be written to a dead slot of its request."""
+        return self.recycle and self.reclamation != "off"
+
+
+def _choice(policy: Policy) -> PolicyChoice:
+    return PolicyChoice(name=policy.name, params=params_dict(policy))
+
+
+def default_config(num_blocks: int) -> VTokenConfig:
+    """Evict nothing, reclaim when the pool runs low."""
+    limits = pool_limits(num_blocks)
+    return structs.replace(VTokenConfig(), **{name: x.default for name, x in limits.items()})
+
+
+def bounds(num_blocks: int, num_layers: int, num_heads: int | None = None) -> dict[str, Bound]:
+    """The bounds of every field; `merge_patch` enforces the same ones.
+
+    `num_heads`: query heads of the model; None if unknown, and then any head number is accepted.
+    """
+    found = bounds_of(ConfigValues)
+    for name, limits in pool_limits(num_blocks).items():
+        found[name].maximum = limits.maximum
+    found["policy"].choices = found["shadow"].choices = policy_names()
+    probe = found["probe"]
+    probe.summary = probe.summary.replace("L-1", f"{num_layers - 1}")
+    if num_heads is not None:
+        probe.summary = probe.summary.replace("H-1", f"{num_heads - 1}")
+    return found
+
+
+def merge_patch(
+    config: VTokenConfig,
+    patch: Any,
+    *,
+    num_blocks: int,
+    num_layers: int,
+    num_heads: int | None = None,
+) -> VTokenConfig:
+    """`config` with the complete JSON merge patch applied; raises RefusedError."""
+    if not isinstance(patch, dict):
+        raise _refuse("body", patch, "a JSON object")
+    before = config.values()
+    document = _merged(_target(before, patch), patch)
+    values = _converted(document, bounds(num_blocks, num_layers), num_layers, num_heads)
+    probe = structs.replace(
+        values.probe,
+        layers=sorted({*values.probe.layers}),
+        heads=sorted({*values.probe.heads}),
+    )
+    policy, shadow = config.policy, config.shadow
+    if values.policy != before.policy:
+        policy = make_policy(values.policy.name, values.policy.params)
+    if values.shadow != before.shadow:
+        shadow = _shadow(values.shadow)
+    merged = VTokenConfig(
+        **structs.asdict(values) | {"policy": policy, "shadow": shadow, "probe": probe}
+    )
+    budget = "budget_floor_tokens" if merged.budget_ratio > 0 else "budget_tokens"
+    for role, chosen in (("policy", policy), ("shadow", shadow)):
+        min_budget = 1 if chosen is None else chosen.min_budget_tokens()
+        if chosen is not None and getattr(merged, budget) < min_budget:
+            raise _refuse(
+                budget,
+                getattr(merged, budget),
+                f"at least {min_budget}, which {role} {chosen.name} needs with these parameters",
+            )
+    return merged
+
+
+def _converted(
+    document: dict[str, Any], limits: dict[str, Bound], num_layers: int, num_heads: int | None
+) -> ConfigValues:
+    """`document` as a struct, checked against the bounds of fields, pool and model."""
+    numbers = {"layers": num_layers, "heads": num_heads}
+    try:
+        values = msgspec.convert(document, ConfigValues)
+    except msgspec.ValidationError as error:
+        refused = fault(error, document, ConfigValues)
+        field = refused.field or ""
+        for name, count in numbers.items():
+            if field == f"probe.{name}":
+                raise _refuse_numbers(name, refused.value, count) from None
+        expected = takes(limits[field]) if field in limits else f"{refused.bound}"
+        raise _refuse(field, refused.value, expected) from None
+    for name, bound in limits.items():
+        value = getattr(values, name)
+        if bound.type == "int" and bound.maximum is not None and value > bound.maximum:
+            raise _refuse(name, value, takes(bound))
+    for name, count in numbers.items():
+        chosen: list[int] = getattr(values.probe, name)
+        if count is not None and any(number >= count for number in chosen):
+            raise _refuse_numbers(name, chosen, count)
+    return values
+
+
+def _target(values: ConfigValues, patch: dict[str, Any]) -> dict[str, Any]:
+    """The document that `patch` is merged into: a new policy starts from its own defaults."""
+    document: dict[str, Any] = msgspec.to_builtins(values)
+    for role in ("policy", "shadow"):
+        change = patch.get(role)
+        if isinstance(change, dict):
+            current = document[role] or {"name": "none", "params": {}}
+            name = change.get("name", current["name"])
+            document[role] = current if name == current["name"] else {"name": name, "params": {}}
+    return document
+
+
+def _merged(target: dict[str, Any], patch: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """RFC 7396 over a document that has every field: unknown names are refused, null is a value.
+
+    Only a policy's parameters follow the RFC fully: null removes one, so that it has its default.
+    """
+    merged = dict(target)
+    for name, value in patch.items():
+        if path.endswith("params."):
+            merged.pop(name, None)
+            if value is not None:
+                merged[name] = value
+            continue
+        if name not in target:
+            raise _refuse(f"{path}{name}", value, "a known field: " + ", ".join(target))
+        both = isinstance(value, dict) and isinstance(target[name], dict)
+        merged[name] = _merged(target[name], value, f"{path}{name}.") if both else value
+    return merged
+
+
+def _shadow(choice: PolicyChoice | None) -> Policy | None:
+    """The shadow policy; None for null and for `none`, which evicts nothing."""
+    if choice is None:
+        return None
+    try:
+        shadow = make_policy(choice.name, choice.params)
+    except RefusedError as error:
+        error.field = (error.field or "policy").replace("policy", "shadow", 1)
+        raise
+    return None if shadow.name == "none" else shadow
+
+
+def _refuse(name: str, value: Any, bound: str) -> RefusedError:
+    return RefusedError(f"{name} = {value!r} is not {bound}", field=name, value=value, bound=bound)
+
+
+def _refuse_numbers(name: str, value: Any, count: int | None) -> RefusedError:
+    within = "of at least 0" if count is None else f"in 0..{count - 1}"
+    return _refuse(f"probe.{name}", value, f"a list of {name} {within}")
+
+
+def diff(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]:
+    """Field -> [old, new] of every field that differs, in builtins."""
+    a, b = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    return {name: [a[name], b[name]] for name in a if a[name] != b[name]}

@@ -1,0 +1,83 @@
+"""Who gives tokens when memory is short, and how many: water-filling over running requests.
+
+Pure functions of columns, independent of policies and tables. A shortage is in blocks. A request
+gives whole blocks: it is cut down to a number of live tokens that, with the next one, fill its
+blocks, so that packing it returns every block that it gives.
+
+1. blocks that forgotten tokens fill go before all others
+2. requests of the least important priority give first (vLLM: the greatest number)
+3. of these, whoever keeps the largest share of its tokens gives next, `step_blocks` at a time, so
+   that requests become equal in the share that they keep
+4. a request that has less than `step_blocks` left to give gives only after all others
+5. no request is cut down below its floor
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+from vtoken.base.arrays import Ints
+
+
+class Givers(NamedTuple):
+    """The requests that may give, [k] each.
+
+    `live` and `tokens`: live tokens, and all tokens ever computed. `floor`: the fewest live tokens.
+    `private_blocks`: held blocks that nobody else holds. `priority`: vLLM's, lower is more
+    important. `step_blocks`: how many blocks each gives at a time. `forgotten`: the live tokens
+    that die before all others.
+    """
+
+    live: Ints
+    tokens: Ints
+    floor: Ints
+    private_blocks: Ints
+    priority: Ints
+    step_blocks: Ints
+    forgotten: Ints
+
+    def most_blocks(self, block_size: int) -> Ints:
+        """The most blocks that each request can give [k]."""
+        spare = needed_blocks(self.live, block_size) - needed_blocks(self.floor, block_size)
+        most: Ints = np.clip(spare, 0, self.private_blocks)
+        return most
+
+
+def needed_blocks(live: Ints, block_size: int) -> Ints:
+    """Blocks for `live` [k] tokens and the next one."""
+    return live // block_size + 1
+
+
+def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
+    """The live tokens [k] that each request keeps so that `blocks` blocks are given, or all that
+    there are. Equal to `givers.live` where a request gives nothing.
+    """
+    most = givers.most_blocks(block_size).tolist()
+    needed = needed_blocks(givers.live, block_size)
+    tokens, priority = givers.tokens.tolist(), givers.priority.tolist()
+    step = givers.step_blocks.tolist()
+    obsolete = (needed - needed_blocks(givers.live - givers.forgotten, block_size)).tolist()
+    given = [0] * len(most)
+
+    def turn(i: int) -> tuple[bool, int, bool, float, int]:
+        left, share = most[i] - given[i], (needed[i] - given[i]) / tokens[i]
+        return given[i] >= obsolete[i], -priority[i], left < step[i], -share, i
+
+    queue = [turn(i) for i in range(len(most)) if most[i]]
+    heapq.heapify(queue)
+    while blocks > 0 and queue:
+        i = queue[0][-1]
+        left = min(obsolete[i], most[i]) - given[i]
+        gives = min(step[i], left if left > 0 else most[i] - given[i])
+        given[i] += gives
+        blocks -= gives
+        if given[i] < most[i]:
+            heapq.heapreplace(queue, turn(i))
+        else:
+            heapq.heappop(queue)
+    gives = np.array(given, dtype=np.int64)
+    kept: Ints = (needed - gives) * block_size - 1
+    return np.where(gives > 0, kept, givers.live)

@@ -1,0 +1,505 @@
+"""The worker's mirrors of the token tables: the slot of every live token of every request.
+
+Updated by step plans only; independent of the scheduler's tables and of torch. Every plan's
+absolute counts are verified, so a mirror with a wrong count stops the worker before the forward.
+Correct counts with wrong slots are detected only by the content check (`verify_ratio`).
+
+Rows are requests, columns are facts; a row is reused after its request ends. The slots of all
+requests are stored in one int32 arena, 4 bytes per token, one contiguous segment per request with
+slack at the end. Invariants of each row r in use, with o = offset[r]:
+
+1. arena[o + t] is the slot of token t < tokens[r], -1 when it is dead
+2. live[r] = |{t < tokens[r]: arena[o + t] >= 0}|, counted by transitions
+3. tokens[r] <= capacity[r], and segments arena[o : o + capacity[r]] do not overlap
+4. (r, version[r]) identifies the state of existing tokens: the version changes when a token dies or
+   moves and when the row is reassigned, but not when tokens are appended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.base.arena import Arena, Column
+from vtoken.base.arrays import Ints, Ragged, spans, starts_of
+from vtoken.base.compiled import kernel
+from vtoken.base.errors import MirrorMismatchError
+from vtoken.core.protocol.step import RequestSteps
+from vtoken.policies.signals import Accumulator, Signal, make_accumulator
+
+MakeAccumulator = Callable[[Signal], Accumulator]
+Ints32 = npt.NDArray[np.int32]
+
+TOKENS, LIVE, OFFSET, CAPACITY, VERSION = range(5)  # the columns
+NUM_FACTS = 5
+# Slack of a new segment, in tokens: MIN_SLACK and one for every SLACK_SHARE tokens of the request.
+MIN_SLACK = 64
+SLACK_SHARE = 8
+MAX_SLOT = (1 << 31) - 1
+
+# Why a kernel stopped at a request: `fault` is (reason, number in the plan, number in the mirror).
+FULL, SHAPE, COUNT, LIVE_COUNT, DEAD_EVICTED, DEAD_MOVED, NO_SLOT, NO_BLOCK = range(1, 9)
+REASONS = {
+    SHAPE: "the plan's columns do not fit: {} numbers, {} referenced",
+    COUNT: "the plan is for {} tokens, the mirror has {}",
+    LIVE_COUNT: "the plan counts {} live tokens, the mirror has {}",
+    DEAD_EVICTED: "the plan evicts token {}, which is not live in the mirror of {} tokens",
+    DEAD_MOVED: "the plan moves token {}, which is not live in the mirror of {} tokens",
+    NO_SLOT: "the plan writes to {}, which is no slot, in a mirror of {} tokens",
+    NO_BLOCK: "the plan is for {} tokens, the block table has room for {}",
+}
+
+
+class BlockTables(NamedTuple):
+    """n block tables; table i is `blocks[bases[i] : bases[i] + counts[i]]`. int32; int64 [n]."""
+
+    blocks: Ints32
+    bases: Ints
+    counts: Ints
+
+    @classmethod
+    def of(cls, tables: Sequence[Sequence[int]]) -> BlockTables:
+        arrays = [np.asarray(table, dtype=np.int32) for table in tables]
+        counts = np.array([len(array) for array in arrays], dtype=np.int64)
+        return cls(np.concatenate(arrays), np.cumsum(counts) - counts, counts)
+
+
+class Mirror:
+    """The mirror of one request: row `row` of `mirrors`. `accumulators`: its attention signals."""
+
+    __slots__ = ("_kept", "accumulators", "mirrors", "row")
+
+    def __init__(self, mirrors: Mirrors, row: int) -> None:
+        self.mirrors = mirrors
+        self.row = row
+        self.accumulators: dict[Signal, Accumulator] = {}
+        self._kept: Sequence[Signal] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the request, dead ones included."""
+        return int(self.mirrors.facts[TOKENS, self.row])
+
+    def live(self) -> tuple[Ints, Ints]:
+        """Ids [n] of the live tokens, ascending, and their slots [n]."""
+        ids, slots = self.mirrors.live(np.array([self.row], dtype=np.int64))
+        return ids.values, slots.values
+
+    def keep(self, signals: Sequence[Signal], make: MakeAccumulator = make_accumulator) -> None:
+        """Set the kept `signals`: those already kept continue, others start from zero."""
+        if signals == self._kept:
+            return
+        self._kept = signals
+        before, self.accumulators = self.accumulators, {}
+        for signal in signals:
+            if not signal.of_keys:
+                self.accumulators[signal] = before.get(signal) or make(signal)
+
+
+class Mirrors(Mapping[str, Mirror]):
+    """The mirrors of one worker by request id.
+
+    `facts` [NUM_FACTS, rows] int64 and `arena` are replaced when they grow: read them anew.
+    """
+
+    def __init__(self) -> None:
+        self.facts: Ints = np.zeros((NUM_FACTS, 0), dtype=np.int64)
+        self._slots = Arena(Column(np.int32, fill=-1))
+        self._rows: dict[str, int] = {}
+        self._views: dict[str, Mirror] = {}
+        self._free: list[int] = []
+        self._fault: Ints = np.zeros(3, dtype=np.int64)
+        self._counts: Ints32 = np.zeros(0, dtype=np.int32)  # live tokens by block; 0 between calls
+
+    @property
+    def arena(self) -> Ints32:
+        return self._slots.arrays[0]
+
+    @classmethod
+    def of(cls, slots: Mapping[str, Ints]) -> Mirrors:
+        """Mirrors of requests whose tokens 0, 1, … are live in the slots `slots[name]` [T]."""
+        mirrors = cls()
+        for name, places in slots.items():
+            row = mirrors._take_row(name, len(places))
+            start = int(mirrors.facts[OFFSET, row])
+            mirrors.arena[start : start + len(places)] = places
+            mirrors.facts[[TOKENS, LIVE], row] = len(places)
+        return mirrors
+
+    # ------------------------------------------------------------ requests come and go
+
+    def __getitem__(self, name: str) -> Mirror:
+        return self._views[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows_of(self, names: Sequence[str]) -> Ints:
+        """The rows [n] of `names`; raises KeyError for one without a mirror."""
+        return np.fromiter(map(self._rows.__getitem__, names), np.int64, len(names))
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Remove the mirrors of these requests; unknown names are ignored."""
+        for name in names:
+            row = self._rows.pop(name, None)
+            if row is None:
+                continue
+            del self._views[name]
+            self.facts[:VERSION, row] = 0
+            self.facts[VERSION, row] += 1
+            self._free.append(row)
+        if 4 * int(self.facts[CAPACITY].sum()) < self._slots.size:
+            self._slots.compact(self.facts[OFFSET], self.facts[CAPACITY], 0, shrink=True)
+
+    def clear(self) -> None:
+        """Remove all mirrors."""
+        self.drop([*self._rows])
+
+    def _take_row(self, name: str, num_tokens: int) -> int:
+        """Allocate a row for the new request `name`, with capacity for `num_tokens`."""
+        if not self._free:
+            rows = self.facts.shape[1]
+            facts = np.zeros((NUM_FACTS, max(16, 2 * rows)), dtype=np.int64)
+            facts[:, :rows] = self.facts
+            self.facts = facts
+            self._free.extend(range(facts.shape[1] - 1, rows - 1, -1))
+        row = self._free.pop()
+        self._rows[name] = row
+        self._views[name] = Mirror(self, row)
+        self._reserve(row, num_tokens)
+        return row
+
+    def _reserve(self, row: int, num_tokens: int) -> None:
+        """Allocate a segment for `num_tokens` tokens of `row`, plus slack."""
+        wanted = num_tokens + num_tokens // SLACK_SHARE + MIN_SLACK
+        used = int(self.facts[TOKENS, row])
+        self._slots.reserve(self.facts[OFFSET], self.facts[CAPACITY], row, used, wanted)
+
+    # ------------------------------------------------------------ a step
+
+    def place(
+        self,
+        names: Sequence[str],
+        num_tokens: Ints,
+        block_size: int,
+        tables: BlockTables,
+    ) -> None:
+        """Extend requests that have evicted nothing to `num_tokens` [n] tokens; add new ones.
+
+        Their layout is vLLM's: token t is in logical block t // S, at offset t % S. Raises
+        MirrorMismatchError when `tables` has too few blocks.
+        """
+        for name, count in zip(names, num_tokens.tolist(), strict=True):
+            if name not in self._rows:
+                self._take_row(name, count)
+        rows, done = self.rows_of(names), 0
+        while done < len(rows):
+            done = _place(
+                done, rows, self.facts, self.arena, num_tokens, block_size, *tables, self._fault
+            )
+            if done < len(rows) and not self._grew(int(rows[done])):
+                raise self._mismatch(names[done])
+
+    def apply(self, steps: RequestSteps) -> Ints:
+        """Apply evictions, moves and new tokens; returns the rows [R] of the requests.
+
+        Raises MirrorMismatchError when the plan and a mirror disagree; mirrors may then be partly
+        updated.
+        """
+        rows, done = self.rows_of(steps.names), 0
+        while done < len(rows):
+            done = _apply(
+                done,
+                rows,
+                self.facts,
+                self.arena,
+                steps.num_tokens,
+                steps.num_live,
+                steps.evicted.values,
+                steps.evicted.starts,
+                steps.moved_ids.values,
+                steps.moved_slots.values,
+                steps.moved_ids.starts,
+                steps.new_slots.values,
+                steps.new_slots.starts,
+                self._fault,
+            )
+            if done < len(rows) and not self._grew(int(rows[done])):
+                raise self._mismatch(steps.names[done])
+        return rows
+
+    def _grew(self, row: int) -> bool:
+        """Enlarge `row` if its capacity is why the kernel stopped; returns whether it was."""
+        reason, wanted, _ = self._fault.tolist()
+        if reason == FULL:
+            self._reserve(row, wanted)
+        return bool(reason == FULL)
+
+    def _mismatch(self, name: str) -> MirrorMismatchError:
+        reason, wanted, known = self._fault.tolist()
+        return MirrorMismatchError(f"{name}: {REASONS[reason].format(wanted, known)}")
+
+    # ------------------------------------------------------------ queries
+
+    def live(self, rows: Ints) -> tuple[Ragged, Ragged]:
+        """Ids of the live tokens of `rows` [n], ascending, and their slots."""
+        starts = starts_of(self.facts[LIVE, rows])
+        out = np.empty((2, starts[-1]), dtype=np.int64)
+        _live(rows, self.facts, self.arena, starts, out)
+        return Ragged(out[0], starts), Ragged(out[1], starts)
+
+    def newest(self, rows: Ints, counts: Ints) -> Ragged:
+        """The slots of the newest `counts` [n] tokens of `rows` [n], -1 for dead ones."""
+        first = self.facts[OFFSET, rows] + self.facts[TOKENS, rows] - counts
+        places = spans(first, counts)
+        return Ragged(self.arena[places.values].astype(np.int64), places.starts)
+
+    def split(self, rows: Ints, block_size: int) -> tuple[Ragged, Ragged]:
+        """What attention reads of `rows` [n]: blocks full of live tokens, and the slots of the
+        live tokens in partial blocks, the newest last.
+        """
+        most = int(self.facts[LIVE, rows].sum())
+        full, partial = (np.empty(size, dtype=np.int64) for size in (most // block_size, most))
+        starts = np.zeros((2, len(rows) + 1), dtype=np.int64)
+        longest = int(self.facts[LIVE, rows].max(initial=0))
+        runs = np.empty((2, longest), dtype=np.int64)
+        while True:
+            missing = _split(
+                rows,
+                self.facts,
+                self.arena,
+                block_size,
+                self._counts,
+                runs,
+                starts,
+                full,
+                partial,
+            )
+            if not missing:
+                break
+            self._counts = np.zeros(missing + missing // 2, dtype=np.int32)
+        full, partial = full[: starts[0, -1]], partial[: starts[1, -1]]
+        return Ragged(full, starts[0]), Ragged(partial, starts[1])
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@kernel
+def _place(
+    first: int,
+    rows: Ints,
+    facts: Ints,
+    arena: Ints32,
+    num_tokens: Ints,
+    block_size: int,
+    blocks: Ints32,
+    bases: Ints,
+    counts: Ints,
+    fault: Ints,
+) -> int:
+    """Append up to `num_tokens` to `rows[first:]`: arena[o + t] = S * blocks[base + t // S] + t % S
+
+    Returns the index of the first request that could not be placed, len(rows) if there is none.
+    """
+    for i in range(first, len(rows)):
+        row = rows[i]
+        base, token, end = facts[OFFSET, row], facts[TOKENS, row], num_tokens[i]
+        fault[1] = end
+        if token > end:
+            fault[0], fault[2] = COUNT, token
+            return i
+        if end > counts[i] * block_size or bases[i] < 0 or bases[i] + counts[i] > len(blocks):
+            fault[0], fault[2] = NO_BLOCK, counts[i] * block_size
+            return i
+        if end > facts[CAPACITY, row]:
+            fault[0] = FULL
+            return i
+        facts[LIVE, row] += end - token
+        facts[TOKENS, row] = end
+        while token < end:
+            rank = token // block_size
+            stop = min(end, (rank + 1) * block_size)
+            slot = np.int64(blocks[bases[i] + rank]) * block_size + token - rank * block_size
+            for t in range(token, stop):
+                arena[base + t] = slot
+                slot += 1
+            token = stop
+    return len(rows)
+
+
+@kernel
+def _apply(
+    first: int,
+    rows: Ints,
+    facts: Ints,
+    arena: Ints32,
+    num_tokens: Ints,
+    num_live: Ints,
+    evicted: Ints,
+    evicted_starts: Ints,
+    moved_ids: Ints,
+    moved_slots: Ints,
+    moved_starts: Ints,
+    new_slots: Ints,
+    new_starts: Ints,
+    fault: Ints,
+) -> int:
+    """Apply the steps of `rows[first:]`. For each row, with o = offset and T = tokens before:
+
+    arena[o + t] = -1 for evicted t, moved_slots[j] for moved_ids[j], new_slots[j] for t = T + j
+    tokens = T + |new|,  live = live - |evicted| + |new|,  version + 1 if a token died or moved
+
+    Checks that every id is live and < T and that every slot is valid, so no plan can write outside
+    a row's segment. Returns the index of the first request that could not be applied, with the
+    reason in `fault`; with reason `FULL` that request is unchanged.
+    """
+    size = len(rows)
+    fault[0], fault[1] = SHAPE, size
+    for found in (len(num_tokens) + 1, len(num_live) + 1, len(moved_starts), len(new_starts)):
+        if found != size + 1:
+            fault[2] = found - 1
+            return first
+    if len(evicted_starts) != size + 1 or len(moved_slots) != len(moved_ids):
+        fault[1], fault[2] = len(moved_slots), len(moved_ids)
+        return first
+    for i in range(first, size):
+        row = rows[i]
+        base, before, live = facts[OFFSET, row], facts[TOKENS, row], facts[LIVE, row]
+        e0, e1 = evicted_starts[i], evicted_starts[i + 1]
+        m0, m1 = moved_starts[i], moved_starts[i + 1]
+        n0, n1 = new_starts[i], new_starts[i + 1]
+        fault[0] = SHAPE
+        if not 0 <= e0 <= e1 <= len(evicted):
+            fault[1], fault[2] = len(evicted), e1
+            return i
+        if not 0 <= m0 <= m1 <= len(moved_ids):
+            fault[1], fault[2] = len(moved_ids), m1
+            return i
+        if not 0 <= n0 <= n1 <= len(new_slots):
+            fault[1], fault[2] = len(new_slots), n1
+            return i
+        fault[2] = before
+        if num_tokens[i] != before:
+            fault[0], fault[1] = COUNT, num_tokens[i]
+            return i
+        if before + n1 - n0 > facts[CAPACITY, row]:
+            fault[0], fault[1] = FULL, before + n1 - n0
+            return i
+        if e1 > e0 or m1 > m0:
+            facts[VERSION, row] += 1
+        for j in range(e0, e1):
+            token = evicted[j]
+            if token < 0 or token >= before or arena[base + token] < 0:
+                fault[0], fault[1] = DEAD_EVICTED, token
+                return i
+            arena[base + token] = -1
+        for j in range(m0, m1):
+            token, slot = moved_ids[j], moved_slots[j]
+            if token < 0 or token >= before or arena[base + token] < 0:
+                fault[0], fault[1] = DEAD_MOVED, token
+                return i
+            if slot < 0 or slot > MAX_SLOT:
+                fault[0], fault[1] = NO_SLOT, slot
+                return i
+            arena[base + token] = slot
+        for j in range(n0, n1):
+            slot = new_slots[j]
+            if slot < 0 or slot > MAX_SLOT:
+                fault[0], fault[1] = NO_SLOT, slot
+                return i
+            arena[base + before + j - n0] = slot
+        live += n1 - n0 - (e1 - e0)
+        facts[TOKENS, row], facts[LIVE, row] = before + n1 - n0, live
+        if live != num_live[i]:
+            fault[0], fault[1], fault[2] = LIVE_COUNT, num_live[i], live
+            return i
+    return size
+
+
+@kernel
+def _live(rows: Ints, facts: Ints, arena: Ints32, starts: Ints, out: Ints) -> None:
+    """out[:, starts[i]:starts[i + 1]] = ids and slots of row rows[i]'s live tokens, by id."""
+    for i in range(len(rows)):
+        base, at, end = facts[OFFSET, rows[i]], starts[i], starts[i + 1]
+        for token in range(facts[TOKENS, rows[i]]):
+            slot = arena[base + token]
+            if slot >= 0 and at < end:
+                out[0, at], out[1, at] = token, slot
+                at += 1
+
+
+@kernel
+def _split(
+    rows: Ints,
+    facts: Ints,
+    arena: Ints32,
+    block_size: int,
+    counts: Ints32,
+    runs: Ints,
+    starts: Ints,
+    full: Ints,
+    partial: Ints,
+) -> int:
+    """For each row, with n(b) its live tokens in block b of S slots:
+
+    full = {b: n(b) = S} by the first token in each,  partial = slots in blocks with 0 < n(b) < S
+    S * |full| + |partial| = live
+
+    Scans runs of consecutive live tokens in one block: `runs[:, k]` is the arena index where run k
+    begins, and its block. `counts` is 0 before and after. Returns 0, or the length that `counts`
+    requires.
+    """
+    num_full = num_partial = 0
+    for i in range(len(rows)):
+        base, end = facts[OFFSET, rows[i]], facts[OFFSET, rows[i]] + facts[TOKENS, rows[i]]
+        low, high, length, num_runs, missing = 0, 0, 0, 0, 0
+        for at in range(base, end):
+            slot = int(arena[at])
+            if slot < low or slot >= high:
+                if slot < 0:
+                    continue
+                if length:
+                    counts[runs[1, num_runs - 1]] += length
+                    length = 0
+                block = slot // block_size
+                if block >= len(counts):
+                    missing = max(missing, block + 1)
+                    low = high = 0
+                    continue
+                low = block * block_size
+                high = low + block_size
+                runs[0, num_runs], runs[1, num_runs] = at, block
+                num_runs += 1
+            length += 1
+        if length:
+            counts[runs[1, num_runs - 1]] += length
+        for k in range(num_runs):
+            block = runs[1, k]
+            if missing or counts[block] < 0:
+                continue
+            if counts[block] == block_size:
+                full[num_full] = block
+                num_full += 1
+                counts[block] = -1
+                continue
+            stop = runs[0, k + 1] if k + 1 < num_runs else end
+            for at in range(runs[0, k], stop):
+                if arena[at] >= 0:
+                    partial[num_partial] = arena[at]
+                    num_partial += 1
+        for k in range(num_runs):
+            counts[runs[1, k]] = 0
+        if missing:
+            return missing
+        starts[0, i + 1], starts[1, i + 1] = num_full, num_partial
+    return 0

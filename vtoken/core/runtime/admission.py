@@ -1,0 +1,335 @@
+"""Admission: the free blocks that a waiting request requires, by what it holds after eviction.
+
+Uses the runtime's state, not the engine's queue: the engine's block manager calls `requirement`
+and `peak_tokens`, and reports `record_demand` and `admitted`. With S the block size and
+L = budget + interval, a request with P tokens to compute and at most T in total needs at its peak,
+in tokens:
+
+  prompt:  min(P, L + chunk) if eviction runs between the chunks of the prompt, else P
+  output:  min(T, L + 1) if eviction runs during decoding, else T - P + what the prompt keeps
+
+Invariant: when a request is admitted, the blocks that running requests may still take up to their
+peaks stay free, and so does the headroom for relocation. So no running request is preempted for one
+admitted later, as long as reclamation keeps up. A request that evicts nothing counts as in vLLM, by
+its prompt alone. An idle pool admits any request that fits.
+
+Under `evict_when: pressure`, blocks that running requests can still give (`givable_blocks`) need
+not be free: they are there when a running request grows. What the new request takes at once must be
+free, so it waits until others have given that (`asked_blocks`). It asks only for what can be given:
+a request that does not fit even then waits for an end, and nobody loses a token for it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vtoken.base.arrays import Ints
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.giving import Givers
+from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.tables.token_table import TokenTable
+
+SHORTAGE_VALID_STEPS = 8
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request known to the engine. `max_tokens`: prompt and output at most. `priority`: vLLM's.
+
+    `waits_since`: monotonic seconds of its arrival or of its last preemption.
+    """
+
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    waits_since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What must be free when a waiting request starts, besides the blocks that it takes.
+
+    `extra_blocks`: this many blocks stay free. `future_blocks`: it and the running requests will
+    take this many until their peaks, and the headroom; givable blocks count for these.
+    """
+
+    extra_blocks: int = 0
+    future_blocks: int = 0
+
+
+NO_REQUIREMENT = Requirement()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the first waiting request lacked when the engine last tried to start it, at `step`.
+
+    `needed_blocks` must be free at once besides the headroom, `withheld_blocks` of them for vLLM's
+    watermark. `missing_blocks` were not. `satisfiable`: there are enough, givable blocks included.
+    """
+
+    step: int
+    request_id: str = ""
+    needed_blocks: int = 0
+    withheld_blocks: int = 0
+    missing_blocks: int = 0
+    satisfiable: bool = False
+
+
+NO_DEMAND = Demand(-SHORTAGE_VALID_STEPS)
+
+
+class Admission:
+    """Counts the blocks that admitted requests may still take."""
+
+    def __init__(self, state: RuntimeState, max_chunk_tokens: int) -> None:
+        self._state = state
+        self.max_chunk_tokens = max_chunk_tokens
+        self._arrivals: dict[str, Arrival] = {}
+        self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
+        self._admitted_step = -1
+        self._demand = NO_DEMAND
+        self._givable: tuple[int, int] = (-1, 0)  # step, blocks
+
+    def announce(
+        self, request_id: str, num_prompt_tokens: int, max_tokens: int, priority: int = 0
+    ) -> None:
+        self._arrivals[request_id] = Arrival(num_prompt_tokens, max_tokens, priority)
+
+    def preempted(self, request_id: str, num_tokens: int) -> None:
+        """A preempted request will compute `num_tokens` again before it decodes."""
+        arrival = self._arrivals.get(request_id)
+        if arrival is not None:
+            arrival.num_prompt_tokens = num_tokens
+            arrival.waits_since = time.monotonic()
+
+    def forget(self, request_id: str) -> None:
+        self._arrivals.pop(request_id, None)
+        self._end_demand(request_id)
+
+    def _end_demand(self, request_id: str) -> None:
+        if self._demand.request_id == request_id:
+            self._demand = NO_DEMAND
+
+    def peak_tokens(self, request_id: str, num_tokens: int, num_cached: int = 0) -> int:
+        """Tokens that need places before the request may start.
+
+        `num_tokens`: its prompt, as vLLM counts; `num_cached` of them are in the prefix cache and
+        all held until the first chunk is computed.
+        """
+        rules = self._state.rules(request_id)
+        return self._prompt_peak(rules, num_tokens, num_cached)
+
+    def requirement(self, request_id: str, num_tokens: int) -> Requirement:
+        """What must be free when `request_id` starts and takes the blocks of `num_tokens`."""
+        config = self._state.config
+        idle = not self._state.requests and self._admitted_step != self._state.step
+        if config.admission == "stock" or config.reclamation != "auto":
+            return NO_REQUIREMENT
+        if idle or not self._state.may_evict:
+            return NO_REQUIREMENT
+        growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
+        future = growth + self._outstanding_blocks() + config.headroom_blocks
+        extra = max(config.headroom_blocks, future - self.givable_blocks())
+        return Requirement(extra, future)
+
+    def record_demand(
+        self,
+        request_id: str,
+        num_blocks: int,
+        requirement: Requirement = NO_REQUIREMENT,
+        *,
+        withheld_blocks: int = 0,
+    ) -> None:
+        """Record that the waiting `request_id` takes `num_blocks` free blocks under `requirement`.
+
+        The engine withholds `withheld_blocks` more from it. A shortage also opens the gates if
+        blocks are withheld or the request waits for what others will hold.
+        """
+        state = self._state
+        free = state.store.num_free_blocks()
+        missing = max(0, num_blocks + requirement.extra_blocks + withheld_blocks - free)
+        if self._demand.step != state.step or missing > self._demand.missing_blocks:
+            total = num_blocks + requirement.future_blocks + withheld_blocks
+            self._demand = Demand(
+                state.step,
+                request_id,
+                num_blocks + withheld_blocks,
+                withheld_blocks,
+                missing,
+                satisfiable=total <= free + self.givable_blocks(),
+            )
+        if missing and (requirement.extra_blocks or withheld_blocks):
+            state.want_blocks(missing + withheld_blocks)
+
+    @property
+    def demand(self) -> Demand | None:
+        """The demand of the first waiting request; None if it lacks nothing.
+
+        The engine does not try in every step, for instance after a preemption; a result is valid
+        for `SHORTAGE_VALID_STEPS`.
+        """
+        demand = self._demand
+        fresh = self._state.step - demand.step <= SHORTAGE_VALID_STEPS
+        return demand if fresh and demand.missing_blocks else None
+
+    @property
+    def lacking_blocks(self) -> int:
+        """Blocks that the first waiting request lacked when the engine last tried to admit it."""
+        return self.demand.missing_blocks if self.demand is not None else 0
+
+    @property
+    def withheld_blocks(self) -> int:
+        """Free blocks that were withheld from that request."""
+        return self.demand.withheld_blocks if self.demand is not None else 0
+
+    def asked_blocks(self, now: float) -> int:
+        """Blocks that must be free for the first waiting request, if others may give for it.
+
+        0 within `evict_after_wait_ms` of its arrival, and if all that can be given is not enough.
+        `now`: monotonic seconds.
+        """
+        demand = self.demand
+        if demand is None or not demand.satisfiable:
+            return 0
+        left = self.patience_left_s(demand, now, self._state.config)
+        return 0 if left > 0 else demand.needed_blocks
+
+    def patience_left_s(self, demand: Demand, now: float, config: VTokenConfig) -> float:
+        """How much longer the request of `demand` waits under `config` before others give; at most
+        0: not longer.
+        """
+        arrival = self._arrivals.get(demand.request_id)
+        if arrival is None:
+            return 0.0
+        return arrival.waits_since + config.evict_after_wait_ms / 1000 - now
+
+    def future_blocks(self, request_id: str | None, config: VTokenConfig) -> int:
+        """What running requests will take until their peaks under `config`, and the headroom; with
+        what the waiting `request_id` will take after its prompt, if given.
+        """
+        if config.admission == "stock" or config.reclamation != "auto":
+            return 0
+        growth = sum(self._growth(table, config) for table in self._state.tables)
+        arrival = None if request_id is None else self._arrivals.get(request_id)
+        if request_id is not None and arrival is not None:
+            taken = self._blocks(arrival.num_prompt_tokens)
+            growth += max(0, self._peak_blocks(request_id, config) - taken)
+        return growth + config.headroom_blocks
+
+    def peaks_of_another(self, request_id: str, config: VTokenConfig) -> tuple[int, int] | None:
+        """The most blocks of a new request like `request_id` under `config`, and the most after its
+        prompt; None if it would evict nothing.
+        """
+        arrival, rules = self._arrivals.get(request_id), self._state.rules(request_id, config)
+        if arrival is None or not self._compresses(rules):
+            return None
+        prompt = arrival.num_prompt_tokens
+        later = self._later_peak(rules, prompt, arrival.max_tokens)
+        return self._blocks(max(self._prompt_peak(rules, prompt), later)), self._blocks(later)
+
+    def givable_blocks(self) -> int:
+        """Blocks that running requests can give until each is at its floor."""
+        step, blocks = self._givable
+        if step != self._state.step:
+            blocks = self._sum_givable()
+            self._givable = self._state.step, blocks
+        return blocks
+
+    def _sum_givable(self) -> int:
+        givers = self.givers(self._state.giving_rows())
+        return int(givers.most_blocks(self._state.geometry.block_size).sum())
+
+    def can_give(self) -> bool:
+        """Whether a request could give a block now."""
+        return self._sum_givable() > 0
+
+    def givers(self, rows: Ints) -> Givers:
+        """The facts of the `rows` [k] that may give."""
+        state, tables = self._state, self._state.tables
+        columns, names = tables.columns, tables.names
+        private, forgotten = columns.num_blocks[rows].copy(), np.zeros_like(rows)
+        if tables.pool.num_shared():
+            holders = tables.pool.holders
+            for i, row in enumerate(rows.tolist()):
+                blocks = tables[names[row]].block_ids()
+                private[i] = np.count_nonzero(holders[blocks] == 1)
+        for i in np.flatnonzero(state.are_forgetting(rows)).tolist():
+            forgotten[i] = len(state.forgotten_ids(tables[names[rows[i]]]))
+        return Givers(
+            columns.num_live[rows],
+            columns.num_tokens[rows],
+            state.due.floor[rows],
+            private,
+            np.array([self._priority(names[row]) for row in rows.tolist()], dtype=np.int64),
+            np.maximum(1, -(-state.due.interval[rows] // state.geometry.block_size)),
+            forgotten,
+        )
+
+    def _priority(self, request_id: str) -> int:
+        arrival = self._arrivals.get(request_id)
+        return 0 if arrival is None else arrival.priority
+
+    def admitted(self, request_id: str, num_blocks: int) -> None:
+        """`request_id` was admitted in the step being planned and has taken `num_blocks`."""
+        self._admitted_step = self._state.step
+        self._end_demand(request_id)
+        if self._state.may_evict:
+            growth = max(0, self._peak_blocks(request_id) - num_blocks)
+            self._outstanding = self._state.step, self._outstanding_blocks() + growth
+
+    def _outstanding_blocks(self) -> int:
+        step, blocks = self._outstanding
+        if step != self._state.step:
+            blocks = sum(map(self._growth, self._state.tables))
+            self._outstanding = self._state.step, blocks
+        return blocks
+
+    def _growth(self, table: TokenTable, config: VTokenConfig | None = None) -> int:
+        return max(0, self._peak_blocks(table.request_id, config) - table.num_blocks)
+
+    def _peak_blocks(self, request_id: str, config: VTokenConfig | None = None) -> int:
+        arrival = self._arrivals.get(request_id)
+        rules = self._state.rules(request_id, config)
+        if arrival is None or not self._compresses(rules):
+            return 0
+        request = self._state.requests.get(request_id)
+        prompt = arrival.num_prompt_tokens if request is None else request.prefill_end
+        table = self._state.tables.get(request_id)
+        prefilling = table is None or table.num_tokens < prompt
+        tokens = self._prompt_peak(rules, prompt) if prefilling else 0
+        return self._blocks(max(tokens, self._later_peak(rules, prompt, arrival.max_tokens)))
+
+    def _later_peak(self, rules: VTokenConfig, prompt: int, max_tokens: int) -> int:
+        """The most tokens live at once after a prompt of `prompt` tokens."""
+        limit = self._limit(rules)
+        if rules.evict_during != "prefill":
+            return min(max_tokens, limit + 1)
+        return (prompt if prompt <= limit else rules.budget_tokens) + max_tokens - prompt
+
+    def _prompt_peak(self, rules: VTokenConfig, num_tokens: int, num_cached: int = 0) -> int:
+        """The most tokens live at once while a prompt of `num_tokens` is computed."""
+        # A policy that profiles needs the entire prompt.
+        keeps_prompt = rules.evict_during == "decode" or rules.policy.profiles
+        if keeps_prompt or not self._compresses(rules):
+            return num_tokens
+        chunk = self.max_chunk_tokens
+        lag = 0 if rules.policy.reads is None else self._state.report_lag_steps
+        return min(num_tokens, max(self._limit(rules), num_cached + lag * chunk) + chunk)
+
+    def _compresses(self, rules: VTokenConfig) -> bool:
+        return (
+            rules.admission == "compressed"
+            and rules.evicts
+            and rules.reclamation == "auto"
+            and rules.policy not in self._state.suspended
+        )
+
+    def _limit(self, rules: VTokenConfig) -> int:
+        return rules.budget_tokens + rules.interval_tokens
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._state.geometry.block_size)

@@ -1,0 +1,80 @@
+"""The requests that are due at once, for a policy to choose their victims.
+
+A `TableBatch` names the oldest tokens, or those with the lowest scores, from columns. It creates
+views only for a policy that looks at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from vtoken.base.arrays import Floats, Ints, Ragged
+from vtoken.core.runtime import kernels
+from vtoken.core.tables.token_tables import TokenTables
+from vtoken.policies.kernels import DIGITS, lowest_scores
+from vtoken.policies.view import View
+
+
+class TableBatch:
+    """Requests due for eviction: `rows` [k] of `tables`, each keeping `kept` [k] tokens.
+
+    `scores` [k]: each request's signal by token id, if the policy reads one. `protected` [k]:
+    (start, end) pairs of tokens that are never victims; `budget` [k] is what stays besides those.
+    `view(row)`: the view of one of the requests.
+    """
+
+    def __init__(
+        self,
+        tables: TokenTables,
+        rows: Ints,
+        kept: Ints,
+        scores: Sequence[Floats],
+        protected: Ragged,
+        view: Callable[[int], View],
+    ) -> None:
+        self._tables = tables
+        self._scores = scores
+        self._protected = protected
+        self._view = view
+        self.rows = rows
+        self.num_victims: Ints = tables.columns.num_live[rows] - kept
+        self.budget = kept
+        if len(protected.values):
+            self.budget = kept - tables.num_live_in(rows, protected)
+
+    def views(self) -> Iterator[View]:
+        return map(self._view, self.rows.tolist())
+
+    def oldest(self, sinks: int) -> Ragged:
+        """Each request's `num_victims` oldest ids, except the first `sinks` positions."""
+        columns = self._tables.columns
+        starts = np.empty(len(self.rows) + 1, dtype=np.int64)
+        out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
+        kernels.oldest(
+            self.rows, self.num_victims, sinks, self._protected.starts, self._protected.values,
+            columns.records, columns.index, starts, out,
+        )  # fmt: skip
+        return Ragged(out[: starts[-1]], starts)
+
+    def lowest(self, sinks: int, recent: int | Ints) -> Ragged:
+        """Each request's `num_victims` ids with the lowest scores, except the first `sinks`
+        positions and the `recent` newest live tokens (one number, or one per request [k]).
+        """
+        columns = self._tables.columns
+        recent = np.broadcast_to(recent, len(self.rows))
+        starts = np.zeros(len(self.rows) + 1, dtype=np.int64)
+        out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
+        longest = int(columns.num_live[self.rows].max(initial=0))
+        ids, values = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.float32)
+        keys, count = np.empty(longest, dtype=np.uint32), np.empty(DIGITS, dtype=np.int64)
+        for j, row in enumerate(self.rows.tolist()):
+            found = kernels.evictable(
+                row, sinks, recent[j], self._scores[j], self._protected.of(j),
+                columns.records, columns.index, ids, values,
+            )  # fmt: skip
+            starts[j + 1] = starts[j] + lowest_scores(
+                ids[:found], values[:found], self.num_victims[j], keys, count, out[starts[j] :]
+            )
+        return Ragged(out[: starts[-1]], starts)

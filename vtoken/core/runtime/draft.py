@@ -1,0 +1,68 @@
+"""The draft of a step: victims and moves decided before the engine allocates.
+
+Collected by row between `begin_step` and `commit_step`, then turned into the columns of the
+worker's plan. A request that releases its blocks in between is removed from the draft.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.base.arrays import Ints, Ragged
+from vtoken.core.protocol.step import NO_IDS, Retained
+from vtoken.core.runtime import kernels
+
+
+def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
+    """The numbers of the rows `wanted` [k], from `given`, whose request i has row `rows[i]`."""
+    starts = np.empty(len(wanted) + 1, dtype=np.int64)
+    out = np.empty(len(given.values), dtype=np.int64)
+    place = np.full(num_rows, -1, dtype=np.int64)
+    total = kernels.pick(wanted, rows, given.values, given.starts, place, out, starts)
+    return Ragged(out[:total], starts)
+
+
+class StepDraft:
+    """`evicted_rows` [k] (-1: removed) and the victims of each. By row: `moved` ids and slots, the
+    rewritten `blocks`, the `retained` tokens.
+    """
+
+    def __init__(self) -> None:
+        self.evicted_rows: Ints = NO_IDS
+        self.evicted = Ragged.empty()
+        self.moved: dict[int, tuple[Ints, Ints]] = {}
+        self.blocks: dict[int, list[int]] = {}
+        self.retained: dict[int, Retained] = {}
+
+    def evict(self, rows: Ints, ids: Ragged) -> None:
+        """Set the step's evictions, of all requests at once."""
+        self.evicted_rows, self.evicted = rows, ids
+
+    def drop(self, row: int) -> None:
+        """Remove a request that releases its blocks; its row may be reused."""
+        if len(self.evicted_rows):
+            self.evicted_rows = np.where(self.evicted_rows == row, -1, self.evicted_rows)
+        for parts in (self.moved, self.blocks, self.retained):
+            parts.pop(row, None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the draft contains no request."""
+        return not (len(self.evicted_rows) or self.moved or self.blocks)
+
+    def other_rows(self, rows: Ints) -> list[int]:
+        """The draft's rows that are not in `rows`."""
+        changed = {*self.evicted_rows.tolist(), *self.moved, *self.blocks}
+        return sorted(changed.difference(rows.tolist(), (-1,)))
+
+    def evicted_of(self, rows: Ints, num_rows: int) -> Ragged:
+        return pick(rows, self.evicted_rows, self.evicted, num_rows)
+
+    def moved_of(self, rows: Ints, num_rows: int) -> tuple[Ragged, Ragged]:
+        """Moved ids and their slots, with the same starts."""
+        if not self.moved:
+            return Ragged.empty(len(rows)), Ragged.empty(len(rows))
+        movers = np.fromiter(self.moved, dtype=np.int64)
+        ids = pick(rows, movers, Ragged.joined(i for i, _ in self.moved.values()), num_rows)
+        slots = pick(rows, movers, Ragged.joined(s for _, s in self.moved.values()), num_rows)
+        return ids, Ragged(slots.values, ids.starts)

@@ -1,0 +1,257 @@
+"""Eviction: which tokens die now, and which blocks become empty.
+
+Independent of relocation and of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from vtoken.base.arrays import Bools, Ints, Ragged
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.sharing import keeps_dead_shared_blocks
+from vtoken.core.runtime.due import NEVER, phases
+from vtoken.core.runtime.kernels import is_due
+from vtoken.core.runtime.policy_runner import PolicyRunner
+from vtoken.core.runtime.shortage import Shortage, ShortageMonitor
+from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.tables import kernels
+from vtoken.core.tables.token_table import TokenTable
+from vtoken.policies import Policy
+from vtoken.sentences import counted
+
+REFUSED = {
+    kernels.UNKNOWN: "unknown or duplicate",
+    kernels.DEAD: "already dead",
+    kernels.MISCOUNTED: "fewer or more than are due",
+    kernels.NEWEST: "the newest token among others",
+    kernels.PROTECTED: "protected",
+}
+
+
+class Evictor:
+    """Applies the configured policy to the tables of one runtime."""
+
+    def __init__(
+        self, state: RuntimeState, policy_runner: PolicyRunner, shortages: ShortageMonitor
+    ) -> None:
+        self._state = state
+        self._shortages = shortages
+        self._policy_runner = policy_runner
+        self._any_retained = False  # whether some request may retain dead blocks
+
+    def is_due(self, table: TokenTable, config: VTokenConfig) -> bool:
+        """Whether `config` would evict from `table` before its next tokens are computed."""
+        return self._is_longer(table, *phases(self._state.rules(table.request_id, config)))
+
+    def may_give(self, table: TokenTable, rules: VTokenConfig) -> bool:
+        """Whether a request of these `rules` may give tokens before its next ones are computed."""
+        return rules.gives and self._is_longer(table, rules.budget_tokens, *phases(rules)[1:])
+
+    def _is_longer(self, table: TokenTable, limit: int, in_prefill: bool, in_decode: bool) -> bool:
+        due, row = self._state.due, table.row
+        return bool(
+            is_due(
+                table.num_live,
+                table.num_tokens,
+                due.prefill_end[row],
+                due.waits[row],
+                limit,
+                in_prefill,
+                in_decode,
+            )
+        )
+
+    def evict_due(self, ready: Iterable[str], freed: list[int], shortage: Shortage) -> bool:
+        """Evict what is due among `ready`, and what they give for `shortage`; returns whether any
+        token died. Dropped blocks go to `freed`.
+        """
+        state, tables = self._state, self._state.tables
+        columns, known = tables.columns, tables.rows
+        rows = np.array([known[name] for name in ready if name in known], dtype=np.int64)
+        if self._policy_runner.profiles():
+            for row in rows.tolist():
+                self._policy_runner.take_profiles(tables[tables.names[row]])
+        due = self._not_moved(state.due.select(rows, columns.num_live, columns.num_tokens))
+        if shortage.blocks:
+            able, least = self._able_to_give(rows)
+            due = np.append(due, self._shortages.share(able, least, shortage))
+        if len(due) == 0:
+            return False
+        rows, victims, policies = self.choose(due)
+        return self._evict(rows, victims, policies, freed)
+
+    def _not_moved(self, rows: Ints) -> Ints:
+        """Those of the due `rows` that this step has not relocated; the others stay due.
+
+        The worker evicts before it moves, so a relocated token dies in a later step.
+        """
+        state = self._state
+        if not state.draft.moved:
+            return rows
+        moved = np.isin(rows, list(state.draft.moved))
+        late = rows[moved]
+        at_end = state.tables.columns.num_tokens[late] == state.due.prefill_end[late]
+        state.due.waits[late] |= at_end
+        return rows[~moved]
+
+    def _able_to_give(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Those of `rows` that may give and be relocated now, [k], and the fewest live tokens of
+        each: its floor, or what its forgotten tokens leave while its policy cannot choose.
+        """
+        state, tables = self._state, self._state.tables
+        above = state.due.above_floor(rows, tables.columns.num_live, tables.columns.num_tokens)
+        able = np.array(
+            [r for r in above.tolist() if not state.requests[tables.names[r]].in_flight_step],
+            dtype=np.int64,
+        )
+        most = [self._policy_runner.most_victims(tables[tables.names[r]]) for r in able.tolist()]
+        live = tables.columns.num_live[able]
+        least = np.maximum(state.due.floor[able], live - np.array(most, dtype=np.int64))
+        return able[least < live], least[least < live]
+
+    def choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
+        """The due `rows` [k] whose policy can choose, their victims, and the policies' names."""
+        state, runner = self._state, self._policy_runner
+        chosen, victims, names = rows[:0], Ragged.empty(), set[str]()
+        for policy, own in self._by_policy(rows).items():
+            able, found = runner.victims(policy, own)
+            chosen, victims = np.append(chosen, able), victims.followed_by(found)
+            names |= {policy.name} if len(able) else set()
+        late = np.setdiff1d(rows, chosen)
+        due = state.due
+        due.waits[late] |= state.tables.columns.num_tokens[late] == due.prefill_end[late]
+        runner.compare(chosen, victims)
+        return chosen, victims, names
+
+    def _by_policy(self, rows: Ints) -> dict[Policy, Ints]:
+        """The `rows` [k] of each policy."""
+        state = self._state
+        if not state.own_policies:
+            return {state.config.policy: rows}
+        found: dict[Policy, list[int]] = {}
+        for row in rows.tolist():
+            found.setdefault(state.rules(state.tables.names[row]).policy, []).append(row)
+        return {policy: np.array(own) for policy, own in found.items()}
+
+    def _evict(self, rows: Ints, victims: Ragged, policies: set[str], freed: list[int]) -> bool:
+        state, tables = self._state, self._state.tables
+        if len(rows) == 0:
+            return False
+        due = state.due
+        due.waits[rows] = False
+        for row in rows[tables.columns.virtual[rows] == 0].tolist():
+            state.begin_evicting(tables[tables.names[row]])
+        num_due = tables.columns.num_live[rows] - due.target[rows]
+        codes, num_emptied = tables.evict(
+            rows, victims.starts, victims.values, num_due, due.protected(rows)
+        )
+        died = codes == kernels.DONE
+        state.draft.evict(rows if died.all() else np.where(died, rows, -1), victims)
+        for i in np.flatnonzero(~died).tolist():
+            name = tables.names[rows[i]]
+            why = REFUSED[int(codes[i])]
+            self._policy_runner.refuse(state.rules(name).policy, f"victims of {name} are {why}")
+        num_tokens = int(victims.counts[died].sum())
+        if num_tokens == 0:
+            return False
+        num_blocks = 0
+        for i in np.flatnonzero(died & (num_emptied > 0)).tolist():
+            table = tables[tables.names[rows[i]]]
+            num_blocks += self._drop_dead_blocks(table, table.block_live() == 0, freed)
+        name = ", ".join(sorted(policies))
+        gave = state.due.floor[rows] < NEVER
+        num_given = 0
+        for i in np.flatnonzero(died & gave).tolist():
+            name, count = tables.names[rows[i]], int(victims.counts[i])
+            state.requests[name].given_tokens += count
+            state.given.note(name, count)
+            num_given += count
+        state.counters.evicted_tokens += num_tokens
+        state.counters.given_tokens += num_given
+        state.counters.moved_then_evicted_tokens += self._num_wasted(rows[died])
+        state.counters.reclaimed_blocks += num_blocks
+        num_requests = int(np.count_nonzero(died))
+        state.events.add(
+            state.step,
+            "eviction",
+            f"{name} evicted {num_tokens} tokens of {num_requests} requests"
+            + (f", {num_given} of them for blocks that were short" if num_given else ""),
+            {
+                "requests": num_requests,
+                "tokens": num_tokens,
+                "given": num_given,
+                "policy": name,
+            },
+        )
+        self._note_reclaimed(num_blocks)
+        return True
+
+    def _num_wasted(self, rows: Ints) -> int:
+        """Victims of `rows` [k] that were moved shortly before."""
+        state = self._state
+        moved = [
+            row
+            for row in rows.tolist()
+            if state.requests[state.tables.names[row]].last_moves is not None
+        ]
+        if not moved:
+            return 0
+        num_rows = state.tables.columns.num_rows
+        victims = state.draft.evicted_of(np.array(moved, dtype=np.int64), num_rows)
+        wasted = 0
+        for i, row in enumerate(moved):
+            moves = state.requests[state.tables.names[row]].last_moves
+            assert moves is not None
+            wasted += moves.num_recent(victims.of(i), state.step)
+        return wasted
+
+    def drop_retained(self, freed: list[int]) -> None:
+        """Drop all-dead blocks that were retained while shared and no longer need to be."""
+        if not self._any_retained:
+            return
+        num_blocks = 0
+        for request_id, request in self._state.requests.items():
+            if request.retained_dead_blocks:
+                table = self._state.tables[request_id]
+                dead = np.isin(table.block_ids(), list(request.retained_dead_blocks))
+                num_blocks += self._drop_dead_blocks(table, dead, freed)
+        self._any_retained = any(r.retained_dead_blocks for r in self._state.requests.values())
+        self._state.counters.reclaimed_blocks += num_blocks
+        self._note_reclaimed(num_blocks)
+
+    def _note_reclaimed(self, num_blocks: int) -> None:
+        if num_blocks:
+            self._state.events.add(
+                self._state.step,
+                "reclaimed",
+                f"{counted(num_blocks, 'all-dead block')} returned",
+                {"blocks": num_blocks, "reason": "all dead"},
+            )
+
+    def _drop_dead_blocks(self, table: TokenTable, dead: Bools, freed: list[int]) -> int:
+        """Drop the blocks without live tokens where `dead` [num_blocks] is set.
+
+        Returns how many of them have no holder left. Under `skip` the request retains shared ones.
+        """
+        state = self._state
+        blocks = table.block_ids()
+        shared = np.zeros_like(dead)
+        shared[dead] = [state.store.is_shared(block) for block in blocks[dead].tolist()]
+        request = state.requests[table.request_id]
+        if request.retained_dead_blocks:
+            request.retained_dead_blocks -= frozenset(blocks[dead].tolist())
+        if shared.any() and keeps_dead_shared_blocks(state.config):
+            request.retained_dead_blocks |= frozenset(blocks[shared].tolist())
+            self._any_retained = True
+            dead = dead & ~shared
+        else:
+            state.counters.shared_released_blocks += int(np.count_nonzero(shared))
+        if not dead.any():
+            return 0
+        dropped = state.tables.drop_blocks(table, dead)
+        state.rebound(table)
+        freed.extend(dropped)
+        return int(np.count_nonzero(state.tables.pool.holders[dropped] == 0))

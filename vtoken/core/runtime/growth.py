@@ -1,0 +1,175 @@
+"""Growth: adds the scheduled tokens to their tables and chooses where the next ones go.
+
+Independent of policies and relocation. Invariants:
+1. appended tokens go behind the last one, in order; a single one may go into a hole instead
+2. tokens of a request that has evicted something are written to private, unhashed blocks only (I4)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vtoken.base.arrays import Ints, Ragged, starts_of
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.protocol.step import RequestSteps
+from vtoken.core.runtime.draft import pick
+from vtoken.core.runtime.requests import RequestState
+from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.tables.token_tables import NO_BLOCKS, AppendedTokens, Places
+
+NO_STEPS = RequestSteps()  # no request has evicted
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request scheduled for the first time, or again after a preemption.
+
+    `num_prefill_tokens`: tokens to compute before it decodes.
+    """
+
+    num_prompt_tokens: int
+    seed: int
+    num_prefill_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """The requests of a step after allocation, as columns: all tokens, this step's included, and
+    the number of blocks held. `new`: the requests without a table.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_blocks: list[int] = field(default_factory=list)
+    new: dict[str, NewRequest] = field(default_factory=dict)
+
+
+class TokenAppender:
+    """Places the new tokens of one runtime's requests."""
+
+    def __init__(self, state: RuntimeState) -> None:
+        self._state = state
+        self._places: Places | None = None  # None: every layout is the identity
+
+    def choose_places(self) -> bool:
+        """Choose where each request's next single token is written: a hole, or behind the last.
+
+        Returns whether a request with holes holds more blocks than its live tokens and the next one
+        need.
+        """
+        tables = self._state.tables
+        self._places = None
+        if tables.any_virtual:
+            self._places = tables.choose_places(recycling=self._state.config.recycles)
+        return self._places is not None and self._places.spare
+
+    def required_extent(self, request_id: str, num_tokens: int) -> int:
+        """Places that `num_tokens` tokens in total require."""
+        row = self._state.tables.rows.get(request_id)
+        if self._places is None or row is None:
+            return num_tokens
+        num_new = num_tokens - self._places.num_tokens[row]
+        if num_new == 1:
+            return self._places.next_extent[row]
+        return self._places.start[row] + num_new
+
+    def append(self, scheduled: Scheduled) -> tuple[Ints, AppendedTokens]:
+        """Append the new tokens of all scheduled requests; returns their rows [k] and the slots."""
+        state, tables = self._state, self._state.tables
+        for request_id, new in scheduled.new.items():
+            state.admit(
+                RequestState(
+                    request_id,
+                    new.num_prompt_tokens,
+                    max(new.num_prompt_tokens, new.num_prefill_tokens),
+                    new.seed,
+                )
+            )
+        known = tables.rows
+        rows = np.array([known[name] for name in scheduled.request_ids], dtype=np.int64)
+        starts, added = self._added_blocks(scheduled, rows)
+        totals = np.array(scheduled.num_tokens, dtype=np.int64)
+        grown = tables.grow(rows, totals, starts, added)
+        state.counters.recycled_slots += grown.num_recycled
+        self._check_private(grown.written.tolist())
+        return rows, grown
+
+    def _check_private(self, written: list[int]) -> None:
+        """Requests that have evicted write only private, unhashed blocks (I4)."""
+        state = self._state
+        foreign = state.store.first_not_writable(written)
+        if foreign is not None:
+            state.violated(InvariantViolation("I4", f"block {foreign} is written but not private"))
+
+    def _added_blocks(self, scheduled: Scheduled, rows: Ints) -> tuple[Ints, Ints]:
+        """The blocks that requests gained since the last step: starts [k + 1], and the blocks."""
+        tables = self._state.tables
+        known = tables.columns.num_blocks[rows]
+        more = np.array(scheduled.num_blocks, dtype=np.int64) - known
+        if np.count_nonzero(more) == 0:
+            return np.zeros(len(rows) + 1, dtype=np.int64), NO_BLOCKS
+        added: list[int] = []
+        for i in np.flatnonzero(more).tolist():
+            name = scheduled.request_ids[i]
+            if more[i] < 0:
+                raise InvariantViolation(
+                    "I4", f"{name} holds {scheduled.num_blocks[i]} blocks, its table has {known[i]}"
+                )
+            added += self._state.store.blocks_from(name, int(known[i]))
+        return starts_of(more), np.array(added, dtype=np.int64)
+
+    def plan(self, rows: Ints, grown: AppendedTokens, *, borrows: bool) -> RequestSteps:
+        """The worker's part of the step: the scheduled `rows` [k] that have evicted something, and
+        all rows with evicted or moved tokens. `borrows`: the worker packs holes before attention.
+        """
+        state, tables = self._state, self._state.tables
+        draft, columns = state.take_draft(), tables.columns
+        virtual = columns.virtual[rows] != 0
+        num_virtual = np.count_nonzero(virtual)
+        if draft.is_empty and num_virtual == 0:
+            return NO_STEPS
+        others = draft.other_rows(rows)
+        chosen = rows if num_virtual == len(rows) else rows[virtual]
+        if others:
+            chosen = np.append(chosen, np.array(others, dtype=np.int64))
+        new_slots = Ragged(grown.slots, grown.starts)
+        if len(chosen) != len(rows) or others:
+            new_slots = pick(chosen, rows, new_slots, tables.columns.num_rows)
+        evicted = moved_ids = moved_slots = nothing = Ragged.empty(len(chosen))
+        if not draft.is_empty:
+            evicted = draft.evicted_of(chosen, tables.columns.num_rows)
+            moved_ids, moved_slots = draft.moved_of(chosen, tables.columns.num_rows)
+        names, numbers = tables.names, chosen.tolist()
+        num_live = columns.num_live[chosen]
+        steps = RequestSteps(
+            [names[row] for row in numbers],
+            columns.num_tokens[chosen] - new_slots.counts,
+            num_live,
+            columns.extent[chosen] == num_live,
+            evicted,
+            moved_ids,
+            moved_slots,
+            new_slots,
+            nothing,
+            {names[row]: blocks for row, blocks in draft.blocks.items()},
+            {names[row]: retained for row, retained in draft.retained.items()},
+        )
+        if borrows:
+            steps.scratch = self._borrow(chosen, steps)
+        return steps
+
+    def _borrow(self, rows: Ints, steps: RequestSteps) -> Ragged:
+        """Free blocks for packing the requests with holes that decode one token in this step."""
+        columns, size = self._state.tables.columns, self._state.geometry.block_size
+        with_holes = ~steps.dense & (steps.new_slots.counts == 1)
+        if not with_holes.any():
+            return steps.scratch
+        partial = columns.num_live[rows] - columns.num_full[rows] * size
+        needs = np.where(with_holes, -(-partial // size), 0)
+        borrowed = np.array(self._state.store.borrow(int(needs.sum())), dtype=np.int64)
+        # If too few blocks are free, the last requests use the worker's side buffer.
+        needs[np.cumsum(needs) > len(borrowed)] = 0
+        starts = starts_of(needs)
+        return Ragged(borrowed[: starts[-1]], starts)

@@ -1,0 +1,111 @@
+"""Kernels over rows of requests: which are due, a batch's victims, a step's columns.
+
+`vtoken.core.runtime.due`, `batch` and `draft` call them and document their arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.base.compiled import kernel
+
+
+@kernel
+def is_due(num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode):
+    """Whether a request is due; `waits`: it had no scores at its prompt's end."""
+    if num_live <= limit:
+        return False
+    if num_tokens == prefill_end or waits:
+        return True
+    return in_prefill if num_tokens < prefill_end else in_decode
+
+
+@kernel
+def select_due(rows, num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode, out):
+    """Write the due ones of `rows` [k] to `out` [k]; returns their number. Other arrays are by row.
+
+    Resets `waits` where a prompt ends.
+    """
+    found = 0
+    for j in range(len(rows)):
+        r = rows[j]
+        if num_tokens[r] == prefill_end[r]:
+            waits[r] = False
+        if is_due(
+            num_live[r], num_tokens[r], prefill_end[r], waits[r],
+            limit[r], in_prefill[r], in_decode[r],
+        ):  # fmt: skip
+            out[found] = r
+            found += 1
+    return found
+
+
+@kernel
+def oldest(rows, num_victims, sinks, span_starts, spans, facts, index, starts, out):
+    """Each row's first num_victims[j] live ids from `sinks` on, or fewer if there are no more.
+
+    Skips ids within the (start, end) pairs spans[span_starts[j] : span_starts[j + 1]]. Writes the
+    ids to `out` and their offsets to `starts` [k + 1].
+    """
+    put = 0
+    starts[0] = 0
+    for j in range(len(rows)):
+        fact = facts[rows[j]]
+        left = num_victims[j]
+        t = sinks
+        span = span_starts[j]
+        while left > 0 and t < fact.num_tokens:
+            while span < span_starts[j + 1] and spans[span + 1] <= t:
+                span += 2
+            if span < span_starts[j + 1] and spans[span] <= t:
+                t = spans[span + 1]
+                continue
+            if index[fact.first_token + t] >= 0:
+                out[put] = t
+                put += 1
+                left -= 1
+            t += 1
+        starts[j + 1] = put
+
+
+@kernel
+def evictable(row, sinks, recent, scores, spans, facts, index, ids, values):
+    """Write the live ids from `sinks` on, except the newest `recent` (at least one), to `ids`, and
+    their `scores` [n], which are by token id, to `values`; returns their number. Newer tokens count
+    as infinite. Ids within the (start, end) pairs `spans` [2 m] are ignored.
+    """
+    fact = facts[row]
+    found = 0
+    span = 0
+    for t in range(sinks, fact.num_tokens):
+        while span < len(spans) and spans[span + 1] <= t:
+            span += 2
+        if span < len(spans) and spans[span] <= t:
+            continue
+        if index[fact.first_token + t] >= 0:
+            ids[found] = t
+            values[found] = scores[t] if t < len(scores) else np.float32(np.inf)
+            found += 1
+    return max(0, found - max(recent, 1))
+
+
+@kernel
+def pick(wanted, rows, values, starts, place, out, out_starts):
+    """Copy the numbers of the rows `wanted` [k], distinct, to `out`; returns their count.
+
+    Row rows[j] has values[starts[j] : starts[j + 1]]; a row not in `rows` has none. Writes offsets
+    to `out_starts` [k + 1]. `place`: scratch by row, -1 before.
+    """
+    for j in range(len(rows)):
+        if rows[j] >= 0:
+            place[rows[j]] = j
+    total = 0
+    out_starts[0] = 0
+    for i in range(len(wanted)):
+        j = place[wanted[i]]
+        if j >= 0:
+            for at in range(starts[j], starts[j + 1]):
+                out[total] = values[at]
+                total += 1
+        out_starts[i + 1] = total
+    return total

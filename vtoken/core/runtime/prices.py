@@ -1,0 +1,101 @@
+"""The measured cost of holes, copies, plans and probes on this machine, in µs.
+
+Independent of tables and gates. For each step, the worker reports how many tokens it packed for
+attention and copied, how many requests it probed, and the time of each; the relocator reports the
+planning time of a round. A price is the median of its newest `WINDOW` samples, so a single slow
+step has little effect.
+
+A price counts as measured from `MIN_SAMPLES` samples on. Before that, it is a prior:
+- hole: 0, so the gates are the paper's. Where attention never packs (CUDA), no sample arrives and
+  the price stays 0
+- copy: the price of a hole. Both read and write a token's K and V once in every layer
+- plan, probe: 0. On CUDA the host does not wait for a probe, and its price stays 0
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from vtoken.core.planning.worth import Estimate, Worth
+from vtoken.wire import Price
+
+WINDOW = 15
+MIN_SAMPLES = 3
+
+
+class Samples:
+    """The newest samples of one price, in µs per piece."""
+
+    def __init__(self) -> None:
+        self._newest: deque[float] = deque(maxlen=WINDOW)
+        self._median = 0.0
+        self.count = 0  # since the start
+
+    def add(self, us: float, pieces: int) -> None:
+        """Add a sample: `pieces` took `us` together. Ignored if there are none."""
+        if pieces <= 0:
+            return
+        self._newest.append(us / pieces)
+        self._median = median(self._newest)
+        self.count += 1
+
+    @property
+    def us(self) -> float | None:
+        """The median; None with fewer than `MIN_SAMPLES` samples."""
+        return self._median if self.count >= MIN_SAMPLES else None
+
+
+class Prices:
+    """The prices of one engine; with several ranks, those of the output rank."""
+
+    def __init__(self) -> None:
+        self.holes = Samples()
+        self.copies = Samples()
+        self.plans = Samples()
+        self.probes = Samples()
+
+    @property
+    def hole_us(self) -> float:
+        """Packing one token for one step."""
+        return self.holes.us or 0.0
+
+    @property
+    def copy_us(self) -> float:
+        """Moving one token."""
+        return self.hole_us if self.copies.us is None else self.copies.us
+
+    @property
+    def plan_us(self) -> float:
+        """Planning one request of a round."""
+        return self.plans.us or 0.0
+
+    @property
+    def probe_us(self) -> float:
+        """Probing the decode query of one request, on all layers of its signals."""
+        return self.probes.us or 0.0
+
+    def worth(self, estimate: Estimate) -> Worth:
+        """The saving and cost of a round at these prices."""
+        moving = estimate.moved_tokens * self.copy_us
+        return Worth(
+            saving_us=estimate.packed_tokens * self.hole_us,
+            cost_us=moving + estimate.num_requests * self.plan_us,
+        )
+
+    def document(self) -> dict[str, Price]:
+        """The prices of a hole, a copy, a plan and a probe, and their sources."""
+        return {
+            name: Price(
+                us=round(us, 4),
+                per="token" if samples in (self.holes, self.copies) else "request",
+                source="prior" if samples.us is None else "measured",
+                samples=samples.count,
+            )
+            for name, us, samples in (
+                ("hole", self.hole_us, self.holes),
+                ("copy", self.copy_us, self.copies),
+                ("plan", self.plan_us, self.plans),
+                ("probe", self.probe_us, self.probes),
+            )
+        }

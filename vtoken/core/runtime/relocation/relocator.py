@@ -1,0 +1,397 @@
+"""Relocation: rounds, manual operations, and relocations in flight.
+
+Independent of policies and of the engine. Invariants:
+1. a request has at most one relocation in flight (I4)
+2. destinations are in private, unhashed blocks
+3. blocks dropped from a table are added to `freed`; the caller returns them after all plans
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import chain
+
+import msgspec
+import numpy as np
+
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.planning.gates import Pressure, first_closed
+from vtoken.core.planning.moves import runs_of_blocks
+from vtoken.core.planning.planner import RelocationPlan
+from vtoken.core.planning.round import Round
+from vtoken.core.protocol.integrity import order_dependence
+from vtoken.core.protocol.step import Retained, StepPlan
+from vtoken.core.runtime.prices import Prices
+from vtoken.core.runtime.relocation.in_flight import InFlight
+from vtoken.core.runtime.relocation.operations import Operations
+from vtoken.core.runtime.relocation.pricing import RoundPricer
+from vtoken.core.runtime.relocation.round_planner import RoundPlanner, has_excess
+from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.runtime.wasted_moves import LastMoves
+
+DEFERRED_EVENT_SECONDS = 5.0  # between two events of deferred rounds
+
+
+class Relocator:
+    """Plans, applies and tracks the relocations of one runtime."""
+
+    def __init__(
+        self,
+        state: RuntimeState,
+        planner: RoundPlanner,
+        operations: Operations,
+        prices: Prices,
+        pricer: RoundPricer,
+    ) -> None:
+        self._state = state
+        self._planner = planner
+        self._prices = prices
+        self._pricer = pricer
+        self._operations = operations
+        self._handed_over: list[InFlight] = []  # in the plan of the newest step
+        self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
+        self._verify_credit = 0.0
+        self._last_round_step = 0
+        self._last_round_empty = False
+        self._short_blocks = 0
+        self._closed_gate: str | None = None  # defers this step's automatic round
+        self._last_deferred_event = 0.0
+        self.num_rounds = 0  # with at least one plan
+        self._in_flight: dict[int, list[InFlight]] = {}
+
+    def reclaim_excess(self, freed: list[int], *, missing_blocks: int) -> bool:
+        """Run a round before anybody gives tokens, if one may free blocks; returns whether it did.
+
+        `missing_blocks` as in `plan_step`.
+        """
+        if self.num_excess_blocks() == 0:
+            return False
+        if missing_blocks > 0:
+            found = self._reclaim(freed, batch_size=self._state.geometry.num_blocks)
+        else:
+            found = self._reclaim(freed)
+        return bool(found.plans)
+
+    def plan_step(
+        self, freed: list[int], *, new_holes: bool, missing_blocks: int, short_blocks: int = 0
+    ) -> None:
+        """Run pending operations, else an automatic round if the gates are open.
+
+        `missing_blocks`: how many more blocks than are free running requests need in this step. If
+        any, a round runs regardless of F and B, because the alternative is a preemption, which
+        recomputes an entire prompt. `short_blocks`: the shortage of the step; if any, the gates of
+        pressure are open.
+        """
+        state = self._state
+        self._short_blocks = short_blocks
+        if new_holes:
+            self._last_round_empty = False
+        if self._operations.pending:
+            self._run_operations(freed)
+        elif not state.tables.any_virtual:
+            return  # only the last block of a request can have free slots
+        elif missing_blocks > 0 and state.config.reclamation == "auto":
+            self._reclaim(freed, batch_size=state.geometry.num_blocks)
+        else:
+            self._closed_gate = first_closed(state.config, self.pressure())
+            if self._closed_gate is None:
+                self._run_round(freed)
+
+    def num_excess_blocks(self) -> int:
+        """Blocks beyond their need that requests hold and that a round may reclaim now; 0 if the
+        last one found nothing, or none runs automatically.
+        """
+        state = self._state
+        columns, rows = state.tables.columns, state.tables.all_rows
+        if self._last_round_empty or state.config.reclamation != "auto":
+            return 0
+        needed = columns.num_live[rows] // state.geometry.block_size + 1
+        excess = np.maximum(0, columns.num_blocks[rows] - needed) * (columns.virtual[rows] != 0)
+        names, requests = state.tables.names, state.requests
+        held = [not requests[names[row]].in_flight_step for row in rows.tolist()]
+        return int(excess[np.array(held, dtype=np.bool_)].sum())
+
+    def forget_step(self) -> None:
+        """Reset the plans for a new step."""
+        self.planned.clear()
+        self._handed_over = []
+        self._closed_gate = None
+
+    def note_held_back(self) -> None:
+        """Count the closed gate: a round could have gained something in this step."""
+        if self._closed_gate is not None:
+            self._state.counters.deferrals[self._closed_gate] += 1
+
+    def hand_over(self, plan: StepPlan) -> None:
+        """Write the step's copies into the worker's plan."""
+        if not self.planned:
+            return
+        bounds = [bound for bound, _ in self.planned.values()]
+        in_flight = [moving for _, moving in self.planned.values()]
+        plan.source_slots = np.concatenate([b.source_slots for b in bounds])
+        plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
+        self._check_one_pass(plan)
+        self._in_flight[self._state.step] = in_flight
+        self._handed_over = in_flight
+        self.planned.clear()
+
+    def _check_one_pass(self, plan: StepPlan) -> None:
+        """Check that the copies are of requests that still hold their blocks, and in any order."""
+        requests, step = self._state.requests, self._state.step
+        for name in self.planned:
+            if name not in requests or requests[name].in_flight_step != step:
+                self._state.violated(
+                    InvariantViolation("I4", f"{name} has released the blocks of its plan")
+                )
+        if wrong := order_dependence(plan.source_slots, plan.destination_slots):
+            self._state.violated(InvariantViolation("I4", f"step {step} {wrong}"))
+
+    def steps_in_flight(self, before: int) -> list[int]:
+        """Steps before `before` whose copies are not reported yet."""
+        return [step for step in self._in_flight if step < before]
+
+    def finish_step(self, step: int, copy_us: int, fault: str | None = None) -> None:
+        """Finish the copies of `step`; `fault`: why it is unknown whether they were executed."""
+        for moving in self._in_flight.pop(step, []):
+            self._record(moving, step, copy_us, fault)
+
+    def drop(self, request_id: str) -> None:
+        """Remove a request that releases its blocks from the step's plan; fail its operations."""
+        planned = self.planned.pop(request_id, None)
+        if planned is not None:
+            self._transfer_gain(*planned)
+            if planned[1].operation_id is not None:
+                self._operations.part_ended(planned[1].operation_id)
+        for operation in self._operations.list_pending():
+            if operation.request_id == request_id:
+                self._operations.fail(operation, f"request {request_id} is no longer running")
+
+    def settle(self) -> None:
+        """Finish pending operations without moves: no request holds a block."""
+        for operation in self._operations.list_pending():
+            self._operations.start(operation)
+            self._operations.finish(operation)
+
+    def num_planned_copies(self, step: int) -> int:
+        """Tokens that the plan of `step` copies; 0 after its report."""
+        return sum(f.relocation.moved_tokens for f in self._in_flight.get(step, ()))
+
+    def _transfer_gain(self, plan: RelocationPlan, dropped: InFlight) -> None:
+        """A group's gain is recorded on one of its plans; if that plan is dropped, another takes it
+        over."""
+        blocks = set(plan.shared_blocks)
+        for other, target in self.planned.values():
+            if not blocks.isdisjoint(other.shared_blocks):
+                target.relocation.freed_blocks += dropped.relocation.freed_blocks
+                target.relocation.retaken_blocks += dropped.relocation.retaken_blocks
+                return
+
+    @property
+    def in_flight_blocks(self) -> frozenset[int]:
+        """Blocks that the copies of the newest step read or write."""
+        return frozenset(chain.from_iterable(moving.blocks for moving in self._handed_over))
+
+    @property
+    def num_in_flight_tokens(self) -> int:
+        return sum(f.relocation.moved_tokens for fs in self._in_flight.values() for f in fs)
+
+    def pressure(
+        self, *, ahead: int = 0, count_low_utilization: Callable[[], int] | None = None
+    ) -> Pressure:
+        """The gates' input in this step, or `ahead` steps later if nothing else changes.
+
+        `count_low_utilization`: returns a cached count.
+        """
+        state = self._state
+        pool = state.tables.pool
+        return Pressure(
+            f=pool.fragmentation,
+            free_blocks=state.store.num_free_blocks(),
+            steps_since_round=state.step + ahead - self._last_round_step,
+            last_round_empty=self._last_round_empty,
+            count_low_utilization=count_low_utilization or pool.num_low_utilization,
+            wanted_blocks=state.wanted_blocks,
+            short_blocks=self._short_blocks,
+            worth=cache(partial(self._pricer.worth, state.config)),
+        )
+
+    def _run_round(self, freed: list[int]) -> None:
+        """Run an automatic round. Waiting for reports does not make it an empty round."""
+        started = time.perf_counter_ns()
+        found = self._reclaim(freed)
+        self._prices.plans.add((time.perf_counter_ns() - started) / 1000, len(found.plans))
+        if found.missing_blocks:
+            self._state.counters.deferrals["headroom"] += 1
+        elif not found.plans and self._waits_for_reports():
+            self._state.counters.deferrals["in_flight"] += 1
+            self._last_round_empty = False
+
+    def _defer(self, missing: int, available: int) -> None:
+        """Count a round, automatic or manual, that lacked `missing` fresh blocks beyond
+        `available`; one event per `DEFERRED_EVENT_SECONDS`.
+        """
+        state = self._state
+        state.counters.deferred += 1
+        now = time.monotonic()
+        if now - self._last_deferred_event < DEFERRED_EVENT_SECONDS:
+            return
+        self._last_deferred_event = now
+        state.events.add(
+            state.step,
+            "deferred",
+            f"deferred: {missing} more headroom blocks needed than the {available} available",
+            {
+                "reason": "headroom",
+                "needed_blocks": missing + available,
+                "available_blocks": available,
+            },
+        )
+
+    def _waits_for_reports(self) -> bool:
+        """Whether a request with excess blocks is skipped because of a relocation in flight."""
+        tables, requests = self._state.tables, self._state.requests
+        names = {m.relocation.request_id for ms in self._in_flight.values() for m in ms}
+        return any(
+            requests[name].in_flight_step and has_excess(tables[name])
+            for name in names.intersection(requests)
+        )
+
+    def _reclaim(
+        self,
+        freed: list[int],
+        *,
+        batch_size: int | None = None,
+        request_ids: list[str] | None = None,
+        operation_id: str | None = None,
+    ) -> Round:
+        started = time.perf_counter_ns()
+        self._last_round_step = self._state.step
+        preview = self._planner.preview(
+            self._state.config, request_ids=request_ids, batch_size=batch_size
+        )
+        found = preview.round
+        plan_us = (time.perf_counter_ns() - started) // 1000
+        self._state.counters.plan_us += plan_us
+        self._last_round_empty = not found.plans
+        self.num_rounds += bool(found.plans)
+        if found.missing_blocks:
+            self._defer(found.missing_blocks, preview.available_blocks)
+        self._state.counters.shared_skipped_blocks += found.shared_skipped_blocks
+        used = self._state.tables.pool.num_used
+        for plan in found.plans:
+            self._apply(plan, freed, plan_us // len(found.plans), operation_id)
+        num_freed = used - self._state.tables.pool.num_used
+        if num_freed != found.num_freed_blocks:
+            self._state.violated(
+                InvariantViolation(
+                    "I4",
+                    f"a round promised to free {found.num_freed_blocks} blocks, freed {num_freed}",
+                )
+            )
+        return found
+
+    def _apply(
+        self, plan: RelocationPlan, freed: list[int], plan_us: int, operation_id: str | None
+    ) -> None:
+        state, size = self._state, self._state.geometry.block_size
+        table = state.tables[plan.request_id]
+        request = state.requests[plan.request_id]
+        if request.in_flight_step:
+            state.violated(
+                InvariantViolation(
+                    "I4",
+                    f"{plan.request_id} has a relocation of step {request.in_flight_step} "
+                    "in flight",
+                )
+            )
+        num_shed = plan.num_shed_blocks
+        fresh = state.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
+        bound = plan.bind(fresh, size)
+        destinations = sorted({*runs_of_blocks(bound.destination_slots, size).tolist()})
+        foreign = state.store.first_not_writable(destinations)
+        if foreign is not None:
+            state.violated(InvariantViolation("I4", f"destination block {foreign} is not private"))
+        try:
+            dropped = state.tables.apply_moves(
+                plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks
+            )
+        except InvariantViolation as violation:  # nothing changed
+            freed.extend(fresh)
+            state.violated(violation)
+            return
+        if len(dropped) - len(fresh) != num_shed or num_shed <= 0:
+            state.violated(
+                InvariantViolation(
+                    "I4", f"{len(dropped)} blocks dropped, {len(fresh)} taken, {num_shed} promised"
+                )
+            )
+        state.draft.moved[table.row] = bound.token_ids, bound.destination_slots
+        if self._samples():
+            ids = table.live_ids()
+            state.draft.retained[table.row] = Retained(ids, table.slots_of(ids))
+        state.rebound(table)
+        freed.extend(dropped)
+        request.in_flight_step = state.step
+        request.moved_tokens += plan.num_moved_tokens
+        request.last_moves = request.last_moves or LastMoves()
+        request.last_moves.moved(bound.token_ids, state.step)
+        moving = InFlight.of(
+            plan,
+            destinations,
+            bytes_per_token=state.geometry.bytes_per_token,
+            block_size=size,
+            holders=state.tables.pool.holders,
+            plan_us=plan_us,
+            operation_id=operation_id,
+        )
+        self.planned[plan.request_id] = (bound, moving)
+
+    def _samples(self) -> bool:
+        """Whether to verify this relocation by content: an evenly spread share `verify_ratio`."""
+        self._verify_credit += self._state.config.verify_ratio
+        if self._verify_credit < 1.0 - 1e-9:
+            return False
+        self._verify_credit -= 1.0
+        return True
+
+    def _run_operations(self, freed: list[int]) -> None:
+        for operation in self._operations.list_pending():
+            if self._is_in_flight(operation.request_id):
+                continue  # I4: runs once that relocation is reported
+            self._operations.start(operation)
+            ids = None if operation.request_id is None else [operation.request_id]
+            found = self._reclaim(
+                freed,
+                batch_size=operation.batch_size,
+                request_ids=ids,
+                operation_id=operation.id,
+            )
+            self._operations.planned(operation, found, self._state.geometry.bytes_per_token)
+            if not found.plans:
+                self._operations.finish(operation)
+            for plan in found.plans:
+                if plan.request_id not in self.planned:
+                    why = f"the plan for {plan.request_id} could not be applied, see the events"
+                    self._operations.part_ended(operation.id, fault=why)
+
+    def _is_in_flight(self, request_id: str | None) -> bool:
+        """Whether this request, or any request for None, has a relocation in flight."""
+        requests = self._state.requests
+        if request_id is None:
+            return any(request.in_flight_step for request in requests.values())
+        return request_id in requests and bool(requests[request_id].in_flight_step)
+
+    def _record(self, moving: InFlight, step: int, copy_us: int, fault: str | None) -> None:
+        moved = moving.relocation
+        moved.copy_us = copy_us
+        moving.count(self._state.counters)
+        request = self._state.requests.get(moved.request_id)
+        if request is not None and request.in_flight_step == step:  # else the request was restarted
+            request.in_flight_step = 0
+        self._state.events.add(
+            self._state.step, "relocation", moving.summary, msgspec.structs.asdict(moved)
+        )
+        if moving.operation_id is not None:
+            self._operations.part_ended(moving.operation_id, moved, fault)

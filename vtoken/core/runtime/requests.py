@@ -1,0 +1,97 @@
+"""The runtime's state of a request besides its token table, and the counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from vtoken.base.arrays import Floats, Ints
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.gates import DEFERRALS
+from vtoken.core.runtime.wasted_moves import LastMoves
+from vtoken.policies import Policy
+from vtoken.policies.signals import Signal
+from vtoken.wire import ReclamationCounters
+
+
+@dataclass(slots=True)
+class SignalState:
+    """A signal that the worker keeps for a request, and its newest scores."""
+
+    signal: Signal
+    reader: Policy  # the acting policy if it reads the signal, else the shadow
+    requested: bool = False  # in the newest step
+    requested_since: int = 0  # first step of the uninterrupted requests
+    scores: Floats | None = None  # the newest ones, by token id
+    scores_step: int = 0  # step of the report that `scores` came with
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowComparison:
+    """The victims of one eviction, and those that the shadow would have chosen.
+
+    `victims`, `chosen`: ascending ids. `num_dead`: the request's dead tokens afterwards, by which a
+    later eviction without a comparison is detected.
+    """
+
+    policy: Policy  # the shadow
+    step: int
+    num_tokens: int
+    num_dead: int
+    victims: Ints
+    chosen: Ints
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One admitted request; recreated after a preemption. Each field has one writer.
+
+    `retained_dead_blocks`: all-dead blocks kept because other requests hold them too (`skip`).
+    """
+
+    request_id: str
+    num_prompt_tokens: int
+    prefill_end: int  # tokens to compute before the first decode step; a resumed one has more
+    seed: int
+    # Evictor
+    retained_dead_blocks: frozenset[int] = frozenset()
+    given_tokens: int = 0  # died because memory was short
+    # Relocator
+    in_flight_step: int = 0  # step of the relocation that is not reported yet
+    moved_tokens: int = 0
+    last_moves: LastMoves | None = None  # created by the first relocation
+    # Scoring: what the policy and the shadow read, and what it was set for: rules, shadow, whether
+    # the signals are kept at all
+    signals: dict[Signal, SignalState] = field(default_factory=dict)
+    signals_for: tuple[VTokenConfig, Policy | None, bool] | None = None
+    # PolicyRunner
+    profiles: dict[Policy, Any] = field(default_factory=dict)  # of the prompt, by policy
+    compared: ShadowComparison | None = None  # the newest eviction with a shadow
+
+    def scores_of(self, signal: Signal) -> Floats | None:
+        """The newest scores of `signal`, by token id; None if there are none yet."""
+        state = self.signals.get(signal)
+        return None if state is None else state.scores
+
+
+class Counters(ReclamationCounters):
+    """Cumulative counters since the engine started, one writer each.
+
+    Those of reclamation are documents as they are; `vtoken.control.status` says where the others
+    are in a status.
+    """
+
+    deferrals: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(DEFERRALS, 0))
+    evicted_tokens: int = 0
+    given_tokens: int = 0  # of these, under pressure
+    generated_tokens: int = 0
+    preemptions: int = 0
+    preemptions_above_floor: int = 0  # while somebody could still give a block under pressure
+    finished_requests: int = 0
+    commits_checked: int = 0
+    violations: int = 0
+    verified_relocations: int = 0
+    verify_us: int = 0
+    preempted_per_request: dict[str, int] = msgspec.field(default_factory=dict)

@@ -1,0 +1,374 @@
+"""The runtime: token tables, policy, planner and recycling composed into one step protocol.
+
+Independent of the engine. The owner of the blocks implements `BlockStore` and calls, in every step,
+
+    begin_step(ready, …)    before allocation: evict, return all-dead blocks, relocate
+    required_extent(id, n)  during allocation: the places that n tokens of a request require
+    commit_step(scheduled)  after allocation: append the new tokens, return the worker's plan
+    finish_step(report)     process the worker's report
+    sampled(ids, n)         record the requests that got a token
+
+It also calls `announce` when a request arrives, `release` when a request releases its blocks and
+`forget` when a request has ended.
+
+A step costs a few kernel calls for all requests together. While no request has evicted anything and
+no policy reads a signal, the worker does not need the plan (`concerns_worker`). Invariants:
+1. attention does not read a step's victims from that step on, regardless of reclamation
+2. a block returned in begin_step is in no table and becomes no destination in the same pass (blocks
+   are collected and returned after all plans)
+3. destinations and recycled places are in private, unhashed blocks
+4. a request has at most one relocation in flight (I4)
+5. a request released between begin_step and commit_step is removed from the step's plan
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+import numpy as np
+
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.config.calibration import CalibrationProfile
+from vtoken.core.config.request_rules import Prompt, RequestRules
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.protocol.step import StepPlan, WorkerReport
+from vtoken.core.runtime.admission import Admission
+from vtoken.core.runtime.block_store import BlockStore
+from vtoken.core.runtime.eviction import Evictor
+from vtoken.core.runtime.given import Finished
+from vtoken.core.runtime.growth import Scheduled, TokenAppender
+from vtoken.core.runtime.policy_runner import PolicyRunner
+from vtoken.core.runtime.prices import Prices
+from vtoken.core.runtime.relocation.operations import Operations, record_operation
+from vtoken.core.runtime.relocation.pricing import RoundPricer
+from vtoken.core.runtime.relocation.relocator import Relocator
+from vtoken.core.runtime.relocation.round_planner import RoundPlanner
+from vtoken.core.runtime.scoring import Scoring
+from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
+from vtoken.core.runtime.state import RuntimeState
+from vtoken.policies import make_policy
+from vtoken.policies.tokenizer_info import Vocabulary
+from vtoken.wire import MAX_TOKENS, Geometry
+
+
+class Runtime:
+    """Token-level virtualization of one block pool.
+
+    The parts share `state`; some of its fields are here too, as shortcuts for readers.
+    `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`: the model's profile.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        store: BlockStore,
+        config: VTokenConfig,
+        *,
+        strict: bool = True,
+        check_every_step: bool = False,
+        report_lag_steps: int = 0,
+        max_chunk_tokens: int = MAX_TOKENS,
+        max_step_tokens: int = MAX_TOKENS,
+        borrows_blocks: bool = True,
+        vocabulary: Vocabulary | None = None,
+        calibration: CalibrationProfile | None = None,
+    ) -> None:
+        self.check_every_step = check_every_step
+        self.borrows_blocks = borrows_blocks
+        self.state = RuntimeState(
+            geometry,
+            store,
+            config,
+            strict=strict,
+            report_lag_steps=report_lag_steps,
+            calibration=calibration,
+        )
+        self.geometry = geometry
+        self.tables = self.state.tables  # after the newest step
+        self.counters = self.state.counters
+        self.events = self.state.events
+        self.latency = self.state.latency
+        self.canary = self.state.canary
+        self.operations = Operations(partial(record_operation, self.state))
+        self.appender = TokenAppender(self.state)
+        self.scoring = Scoring(self.state)
+        self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
+        self.admission = Admission(self.state, max_chunk_tokens)
+        self.prices = Prices()
+        self.shortages = ShortageMonitor(self.state, self.admission, self.prices, max_step_tokens)
+        self.evictor = Evictor(self.state, self.policy_runner, self.shortages)
+        self.round_planner = RoundPlanner(self.state)
+        self.pricer = RoundPricer(self.state, self.prices)
+        self.relocator = Relocator(
+            self.state, self.round_planner, self.operations, self.prices, self.pricer
+        )
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def config(self) -> VTokenConfig:
+        """The configuration of the next step."""
+        return self.state.config
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The state that plans depend on, besides the configuration.
+
+        Equal versions: victims would be chosen and a round would be planned equally.
+        """
+        state = self.state
+        return (
+            state.step,
+            state.num_reports,
+            state.num_forgets,
+            self.tables.num_changes,
+            state.store.num_free_blocks(),
+            self.relocator.num_in_flight_tokens,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing can be due in the coming step and no request with blocks has evicted."""
+        state = self.state
+        if self.tables.any_virtual:
+            return False
+        return not state.may_evict or not (state.evicts_by_length or self.shortages.is_near())
+
+    def concerns_worker(self, plan: StepPlan) -> bool:
+        """Whether the worker needs `plan`: a request has evicted or is probed.
+
+        A worker without a plan drops its state of all requests.
+        """
+        return bool(plan.signals) or self.tables.any_virtual
+
+    # ------------------------------------------------------------ requests come and go
+
+    def announce(
+        self,
+        request_id: str,
+        rules: RequestRules | None,
+        *,
+        num_prompt_tokens: int = 0,
+        max_tokens: int = 0,
+        priority: int = 0,
+        prompt: Prompt | None = None,
+    ) -> None:
+        """A request has arrived; `rules` are its own, None for those of the configuration.
+
+        `max_tokens`: prompt and output at most; `priority`: vLLM's, lower is more important;
+        `prompt`: further facts about the prompt.
+        """
+        prompt = Prompt(num_prompt_tokens) if prompt is None else prompt
+        self.state.announce(request_id, replace(rules or RequestRules(), prompt=prompt))
+        self.admission.announce(request_id, num_prompt_tokens, max_tokens, priority)
+        self.latency.arrived(request_id, time.monotonic())
+
+    def announce_check(self, request_id: str) -> None:
+        """A request of the quality canary arrives: it evicts nothing and is not counted."""
+        self.canary.request_id = request_id
+        self.state.announce(request_id, RequestRules(policy=make_policy("none", {})))
+
+    def release(self, request_id: str, *, preempted: bool = False) -> None:
+        """The request releases its blocks: finished, aborted or preempted."""
+        state = self.state
+        if request_id not in state.requests:
+            return
+        num_dead = num_tokens = 0
+        if preempted:
+            table = state.tables[request_id]
+            num_dead, num_tokens = table.num_dead, table.num_tokens
+        elif request_id != self.canary.request_id:
+            self._note_end(request_id)
+        self.relocator.drop(request_id)
+        state.release(request_id)
+        if not state.requests:
+            self.relocator.settle()
+        if preempted:
+            per_request = self.counters.preempted_per_request
+            self.admission.preempted(request_id, num_tokens + 1)
+            self.counters.preemptions += 1
+            self.counters.preemptions_above_floor += self.admission.can_give()
+            per_request[request_id] = per_request.get(request_id, 0) + 1
+            self.events.add(
+                self.step,
+                "preemption",
+                f"{request_id} preempted; {num_dead} dead tokens will be recomputed and seen again",
+                {"request_id": request_id, "dead_tokens_restored": num_dead},
+            )
+        else:
+            self.counters.finished_requests += request_id != self.canary.request_id
+            self.forget(request_id)
+
+    def _note_end(self, request_id: str) -> None:
+        """Record what a request that ends has lost."""
+        state, rules = self.state, self.state.rules(request_id)
+        table, request = self.tables[request_id], state.requests[request_id]
+        state.finished.add(
+            Finished(
+                request_id,
+                time.time(),
+                request.num_prompt_tokens,
+                table.num_tokens,
+                table.num_dead,
+                request.given_tokens,
+                self.counters.preempted_per_request.get(request_id, 0),
+                rules.policy.name,
+                rules.budget_tokens,
+                rules.evict_when,
+            )
+        )
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended, whether it was ever scheduled or not; its blocks are released."""
+        self.state.forget(request_id)
+        self.counters.preempted_per_request.pop(request_id, None)
+        self.admission.forget(request_id)
+        self.latency.forget(request_id)
+
+    # ------------------------------------------------------------ the step
+
+    def begin_step(self, ready: Iterable[str], prefilling: Sequence[tuple[str, int]] = ()) -> None:
+        """Evict and relocate before this step's allocation.
+
+        `ready`: requests whose prompt is computed and that append one token next. `prefilling`:
+        requests in the middle of their prompt, with the maximum size of their next chunk.
+        """
+        state = self.state
+        state.begin_step()
+        freed: list[int] = []
+        self.evictor.drop_retained(freed)
+        self.relocator.forget_step()
+        ready = list(ready)
+        shortage = self._shortage(ready, prefilling, freed)
+        due = chain(ready, (request_id for request_id, _ in prefilling))
+        died = state.may_evict and self.evictor.evict_due(due, freed, shortage)
+        missing = self._missing_blocks(prefilling, freed) if prefilling else 0
+        if shortage.now_blocks:
+            missing = max(missing, shortage.now_blocks - self._num_free(freed))
+        self.relocator.plan_step(
+            freed, new_holes=died, missing_blocks=missing, short_blocks=shortage.blocks
+        )
+        state.begin_allocation()
+        if freed:
+            freed.reverse()  # the block freed first is the first to leave the prefix cache
+            state.store.give_back(freed)
+        if self.appender.choose_places():
+            self.relocator.note_held_back()
+
+    def required_extent(self, request_id: str, num_tokens: int) -> int:
+        """Places that `num_tokens` tokens in total require, dead ones included."""
+        return self.appender.required_extent(request_id, num_tokens)
+
+    def commit_step(self, scheduled: Scheduled) -> StepPlan:
+        """Append the tokens of the scheduled requests; returns the plan for the worker."""
+        rows, grown = self.appender.append(scheduled)
+        requests = self.appender.plan(rows, grown, borrows=self.borrows_blocks)
+        plan = StepPlan(self.state.step, requests=requests)
+        if self.scoring.has_readers():
+            before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
+            giving = self.shortages.soon(rows)
+            self.scoring.request_signals(plan, scheduled.request_ids, rows, before, giving)
+        self.relocator.hand_over(plan)
+        self._count_commit()
+        return plan
+
+    def _count_commit(self) -> None:
+        self.counters.commits_checked += 1
+        if self.check_every_step:
+            try:
+                self.check()
+            except InvariantViolation as violation:
+                self.state.violated(violation)
+
+    def _missing_blocks(self, prefilling: Sequence[tuple[str, int]], freed: list[int]) -> int:
+        """Blocks that the next chunks need beyond the free ones, `freed` included."""
+        state, tables, needed = self.state, self.tables, 0
+        size = state.geometry.block_size
+        for request_id, num_new in prefilling:
+            table = tables.get(request_id)
+            if table is not None and table.virtual:
+                places = table.append_start + num_new
+                needed += max(0, -(-places // size) - table.num_blocks)
+        return needed - self._num_free(freed)
+
+    def _num_free(self, freed: list[int]) -> int:
+        """The free blocks once `freed` are returned."""
+        holders = self.tables.pool.holders
+        return self.state.store.num_free_blocks() + len({b for b in freed if holders[b] == 0})
+
+    def _shortage(
+        self, ready: list[str], prefilling: Sequence[tuple[str, int]], freed: list[int]
+    ) -> Shortage:
+        """The shortage that remains after a round, if requests may give for it."""
+        self.state.set_near(self.shortages.is_near())
+        if not self.state.is_short_soon:
+            return NO_SHORTAGE
+        shortage = self.shortages.measure(ready, prefilling, self._num_free(freed))
+        if shortage.blocks and self.relocator.reclaim_excess(
+            freed, missing_blocks=shortage.missing_blocks
+        ):
+            return self.shortages.measure(ready, prefilling, self._num_free(freed))
+        return shortage
+
+    def finish_step(self, report: WorkerReport | None, step: int) -> None:
+        """Process the end of `step`; `report` is None if the worker sent none."""
+        self.state.num_reports += 1
+        # Steps run in order: outstanding reports of earlier steps are lost.
+        for earlier in self.relocator.steps_in_flight(before=step):
+            self.relocator.finish_step(earlier, 0, self._check_copies(None, earlier))
+        fault = self._check_copies(report, step)
+        copy_us = report.copy_us if report is not None else 0
+        self.counters.copy_us += copy_us
+        self.relocator.finish_step(step, copy_us, fault)
+        if report is None:
+            return
+        self.prices.copies.add(report.copy_us, report.moved_tokens)
+        self.prices.holes.add(report.pack_us, report.packed_tokens)
+        self.prices.probes.add(report.probe_us, report.probed_queries)
+        self.counters.packed_tokens += report.packed_tokens
+        self.counters.pack_us += report.pack_us
+        self.counters.verified_relocations += report.verified_relocations
+        self.counters.verify_us += report.verify_us
+        if report.violation is not None:
+            self.state.violated(InvariantViolation("I1", report.violation))
+        if report.disagreement is not None:
+            self.state.violated(InvariantViolation("ranks", report.disagreement))
+        self.scoring.receive(report)
+
+    def sampled(self, request_ids: list[str], num_tokens: int, now: float) -> None:
+        """A step gave `request_ids` `num_tokens` tokens in total; `now`: monotonic seconds."""
+        self.counters.generated_tokens += num_tokens
+        self.latency.tokens(request_ids, now)
+
+    def _check_copies(self, report: WorkerReport | None, step: int) -> str | None:
+        """Check that the report is of this step and counts all of its copies (I3).
+
+        Returns what is wrong, or None.
+        """
+        planned = self.relocator.num_planned_copies(step)
+        reported, done = (step, 0) if report is None else (report.step, report.moved_tokens)
+        if reported == step and done == planned:
+            return None
+        answer = "none was reported" if report is None else f"the report of {reported} says {done}"
+        detail = f"step {step} copies {planned} tokens, {answer}"
+        self.state.violated(InvariantViolation("I3", detail))
+        return detail
+
+    # ------------------------------------------------------------ checking
+
+    def check(self) -> None:
+        """Recompute all invariants; raises InvariantViolation."""
+        tables, state = self.tables, self.state
+        tables.check()
+        if set(state.requests) != {table.request_id for table in tables}:
+            raise InvariantViolation("I4", "a request has a table but no state, or the reverse")
+        if differences := state.store.differences(tables):
+            raise InvariantViolation("I4", "; ".join(differences[:3]))

@@ -1,0 +1,252 @@
+"""Scoring, the scheduler's side: the signals that the worker keeps per request, and their scores.
+
+Independent of how signals are computed and used. A request's signals are those that its policy and
+the shadow policy read, with layers and heads from the configuration, the calibration profile or the
+model's depth, in this order. Invariants:
+1. scores are used only for the signal they were requested for, layers and heads included; a signal
+   that no policy read before starts from zero, and evicts nothing before its first report
+2. scores are used only if they were requested in every step since, so none predates an eviction
+3. without a policy that reads a signal, the worker computes nothing
+4. requests for the acting policy do not depend on the shadow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from vtoken.base.arrays import Bools, Floats, Ints
+from vtoken.core.config.calibration import default_layer
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.protocol.step import StepPlan, WorkerReport
+from vtoken.core.runtime.due import NEVER
+from vtoken.core.runtime.requests import RequestState, SignalState
+from vtoken.core.runtime.state import RuntimeState
+from vtoken.policies import Policy
+from vtoken.policies.signals import Signal
+from vtoken.wire import Probe
+
+Resolve = Callable[[Signal, VTokenConfig], Signal]
+
+
+class Scoring:
+    """Requests signals from the worker and stores their scores."""
+
+    def __init__(self, state: RuntimeState) -> None:
+        self._state = state
+        self.active = False  # some policy read a signal in the newest committed step
+        self._resolved: dict[Signal, Signal] = {}  # for the probe settings
+        self._resolved_for: Probe | None = None
+
+    def has_readers(self) -> bool:
+        """Whether any policy in force reads a signal now. If none does, drops all scores."""
+        state = self._state
+        shadow = state.shadow.active_policy
+        reads = (
+            state.config.policy.reads is not None
+            or (shadow is not None and shadow.reads is not None and state.may_evict)
+            or any(policy.reads is not None for policy in state.own_policies.values())
+        )
+        if reads and (state.is_short_soon or state.evicts_by_length):
+            self.active = True
+        elif self.active:
+            self.active = False
+            for request in state.requests.values():
+                request.signals, request.signals_for = {}, None
+        return self.active
+
+    def request_signals(
+        self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints, giving: Ints
+    ) -> None:
+        """Write into `plan` the signals that the worker keeps, probes and reports.
+
+        `rows` [k] of the scheduled requests; `num_before` [k]: their tokens before this step;
+        `giving`: those that are to give soon. With a report lag, a request's scores are requested
+        that many tokens before it is due. Requests under `pressure` have no signals while no
+        shortage is near.
+        """
+        state = self._state
+        probes_decode = state.step % state.config.probe.every_steps == 0
+        shadow = state.shadow.active_policy
+        probed, want = [], []
+        own, rules = state.request_rules, state.config
+        due_soon = self.soon_due(rows) | np.isin(rows, giving)
+        keeps = state.is_short_soon | (state.due.floor[rows] == NEVER)
+        numbers = rows.tolist(), num_before.tolist(), due_soon.tolist(), keeps.tolist()
+        for request_id, row, known_before, due, keep in zip(names, *numbers, strict=True):
+            request = state.requests[request_id]
+            if own:
+                rules = state.rules(request_id)
+            known = request.signals_for
+            if known is None or known[0] is not rules or known[1:] != (shadow, keep):
+                self._set_signals(request, rules, keep=keep)
+                request.signals_for = rules, shadow, keep
+            if not request.signals:
+                continue
+            attends = False
+            kept: tuple[Signal, ...] = ()
+            for kept_signal in request.signals.values():
+                signal, of_keys = kept_signal.signal, kept_signal.signal.of_keys
+                wanted = due or (
+                    kept_signal.reader.profiles
+                    and state.tables.columns.num_tokens[row] >= request.prefill_end
+                    and kept_signal.reader not in request.profiles
+                )
+                if wanted and not kept_signal.requested:
+                    kept_signal.requested_since = state.step
+                kept_signal.requested = wanted
+                if wanted:
+                    want.append((request_id, signal))
+                if wanted or not of_keys:
+                    kept += (signal,)
+                attends |= not of_keys
+            if kept:
+                plan.signals[request_id] = kept
+            if attends and (probes_decode or known_before < request.prefill_end):
+                probed.append(request_id)
+        plan.probed = frozenset(probed)
+        plan.want_scores = tuple(want)
+
+    def _set_signals(self, request: RequestState, rules: VTokenConfig, *, keep: bool) -> None:
+        """Set a request's signals to those of its policy and, if it evicts, of the shadow; to none
+        unless `keep`.
+
+        Existing signals continue, others start from zero; the policy is the reader of a common one.
+        """
+        shadow = self._state.shadow.active_policy if rules.evicts else None
+        before, request.signals = request.signals, {}
+        if not keep:
+            return
+        for reader in (rules.policy,) if shadow is None else (rules.policy, shadow):
+            if reader.reads is None:
+                continue
+            signal = self.resolve(reader.reads, rules)
+            if signal in request.signals:
+                continue
+            kept = before.get(signal) or SignalState(signal, reader)
+            kept.reader = reader
+            request.signals[signal] = kept
+
+    def soon_due(self, rows: Ints) -> Bools:
+        """Of each of `rows` [k], whether this step's scores may be the newest when it is due."""
+        soon = self._state.tables.columns.num_live[rows] + self._state.report_lag_steps
+        due: Bools = soon > self._state.due.limit[rows]
+        return due
+
+    def resolve(self, signal: Signal, config: VTokenConfig) -> Signal:
+        """`signal`, as declared by a policy, with its layers and heads under `config`.
+
+        Returns the same object as long as the probe settings do not change.
+        """
+        if config.probe is not self._resolved_for:
+            self._resolved, self._resolved_for = {}, config.probe
+        found = self._resolved.get(signal)
+        if found is None:
+            found = self._resolved[signal] = self._resolve(signal, config.probe)
+        return found
+
+    def _resolve(self, signal: Signal, probe: Probe) -> Signal:
+        """Layers come from the settings, else the calibration profile, else a share of the depth.
+
+        The profile's heads belong to its layers and are ignored if other layers are set.
+        """
+        state = self._state
+        profile = None if state.calibration is None else state.calibration.of(signal.kind)
+        layers, heads = [default_layer(state.geometry.num_layers, signal.kind)], probe.heads
+        if probe.layers:
+            layers = probe.layers
+        elif profile is not None and profile.layers:
+            layers, heads = profile.layers, probe.heads or profile.heads
+        return replace(signal, layers=tuple(sorted({*layers})), heads=tuple(sorted({*heads})))
+
+    def receive(self, report: WorkerReport) -> None:
+        """Store the scores of `report` that are still requested."""
+        for (request_id, signal), scores in report.scores.items():
+            request = self._state.requests.get(request_id)
+            kept = None if request is None else request.signals.get(signal)
+            if kept is not None and kept.requested and report.step >= kept.requested_since:
+                kept.scores, kept.scores_step = scores, report.step
+
+    def _are_stale(self, num_scored: int, scores_step: int, num_tokens: int, end: int) -> bool:
+        """Whether more tokens lack scores than steps in flight and between probes explain.
+
+        `end`: the end of the request's prompt.
+        """
+        lag = self._state.report_lag_steps
+        if num_tokens - num_scored < lag + self._state.config.probe.every_steps:
+            return False
+        between_chunks = num_tokens < end
+        return not between_chunks or scores_step < self._state.step - 1 - lag
+
+    def current(self, request: RequestState, signal: Signal, config: VTokenConfig) -> Floats | None:
+        """The newest scores of `signal`, by token id; None if there are none or they are stale."""
+        kept = request.signals.get(self.resolve(signal, config))
+        if kept is None:
+            return None
+        scores, step = kept.scores, kept.scores_step
+        if not kept.requested or scores is None or step < kept.requested_since:
+            return None
+        num_tokens = self._state.tables[request.request_id].num_tokens
+        if self._are_stale(len(scores), step, num_tokens, request.prefill_end):
+            return None
+        return scores
+
+    def newest(self, request_id: str) -> Floats | None:
+        """The newest scores of the signal that the request's policy reads, even if stale."""
+        rules = self._state.rules(request_id)
+        if rules.policy.reads is None:
+            return None
+        signal = self.resolve(rules.policy.reads, rules)
+        return self._state.requests[request_id].scores_of(signal)
+
+
+def scores_of(ids: Ints, by_id: Floats) -> Floats:
+    """The scores [n] of the live `ids` [n]. Tokens newer than the last probe have none yet and get
+    infinity.
+    """
+    scores = np.full(len(ids), np.inf, dtype=np.float32)
+    scored = int(np.searchsorted(ids, len(by_id)))
+    scores[:scored] = by_id[ids[:scored]]
+    return scores
+
+
+def swap_notes(old: VTokenConfig, new: VTokenConfig, resolve: Resolve) -> list[str]:
+    """Notes on what a change of policy, shadow, parameters or probe settings means for scores."""
+
+    def read(policy: Policy | None, config: VTokenConfig) -> Signal | None:
+        reads = None if policy is None else policy.reads
+        return None if reads is None else resolve(reads, config)
+
+    held = {read(old.policy, old): old.policy.name}
+    if old.shadow is not None and old.evicts:
+        held.setdefault(read(old.shadow, old), f"shadow {old.shadow.name}")
+    notes = []
+    before, after = read(old.policy, old), read(new.policy, new)
+    if after is not None and (old.policy != new.policy or before != after):
+        if after in held:
+            notes.append(f"scores carry over: {held[after]} and {new.policy.name} read {after}")
+        else:
+            notes.append(
+                f"scores start anew: {new.policy.name} reads {after}, until now it was "
+                f"{before or 'no scores'}; nothing of a running request is evicted before "
+                f"{after.first_report}"
+            )
+        known = (old.policy, old.shadow)
+        if new.policy.profiles and new.policy not in known:
+            notes.append(f"{new.policy.name} profiles running requests on what it sees from now on")
+    return notes + _shadow_notes(old, new, read(new.shadow, new), held)
+
+
+def _shadow_notes(
+    old: VTokenConfig, new: VTokenConfig, reads: Signal | None, held: Container[Signal | None]
+) -> list[str]:
+    shadow = new.shadow
+    if shadow is None or (shadow == old.shadow and new.evicts == old.evicts):
+        return []
+    if not new.evicts:
+        return [f"policy none evicts nothing that shadow {shadow.name} could be compared with"]
+    if reads is None or reads in held:
+        return []
+    return [f"shadow {shadow.name} is compared on a running request after {reads.first_report}"]

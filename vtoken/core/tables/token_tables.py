@@ -1,0 +1,366 @@
+"""All token tables and the pool's liveness, changed by the three calls of the paper (section 3.2).
+
+`grow` adds the engine's new tokens (the paper's sync_new_tokens), `evict` a policy's victims
+(evict_token), `apply_moves` the result of a relocation. Independent of policies, planners and vLLM.
+
+Invariants:
+1. a slot's readers are exactly the requests whose table maps a live token to it; two requests may
+   read one slot only in a block that both hold (shared prefix)
+2. existing tables have distinct numbers, 1 to `MAX_NUMBER`; a released number is reused. Once all
+   are in use, further tables get 0
+3. owner[b] is the number of the newest table that holds b: a block enters a second table only when
+   that table is created (prefix cache), so the newest table is the newest holder
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.base.arrays import Bools, Ints, Ragged
+from vtoken.base.errors import InvariantViolation, UnknownRequestError
+from vtoken.core.tables import kernels
+from vtoken.core.tables.columns import Columns, Int32s
+from vtoken.core.tables.pool import PoolLiveness
+from vtoken.core.tables.token_table import TokenTable
+
+MAX_NUMBER = 65_535
+ONE = np.uint16(1)  # `ufunc.at` is a hundred times slower when it has to cast
+NO_BLOCKS: Ints = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedTokens:
+    """The slots of new tokens; request i has slots[starts[i]:starts[i + 1]].
+
+    `written`: blocks written by requests that have evicted. `num_recycled`: tokens written into a
+    hole.
+    """
+
+    slots: Ints
+    starts: Ints
+    written: Ints
+    num_recycled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where requests write next, by row.
+
+    `num_tokens`: current count; `next_extent`: places that a single new token requires; `start`:
+    first place of several new tokens. `spare`: some request with holes holds more blocks than its
+    live tokens and the next one need.
+    """
+
+    num_tokens: list[int]
+    next_extent: list[int]
+    start: list[int]
+    spare: bool
+
+
+class TokenTables:
+    """The tables of all requests that hold blocks."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.pool = PoolLiveness(num_blocks, block_size)
+        self.block_size = block_size
+        self.columns = Columns(block_size)
+        self.rows: dict[str, int] = {}  # by request id
+        self.names: list[str] = []  # request ids by row, of the newest request in it
+        self._tables: dict[str, TokenTable] = {}
+        self._free_numbers: list[int] = []  # heap of released numbers
+        self._last_number = 0  # the highest number assigned so far
+        self.num_changes = 0  # tables created and released since the start
+        self._detail: Ints = np.zeros(3, dtype=np.int64)
+        self._rank: Int32s = np.full(num_blocks, -1, dtype=np.int32)
+        self._old_rank: Int32s = np.full(num_blocks, -1, dtype=np.int32)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._tables
+
+    def __iter__(self) -> Iterator[TokenTable]:
+        return iter(self._tables.values())
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __getitem__(self, request_id: str) -> TokenTable:
+        try:
+            return self._tables[request_id]
+        except KeyError:
+            raise UnknownRequestError(request_id) from None
+
+    def get(self, request_id: str) -> TokenTable | None:
+        return self._tables.get(request_id)
+
+    @property
+    def all_rows(self) -> Ints:
+        """The rows of all tables [R], oldest table first."""
+        return np.fromiter(self.rows.values(), dtype=np.int64, count=len(self.rows))
+
+    @property
+    def any_virtual(self) -> bool:
+        """Whether any request's layout is no longer the identity."""
+        return bool(self.columns.virtual.any())
+
+    # ------------------------------------------------------------ growth
+
+    def add(self, request_id: str) -> TokenTable:
+        """Create the table of a new request, without tokens and blocks."""
+        row = self.columns.take_row(self._take_number())
+        table = self._tables[request_id] = TokenTable(request_id, self.columns, row)
+        self.rows[request_id] = row
+        self.names[row : row + 1] = [request_id]
+        self.num_changes += 1
+        return table
+
+    def grow(self, rows: Ints, totals: Ints, added_starts: Ints, added: Ints) -> AppendedTokens:
+        """Grow requests `rows` [k] to `totals` [k] tokens.
+
+        Request i gains the blocks added[added_starts[i]:added_starts[i + 1]]. A single
+        new token goes into the row's hole if one was chosen, other tokens behind the last one.
+        Raises InvariantViolation when blocks are too few, a place is occupied or the total shrank;
+        requests before that one have grown by then.
+        """
+        columns, pool = self.columns, self.pool
+        num_new = int((totals - columns.num_tokens[rows]).sum())
+        slots, written = np.empty((2, max(num_new, 0)), dtype=np.int64)
+        starts = np.zeros(len(rows) + 1, dtype=np.int64)
+        counted = np.zeros(2, dtype=np.int64)
+        first = 0
+        while first < len(rows):
+            code, first = kernels.append(
+                first, rows, totals, added_starts, added, self.block_size,
+                columns.records, columns.index, columns.naive_live, columns.token_at,
+                columns.block_id, columns.block_live, columns.readonly,
+                pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.counts,
+                slots, starts, written, counted, self._detail,
+            )  # fmt: skip
+            if code == kernels.NO_CAPACITY:
+                row = int(rows[first])
+                more = int(added_starts[first + 1] - added_starts[first])
+                columns.reserve(row, int(totals[first]), int(columns.num_blocks[row]) + more)
+            elif code != kernels.DONE:
+                self._refuse_growth(code, int(rows[first]), int(totals[first]))
+        num_written, num_recycled = counted.tolist()
+        return AppendedTokens(slots, starts, written[:num_written], num_recycled)
+
+    def _refuse_growth(self, code: int, row: int, total: int) -> NoReturn:
+        name, detail = self.names[row], self._detail
+        if code == kernels.OCCUPIED:
+            raise InvariantViolation("I2", f"{name}: place {detail[0]} is occupied")
+        if code == kernels.NO_BLOCK:
+            raise InvariantViolation("I4", f"{name} holds {detail[0]}, which is no block")
+        if code == kernels.CROWDED:
+            raise InvariantViolation(
+                "I4", f"{name} is holder {kernels.MAX_HOLDERS + 1:,} of block {detail[0]}: too many"
+            )
+        if code == kernels.SHRANK:
+            raise InvariantViolation(
+                "I4", f"{name} has {total} tokens, its table has {self.columns.num_tokens[row]}"
+            )
+        raise InvariantViolation(
+            "I4",
+            f"{detail[0]} tokens at index {detail[1]} do not fit {detail[2]} blocks "
+            f"of {self.block_size} (request {name})",
+        )
+
+    def choose_places(self, *, recycling: bool) -> Places:
+        """Choose where each request's next single token goes: a hole if `recycling`, or the end."""
+        columns = self.columns
+        next_extent, start = np.zeros((2, columns.num_rows), dtype=np.int64)
+        spare = kernels.choose_places(
+            self.block_size, recycling, columns.num_rows,
+            columns.records, columns.token_at, columns.readonly, next_extent, start,
+        )  # fmt: skip
+        num_tokens = columns.num_tokens.tolist()
+        return Places(num_tokens, next_extent.tolist(), start.tolist(), bool(spare))
+
+    # ------------------------------------------------------------ eviction and relocation
+
+    def num_live_in(self, rows: Ints, spans: Ragged) -> Ints:
+        """Count the live tokens [k] of `rows` [k] within their `spans`, (start, end) pairs."""
+        out = np.empty(len(rows), dtype=np.int64)
+        columns = self.columns
+        kernels.num_live_in(rows, spans.starts, spans.values, columns.records, columns.index, out)
+        return out
+
+    def evict(
+        self, rows: Ints, starts: Ints, ids: Ints, num_due: Ints, protected: Ragged
+    ) -> tuple[Ints, Ints]:
+        """Mark tokens dead: ids[starts[i]:starts[i + 1]], ascending, of each request rows[i].
+
+        Attention does not read them from the next step on. `num_due` [k]: the required number of
+        victims, the newest token excluded; -1: any. `protected`: (start, end) pairs of each request
+        [k] that must contain no victim. A refused request is unchanged. Returns codes of `kernels`
+        [k], and how many blocks of each request [k] lost their last live token.
+        """
+        columns, pool = self.columns, self.pool
+        codes = np.empty(len(rows), dtype=np.int64)
+        num_emptied = np.empty(len(rows), dtype=np.int64)
+        kernels.evict(
+            rows, starts, ids, num_due, protected.starts, protected.values, self.block_size,
+            columns.records, columns.index, columns.naive_live, columns.token_at,
+            columns.block_id, columns.block_live, pool.readers, pool.live, pool.counts,
+            codes, num_emptied,
+        )  # fmt: skip
+        return codes, num_emptied
+
+    def apply_moves(
+        self, request_id: str, token_ids: Ints, slots: Ints, block_ids: Sequence[int] | Ints
+    ) -> list[int]:
+        """Commit a relocation: move live tokens `token_ids` [k] to `slots` [k] and set the block
+        table to `block_ids`.
+
+        The request acquires blocks that are new in the table; missing ones are dropped and
+        returned. Atomic: everything is verified first (I2: destinations are distinct and hold no
+        live token; no live token stays in a dropped block), and a violation changes nothing.
+        """
+        table, columns, pool = self[request_id], self.columns, self.pool
+        blocks = np.asarray(block_ids, dtype=np.int64)
+        columns.reserve(table.row, table.num_tokens, len(blocks))
+        dropped = np.empty(table.num_blocks, dtype=np.int64)
+        code, num_dropped = kernels.relocate(
+            table.row, token_ids, slots, blocks, self.block_size,
+            columns.records, columns.index, columns.token_at,
+            columns.block_id, columns.block_live, columns.readonly,
+            pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.owner_stale,
+            pool.counts, self._rank, self._old_rank, dropped, self._detail,
+        )  # fmt: skip
+        if code != kernels.DONE:
+            self._refuse_moves(code, table)
+        out: list[int] = dropped[:num_dropped].tolist()
+        return out
+
+    def drop_blocks(self, table: TokenTable, leaves: Bools) -> list[int]:
+        """Drop the blocks where `leaves` [num_blocks] is set and return them.
+
+        Raises InvariantViolation, without any change, if one of them has a live token.
+        """
+        columns, pool = self.columns, self.pool
+        dropped = np.empty(len(leaves), dtype=np.int64)
+        code, num_dropped = kernels.drop_blocks(
+            table.row, leaves, self.block_size,
+            columns.records, columns.index, columns.token_at,
+            columns.block_id, columns.block_live, columns.readonly,
+            pool.holders, pool.usage, pool.owner, pool.owner_stale, pool.counts, dropped,
+        )  # fmt: skip
+        if code != kernels.DONE:
+            raise InvariantViolation("I1", f"a dropped block of {table.request_id} has live tokens")
+        out: list[int] = dropped[:num_dropped].tolist()
+        return out
+
+    def _refuse_moves(self, code: int, table: TokenTable) -> NoReturn:
+        name, number = table.request_id, int(self._detail[0])
+        if code == kernels.DEAD:
+            raise InvariantViolation("I1", f"a moved token of {name} is not live")
+        if code == kernels.LOST:
+            raise InvariantViolation(
+                "I1",
+                f"{table.num_live} live tokens of {name} before the relocation, {number} after",
+            )
+        reasons = {
+            kernels.DUPLICATE_BLOCK: f"the new table of {name} contains a block twice",
+            kernels.NO_BLOCK: f"the new table of {name} contains block {number}, which is no block",
+            kernels.OUTSIDE: f"destination block {number} is not in the table of {name}",
+            kernels.TAKEN: f"a destination slot of {name} is used twice or holds a live token",
+        }
+        raise InvariantViolation("I2", reasons[code])
+
+    def release(self, request_id: str) -> None:
+        """Remove a finished or preempted request."""
+        table = self[request_id]
+        del self._tables[request_id]
+        columns, pool = self.columns, self.pool
+        number = table.number
+        kernels.release(
+            table.row, self.block_size, columns.records, columns.index, columns.block_id,
+            pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.owner_stale,
+            pool.counts,
+        )  # fmt: skip
+        columns.give_back_row(table.row)
+        del self.rows[request_id]
+        self.num_changes += 1
+        if number:
+            heapq.heappush(self._free_numbers, number)
+
+    def _take_number(self) -> int:
+        """The smallest unused number; 0 when all are in use."""
+        if self._free_numbers:
+            return heapq.heappop(self._free_numbers)
+        if self._last_number == MAX_NUMBER:
+            return 0
+        self._last_number += 1
+        return self._last_number
+
+    # ------------------------------------------------------------ the pool's view
+
+    def tails(self) -> Ints:
+        """The block that each request with blocks appends to."""
+        rows = self.all_rows
+        facts = self.columns.facts[rows]
+        facts = facts[facts["num_blocks"] > 0]
+        tails: Ints = self.columns.block_id[facts["first_block"] + facts["num_blocks"] - 1]
+        return tails.astype(np.int64)
+
+    def owners(self) -> npt.NDArray[np.uint16]:
+        """The number of each block's newest holder [N], 0 for free blocks; do not write to it."""
+        pool = self.pool
+        stale = np.flatnonzero(pool.owner_stale)
+        if len(stale):
+            pool.owner_stale[stale] = False
+            stale = stale[pool.holders[stale] > 0]
+            for table in reversed(self._tables.values()):
+                if len(stale) == 0:
+                    break
+                held = np.isin(stale, table.block_ids())
+                pool.owner[stale[held]] = table.number
+                stale = stale[~held]
+        return pool.owner
+
+    # ------------------------------------------------------------ checking
+
+    def check(self) -> None:
+        """Check every table, the pool, and that both agree (I2 over all requests; owners)."""
+        self.pool.check()
+        readers = np.zeros_like(self.pool.readers)
+        for table in self:
+            table.check()
+            slots = table.slots_of(table.live_ids())
+            np.add.at(readers, slots, ONE)
+        wrong = np.flatnonzero(readers != self.pool.readers)
+        if len(wrong):
+            slot = int(wrong[0])
+            raise InvariantViolation(
+                "I2",
+                f"slot {slot} has {self.pool.readers[slot]} readers, "
+                f"but {readers[slot]} live tokens map to it",
+            )
+        self._check_holders()
+
+    def _check_holders(self) -> None:
+        numbers = [table.number for table in self if table.number]
+        if len(set(numbers)) != len(numbers):
+            raise InvariantViolation("I2", "two tables have the same number")
+        pool = self.pool
+        owner, holders = np.zeros_like(pool.owner), np.zeros_like(pool.holders)
+        for table in self:
+            blocks = table.block_ids()
+            owner[blocks] = table.number
+            np.add.at(holders, blocks, ONE)
+        for name, recorded, counted in (
+            ("holders", pool.holders, holders),
+            ("owner", np.where(pool.owner_stale, owner, pool.owner), owner),
+        ):
+            wrong = np.flatnonzero(recorded != counted)
+            if len(wrong):
+                block = int(wrong[0])
+                raise InvariantViolation(
+                    "I2",
+                    f"{name}[{block}] = {recorded[block]}, but the tables give {counted[block]}",
+                )
