@@ -1,4 +1,4 @@
-"""Prometheus metrics of vToken: the engine's table (`vtoken.wire.metrics`) and those of this process.
+"""Prometheus metrics: the engine's table (`vtoken.wire.metrics`) and those of this process.
 
 Metrics have vLLM's prefix and labels (`model_name`, `engine`), so they join with vLLM's metrics.
 `server_` counters start at the API server's start.

@@ -14,9 +14,10 @@ from tests.support.profiles import made_up
 from vtoken.base.errors import UnsupportedError
 from vtoken.calibration import store
 from vtoken.core.config.values import default_config, merge_patch
-from vtoken.vllm.startup import serve, startup_error
+from vtoken.vllm import serve
+from vtoken.vllm.serve import server_command
+from vtoken.vllm.startup import startup_error
 from vtoken.vllm.startup.model_argument import Values
-from vtoken.vllm.startup.serve import server_command
 
 TOKEN = "the-control-token-0123"
 

@@ -26,8 +26,8 @@ from vtoken.cli.pages import EXAMPLES
 from vtoken.cli.parser import make_parser
 from vtoken.core.config.request_rules import request_rules
 from vtoken.demo.run import parse as parse_demo
+from vtoken.vllm.serve import build_parser, initial_patch
 from vtoken.vllm.startup.model_argument import take_model
-from vtoken.vllm.startup.serve import build_parser, initial_patch
 from vtoken_bench import BENCHES
 from vtoken_console.app.keyfile import load
 

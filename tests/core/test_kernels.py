@@ -20,7 +20,7 @@ from vtoken.base.errors import InvariantViolation
 from vtoken.core.runtime import selftest
 from vtoken.core.tables import kernels as table_kernels
 
-PACKAGES = ("tables", "policies", "protocol", "planning", "runtime")
+PACKAGES = ("core", "policies")
 
 
 def modules() -> Iterator[ModuleType]:

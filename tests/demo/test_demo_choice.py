@@ -9,7 +9,7 @@ import pytest
 
 from vtoken.demo import sizing
 from vtoken.demo.choice import choose
-from vtoken.vllm.startup.serve import server_command
+from vtoken.vllm.serve import server_command
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from vtoken.core.config.values import bounds, default_config
 from vtoken.policies import describe_policies, make_policy
 from vtoken.policies.base import BUILT_IN
 from vtoken.policies.signals.kind import BUILT_IN as BUILT_IN_KINDS
-from vtoken.vllm.startup.serve import displayed, flag_of, plain_settings
+from vtoken.vllm.serve import displayed, flag_of, plain_settings
 from vtoken.wire import Bound, pool_limits
 from vtoken.wire.bounds import bounds_of, span
 from vtoken.wire.guards import BY_NAME

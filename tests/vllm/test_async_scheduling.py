@@ -21,7 +21,7 @@ from tests.support.observe import Observer, runtime_of, watch_victims
 from tests.support.steps_overlap import async_scheduling
 from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
-from vtoken.vllm.startup.serve import server_command
+from vtoken.vllm.serve import server_command
 from vtoken.wire.commands import Compact
 
 pytestmark = pytest.mark.vllm

@@ -24,7 +24,8 @@ from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.runner import GuardedRunnerMixin
 from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
-from vtoken.vllm.cuda.support import OPT_IN, check_layers, cuda_rules
+from vtoken.vllm.cuda.support import check_layers
+from vtoken.vllm.startup.cuda_rules import OPT_IN, cuda_rules
 from vtoken.vllm.touchpoints import register
 
 pytestmark = pytest.mark.vllm

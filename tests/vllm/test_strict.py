@@ -92,7 +92,7 @@ def test_lenient_the_engine_continues_and_reports_the_violation(engine: Any) -> 
 def test_strict_a_server_fails_its_requests_and_its_health_and_names_the_invariant(
     demo_model: Path, tmp_path: Path, free_port: int
 ) -> None:
-    from vtoken.vllm.startup.serve import plugin_names, server_command
+    from vtoken.vllm.serve import plugin_names, server_command
 
     command = server_command(
         [

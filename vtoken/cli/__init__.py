@@ -14,7 +14,7 @@ from vtoken.cli.output import OutputError, writing_output
 
 # Commands with their own parser, which gets all arguments after the name.
 OWN_PARSERS = {
-    "serve": "vtoken.vllm.startup.serve",
+    "serve": "vtoken.vllm.serve",
     "calibrate": "vtoken.cli.calibrate",
     "demo": "vtoken.demo.run",
     "bench": "vtoken_bench",

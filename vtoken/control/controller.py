@@ -1,7 +1,8 @@
 """The control plane inside the engine: one command in, one reply out, between two steps.
 
 A refused command changes nothing. An accepted one takes effect in the next step; the reply names
-that step. `vtoken.wire.commands` defines the calls and their arguments. Nothing here depends on HTTP.
+that step. `vtoken.wire.commands` defines the calls and their arguments. Nothing here depends on
+HTTP.
 """
 
 from __future__ import annotations

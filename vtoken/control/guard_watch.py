@@ -2,8 +2,8 @@
 
 1. a counter is its increase since the change; preemptions of pauses do not count
 2. percentiles and the canary's means are of what happened since the change: tokens that came since,
-   in the newest minute (`vtoken.core.runtime.latency` defines the window), and requests that ran under
-   the revision on trial from their first step to their last
+   in the newest minute (`vtoken.core.runtime.latency` defines the window), and requests that ran
+   under the revision on trial from their first step to their last
 3. a rate is over the newest minute since the change, without the time of pauses
 4. another gauge has a value once a step has run with the revision on trial
 """

@@ -1,7 +1,7 @@
 """Guards as data: the series of the metrics table that a guard may be on, and guards as text.
 
-1. a guard may be on any series of `vtoken.wire.metrics` that a change can make worse: gauges, counters,
-   and rates of counters. Settings and histograms are refused
+1. a guard may be on any series of `vtoken.wire.metrics` that a change can make worse: gauges,
+   counters, and rates of counters. Settings and histograms are refused
 2. a counter counts from the change on, so it has an upper limit only; its rate has both
 3. a value that is a mean, a percentile or a rate rests on at least `min_count` samples; a rate's
    samples are the seconds that it was measured over

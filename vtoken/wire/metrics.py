@@ -1,8 +1,8 @@
 """The engine's metrics: name, type, help, labels, and how each value is read from a status.
 
 One table for `/metrics` (`vtoken_api.metrics`), docs/metrics.md and the guards of trials
-(`vtoken.wire.guards`). No label is a block or a request, so the number of series is bounded. Counters
-start at the engine's start.
+(`vtoken.wire.guards`). No label is a block or a request, so the number of series is bounded.
+Counters start at the engine's start.
 """
 
 from __future__ import annotations

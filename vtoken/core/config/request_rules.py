@@ -65,8 +65,8 @@ class Prompt:
 class RequestRules:
     """The rules of one request; None where it follows the live configuration.
 
-    `forget`: tokens that die before all others, see `vtoken.core.runtime.policy_runner`. `report`: the
-    answer says what the request kept.
+    `forget`: tokens that die before all others, see `vtoken.core.runtime.policy_runner`. `report`:
+    the answer says what the request kept.
     """
 
     policy: Policy | None = None

@@ -12,9 +12,9 @@ Gates in evaluation order; the first closed gate defers the round:
   low_utilization  >= `MIN_LOW_UTILIZATION_BLOCKS` blocks are at most half live
 theta_f, watermark and low_utilization are the paper's pressure gates. Under `round_rule: price` all
 three are also open while a round is expected to save more time than it costs
-(`vtoken.core.planning.worth`), and while blocks are short under `evict_when: pressure`, because tokens
-were given for blocks. The gate `price` shows both times; it is closed only together with one of
-the three. Where holes have no price, both rules are the same and the gate does not exist.
+(`vtoken.core.planning.worth`), and while blocks are short under `evict_when: pressure`, because
+tokens were given for blocks. The gate `price` shows both times; it is closed only together with one
+of the three. Where holes have no price, both rules are the same and the gate does not exist.
 A manual round bypasses the gates, never the planner's safety rules. Two more reasons defer a round
 and are known only after planning: `headroom`, and relocations still `in_flight`.
 """

@@ -1,8 +1,8 @@
 """Kernels of the relocation planner: which blocks to empty, and where their live tokens go.
 
-They take the arrays of a `vtoken.core.planning.planner.Layout`: `grid` [n, S] live token ids by place,
--1 elsewhere; `blocks`, `movable`, `writable`, `live` [n]. r is a logical block. K: the blocks that
-stay; holes(r) = S - live[r].
+They take the arrays of a `vtoken.core.planning.planner.Layout`: `grid` [n, S] live token ids by
+place, -1 elsewhere; `blocks`, `movable`, `writable`, `live` [n]. r is a logical block. K: the
+blocks that stay; holes(r) = S - live[r].
 
 The rule, for s sources of which `moved` tokens leave, and d fresh blocks:
 1. plug:  d = ceil(max(moved - sum of holes(r) over writable r in K, 0) / S)

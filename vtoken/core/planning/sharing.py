@@ -8,8 +8,8 @@ where holder h holds the blocks X_h of X. Invariants of a group:
 3. |X_h| - what h takes > 0 for every h                      (every block table shrinks)
 4. sum |X_h| <= B,  sum of fresh blocks <= headroom          (bounded, admissible)
 where h takes its fresh blocks, plus one if only the group makes its next token take one, by the
-rule of `vtoken.core.planning.moves`. Groups extend the requests' own plans: the private sources of h's
-own plan stay sources, and "takes" counts blocks beyond that plan.
+rule of `vtoken.core.planning.moves`. Groups extend the requests' own plans: the private sources of
+h's own plan stay sources, and "takes" counts blocks beyond that plan.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Independent of policies' choices and of blocks. Under `evict_when: always` a request is due when
 more than budget + interval of its tokens are live. Under `pressure` it may give tokens as long as
-more than its budget are live; `vtoken.core.runtime.shortage` decides whether it does. Both in the phases
-of its rules:
+more than its budget are live; `vtoken.core.runtime.shortage` decides whether it does. Both in the
+phases of its rules:
 
     decode    its prompt is computed and its first token sampled
     prefill   between the chunks of its prompt

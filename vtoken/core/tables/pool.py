@@ -1,7 +1,7 @@
 """Liveness of the block pool: readers of each slot, live slots n_b of each block, and F.
 
-Independent of requests and policies. The kernels of `vtoken.core.tables.kernels` update these arrays
-with every change of a table. N blocks of S slots; slot = block * S + offset.
+Independent of requests and policies. The kernels of `vtoken.core.tables.kernels` update these
+arrays with every change of a table. N blocks of S slots; slot = block * S + offset.
 
 Invariants, maintained incrementally (`check` recomputes them):
 1. live[b] = |{o : readers[b * S + o] > 0}|                     (n_b of the paper)

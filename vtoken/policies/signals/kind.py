@@ -2,8 +2,8 @@
 
 A kind is one class in one file of `vtoken.policies.signals.kinds`, or of another package, which
 declares it through the entry point group `vtoken.signals`. Its methods are the definition: they run
-on numpy arrays and on torch tensors alike, through `vtoken.base.arrays.namespace`. Workers, calibration,
-self-test and benchmarks take everything about a kind from its class.
+on numpy arrays and on torch tensors alike, through `vtoken.base.arrays.namespace`. Workers,
+calibration, self-test and benchmarks take everything about a kind from its class.
 
 Rows: r[q, t] is what query q gives token t, after heads and layers; 0 for tokens after the query.
 The queries of `rows` [..., k, n] are the newest k of the n live tokens, oldest first.

@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.holes import PackCopies, SideBufferPlan, plan_side_buffer
-from vtoken.vllm.engine.manager import VTokenAttentionSpec
+from vtoken.vllm.spec import VTokenAttentionSpec
 
 
 @dataclass(slots=True)

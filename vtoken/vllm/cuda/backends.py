@@ -36,7 +36,7 @@ from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import keys_of, page_view
 from vtoken.vllm.cuda.signals.probing import DeviceProbe
-from vtoken.vllm.engine.manager import VTokenAttentionSpec
+from vtoken.vllm.spec import VTokenAttentionSpec
 
 
 class PhysicalBuilderMixin:

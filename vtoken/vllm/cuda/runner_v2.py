@@ -27,7 +27,7 @@ from vtoken.base.arrays import Ints
 from vtoken.core.protocol.mirror import BlockTables
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.runner import make_executor, writes_blocks
-from vtoken.vllm.engine.manager import VTokenAttentionSpec
+from vtoken.vllm.spec import VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.worker.executor import Batch
 from vtoken.vllm.worker.ranks import Ranks

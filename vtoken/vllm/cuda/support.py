@@ -1,6 +1,6 @@
-"""Configurations that vToken refuses on CUDA, besides those of `vtoken.vllm.startup.support`.
+"""Layers that vToken refuses on CUDA, because they cannot be read at page size 1.
 
-Reads vLLM's configuration and layers only by attribute, so that it can be tested without CUDA.
+Reads layers only by attribute, so that it can be tested without CUDA.
 """
 
 from __future__ import annotations
@@ -9,48 +9,7 @@ from typing import Any
 
 from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cuda.layout import check_layout
-
-Rule = tuple[bool, str]
-
-OPT_IN = (
-    "experimental, covered by CPU tests up to the device calls and never run on a GPU; "
-    "enable it with --vtoken-experimental-cuda"
-)
-GRAPH_MODES = ("NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
-
-
-def cuda_rules(config: Any, *, experimental: bool) -> list[Rule]:
-    """The rules for a configuration whose device is CUDA."""
-    return [
-        (not experimental, f"CUDA: {OPT_IN}"),
-        (
-            not experimental and bool(config.use_v2_model_runner),
-            f"model runner V2: {OPT_IN}",
-        ),
-        graph_rule(config.compilation_config),
-        (
-            bool(config.parallel_config.use_ubatching),
-            "microbatching: the page table covers the entire batch",
-        ),
-        (
-            bool(config.model_config.enable_sleep_mode),
-            "sleep mode: it discards the KV cache, and waking up was never tested on a GPU; leave "
-            "--enable-sleep-mode out",
-        ),
-    ]
-
-
-def graph_rule(compilation_config: Any) -> Rule:
-    """The rule that a step with holes can leave full graphs: other graph modes must exist too.
-
-    vLLM fixes the mode when the attention backends are known, so the rule is checked again then.
-    """
-    mode = getattr(compilation_config.cudagraph_mode, "name", "NONE")
-    return (
-        mode not in GRAPH_MODES,
-        f"cudagraph mode {mode}: a step with holes cannot leave full graphs of mixed batches; "
-        f"use one of {', '.join(GRAPH_MODES)}",
-    )
+from vtoken.vllm.startup.cuda_rules import graph_rule
 
 
 def check_layers(layers: dict[str, Any], compilation_config: Any) -> None:

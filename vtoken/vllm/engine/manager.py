@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,18 +21,7 @@ from vtoken.base.arrays import Bools
 from vtoken.core.runtime.admission import NO_REQUIREMENT
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
-
-
-@dataclass(frozen=True, kw_only=True)
-class VTokenAttentionSpec(FullAttentionSpec):
-    """A full-attention spec whose blocks are managed by `VTokenAttentionManager`."""
-
-    @classmethod
-    def of(cls, spec: Any) -> Any:
-        """Convert a plain full-attention `spec`; return any other spec unchanged."""
-        if type(spec) is not FullAttentionSpec:
-            return spec
-        return cls(**{f.name: getattr(spec, f.name) for f in fields(spec) if f.init})
+from vtoken.vllm.spec import VTokenAttentionSpec
 
 
 class VTokenAttentionManager(FullAttentionManager):
@@ -146,7 +134,7 @@ class VTokenAttentionManager(FullAttentionManager):
 
 
 class VLLMBlockStore:
-    """`vtoken.core.runtime.runtime.BlockStore` over vLLM's block pool and the manager's block tables."""
+    """The core's `BlockStore` over vLLM's block pool and the manager's block tables."""
 
     def __init__(self, manager: VTokenAttentionManager) -> None:
         self._manager = manager

@@ -31,9 +31,10 @@ from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
 from vtoken.vllm.engine.canary.checks import Checks
-from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager, VTokenAttentionSpec
+from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager
 from vtoken.vllm.engine.queue import SchedulerQueue
 from vtoken.vllm.engine.tokenizer import VLLMChats, VLLMVocabulary
+from vtoken.vllm.spec import VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.settings import initial_config, read_settings

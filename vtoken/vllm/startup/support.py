@@ -12,8 +12,8 @@ from typing import Any
 from vtoken.base.errors import UnsupportedError
 from vtoken.core.tables.kernels import MAX_HOLDERS
 from vtoken.core.tables.pool import MAX_BLOCK_SIZE
-from vtoken.vllm.cuda.support import Rule, cuda_rules
 from vtoken.vllm.startup.calibration import load_calibration
+from vtoken.vllm.startup.cuda_rules import Rule, cuda_rules
 from vtoken.vllm.startup.settings import read_settings
 
 # The `layer_types` of Hugging Face configurations that keep no state or have their own rule. vLLM

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from vtoken.base.errors import UnsupportedError
-from vtoken.vllm.cuda.touchpoints import CUDA_POINTS
+from vtoken.vllm.touchpoints.cuda import CUDA_POINTS
 from vtoken.vllm.touchpoints.engine import ENGINE_POINTS
 from vtoken.vllm.touchpoints.touchpoint import TouchPoint
 from vtoken.vllm.touchpoints.worker import WORKER_POINTS
