@@ -158,7 +158,7 @@ def plan(planner: str, batch_size: int | None) -> Measure:
             engine.configure(
                 EAGER
                 | {
-                    "planner": planner,
+                    "experiment": {"planner": planner},
                     "low_watermark_blocks": engine.num_blocks,
                     "headroom_blocks": engine.num_blocks // 2,
                     "batch_size": min(batch_size or engine.num_blocks, engine.num_blocks),

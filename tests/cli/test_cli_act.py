@@ -20,10 +20,12 @@ async def test_config_is_read_set_and_undone(served: Served, core: LiveEngine) -
     shown = await run("config", "get", *url)
     assert "theta_f" in shown.out
     assert "0..1" in shown.out
+    assert "\nexperiment " in shown.out
+    assert "\nplanner " not in shown.out
     ran = await run("config", "set", "theta_f=0.5", "planner=pack", "probe.every_steps=4", *url)
     assert ran.code == 0
     assert "theta_f: 0.25 -> 0.5" in ran.out
-    assert "planner: plug -> pack" in ran.out
+    assert core.runtime.config.experiment.planner == "pack"
     assert core.runtime.config.theta_f == 0.5
     assert core.runtime.config.probe.every_steps == 4
     assert (await run("undo", *url)).code == 0

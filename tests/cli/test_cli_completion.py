@@ -16,7 +16,7 @@ import pytest
 from tests.support.cli_harness import run, spawn, terminal
 from tests.support.serving import Served
 from vtoken import wire
-from vtoken.cli.completion import field_names
+from vtoken.cli.completion import settings
 from vtoken.cli.parser import KINDS, SHELLS
 
 # Completes as the real one does; run as a command, it shows how it was called.
@@ -69,7 +69,10 @@ async def test_tab_completes_commands_fields_and_what_the_server_knows(
     ("line", "offered"),
     [
         ("vtoken request ", ["a", "b"]),
-        ("vtoken config set planner=p", ["planner=pack", "planner=plug"]),
+        (
+            "vtoken config set experiment.planner=p",
+            ["experiment.planner=pack", "experiment.planner=plug"],
+        ),
         ("vtoken request --url http://127.0.0.1:9 ", []),
     ],
 )
@@ -90,7 +93,8 @@ async def test_what_is_offered(
 
 
 def test_fields_and_kinds_are_those_of_the_wire() -> None:
-    assert {"theta_f", "policy.name", "probe.every_steps", "recycle"} <= set(field_names())
+    assert {"theta_f", "policy.name", "probe.every_steps", "recycle"} <= set(settings())
+    assert "planner" not in settings()
     assert set(KINDS) == set(wire.EventKind.__args__)  # type: ignore[attr-defined]
 
 

@@ -18,6 +18,7 @@ from vtoken.vllm import serve
 from vtoken.vllm.serve import server_command
 from vtoken.vllm.startup import startup_error
 from vtoken.vllm.startup.model_argument import Values
+from vtoken.vllm.startup.settings import read_settings
 
 TOKEN = "the-control-token-0123"
 
@@ -124,6 +125,28 @@ def test_every_setting_has_a_flag_of_its_type() -> None:
         words = [flag.replace("--", "--no-", 1)] if value is False else [flag, f"{value}"]
         parsed = serve.build_parser().parse_args(words)
         assert serve.initial_patch(parsed) == {name: value}
+
+
+def test_a_setting_for_experiments_has_a_flag_apart_from_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parsed = serve.build_parser().parse_args(["--vtoken-planner", "pack"])
+    assert serve.initial_patch(parsed) == {"experiment": {"planner": "pack"}}
+    with pytest.raises(SystemExit):
+        serve.build_parser().parse_args(["--help"])
+    listed, _, apart = capsys.readouterr().out.partition("vToken, for experiments")
+    for flag in ("--vtoken-planner", "--vtoken-round-rule", "--vtoken-admission"):
+        assert flag not in listed
+        assert flag in apart
+
+
+def test_copying_in_step_with_the_host_is_an_experiment() -> None:
+    command = server_command(["m", "--vtoken-experimental-cuda", "--vtoken-copy-sync"])
+    told = json.loads(command[command.index("--additional-config") + 1])
+    assert read_settings(told).experiment.copy_sync
+    old = {"vtoken": {"experimental_cuda": True, "copy_sync": True}}
+    assert read_settings(old).experiment.copy_sync
+    assert not read_settings({}).experiment.copy_sync
 
 
 def test_auto_is_the_recommended_policy_under_pressure() -> None:

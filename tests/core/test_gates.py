@@ -23,6 +23,7 @@ from vtoken.core.planning.gates import (
 )
 from vtoken.core.planning.worth import Worth
 from vtoken.policies import make_policy
+from vtoken.wire import Experiment
 
 OPEN = Pressure(
     f=0.5,
@@ -133,7 +134,7 @@ def test_under_the_papers_rule_prices_are_not_read() -> None:
     def ask() -> Worth:
         raise AssertionError
 
-    paper = structs.replace(CONFIG, round_rule="paper")
+    paper = structs.replace(CONFIG, experiment=Experiment(round_rule="paper"))
     assert closed(paper, replace(CALM, worth=ask)) == ["theta_f", "watermark", "low_utilization"]
 
 

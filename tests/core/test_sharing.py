@@ -25,7 +25,7 @@ from vtoken.core.planning.planner import Layout, RelocationPlan
 from vtoken.core.planning.round import Round, plan_round
 from vtoken.core.planning.sharing import plan_groups
 from vtoken.core.tables.token_tables import TokenTables
-from vtoken.wire import PlannerName
+from vtoken.wire import Experiment, PlannerName
 
 PLANNERS: list[PlannerName] = ["pack", "plug"]
 TIERS = ["skip", "index", "copy"]
@@ -84,7 +84,7 @@ class Pool:
     def round(self, planner: PlannerName, batch_size: int = 99, headroom: int = 99) -> Round:
         return plan_round(
             self.layouts(),
-            VTokenConfig(planner=planner, prefix_sharing="copy"),
+            VTokenConfig(experiment=Experiment(planner=planner), prefix_sharing="copy"),
             holders=self.holders,
             batch_size=batch_size,
             headroom_blocks=headroom,

@@ -135,12 +135,12 @@ def test_dry_runs_of_undo_and_confirm_change_nothing(bench: Bench) -> None:
     for op, title in (("undo", "Nothing to undo"), ("confirm", "Nothing on trial")):
         assert bench.refused(op, validate_only=True).title == title
     bench.patch({"theta_f": 0.5})
-    bench.patch({"planner": "pack"}, confirm_within_s=60)
+    bench.patch({"recycle": False}, confirm_within_s=60)
     before, seq = bench.config, bench.runtime.events.last_seq
     for _ in range(2):  # nothing was consumed by the first
         undone = bench.engine.call("undo", if_match=3, validate_only=True)
         assert (undone.outcome, undone.revision, undone.applied_at_step) == ("dry_run", 3, None)
-        assert undone.changes == {"planner": ["pack", "plug"]}
+        assert undone.changes == {"recycle": [False, True]}
         assert undone.desired == undone.previous == before.desired
         assert undone.effective == before.effective
         assert undone.what_if is not None
@@ -260,7 +260,7 @@ def test_a_dry_run_says_if_no_running_request_is_above_a_floor(bench: Bench) -> 
 def test_the_engine_reverts_an_unconfirmed_change_at_its_deadline(
     bench: Bench,
 ) -> None:
-    result = bench.patch({"theta_f": 0.5, "planner": "pack"}, confirm_within_s=60)
+    result = bench.patch({"theta_f": 0.5, "recycle": False}, confirm_within_s=60)
     trial = result.trial
     assert trial is not None
     assert bench.config.trial == trial
@@ -275,11 +275,11 @@ def test_the_engine_reverts_an_unconfirmed_change_at_its_deadline(
     bench.engine.steps()
     config = bench.config
     assert (config.revision, config.effective_revision, config.trial) == (3, 3, None)
-    assert (config.effective.theta_f, config.effective.planner) == (0.25, "plug")
+    assert (config.effective.theta_f, config.effective.recycle) == (0.25, True)
     event = bench.events[-1]
     assert event.summary.startswith("reverted: not confirmed within 60 s; theta_f 0.5 -> 0.25")
     assert (event.data["actor"], event.data["reverted"]) == ("trial", 2)
-    assert event.data["changes"] == {"theta_f": [0.5, 0.25], "planner": ["pack", "plug"]}
+    assert event.data["changes"] == {"theta_f": [0.5, 0.25], "recycle": [False, True]}
     assert bench.refused("undo").status == 409  # nothing is left to undo
 
 
@@ -327,14 +327,14 @@ def test_confirming_is_refused_when_nothing_is_on_trial_or_another_revision(benc
 
 
 def test_while_a_change_is_on_trial_another_one_is_refused_and_undo_ends_it(bench: Bench) -> None:
-    bench.patch({"planner": "pack"})
+    bench.patch({"recycle": False})
     bench.patch({"theta_f": 0.5}, guards=[above("preemptions", 3)])
     for terms in ({}, {"confirm_within_s": 5}):
         problem = bench.refused("patch_config", patch={"theta_f": 0.1}, **terms)
         assert (problem.status, problem.value) == (409, 3)
         assert "confirm keeps it, undo takes it back" in problem.detail
     assert bench.engine.call("undo").desired.theta_f == 0.25
-    assert (bench.config.trial, bench.config.desired.planner) == (None, "pack")
+    assert (bench.config.trial, bench.config.desired.recycle) == (None, False)
     assert "ends the trial of rev 3" in bench.events[-1].summary
     bench.now = 1e6
     assert bench.config.revision == 4

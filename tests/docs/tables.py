@@ -18,7 +18,7 @@ from vtoken.policies import describe_policies, make_policy
 from vtoken.policies.base import BUILT_IN
 from vtoken.policies.signals.kind import BUILT_IN as BUILT_IN_KINDS
 from vtoken.vllm.serve import displayed, flag_of, plain_settings
-from vtoken.wire import Bound, pool_limits
+from vtoken.wire import Bound, Experiment, pool_limits
 from vtoken.wire.bounds import bounds_of, span
 from vtoken.wire.guards import BY_NAME
 from vtoken_api.metrics import METRICS, full_name
@@ -113,10 +113,18 @@ def _settings() -> Iterator[Cells]:
     defaults = default_config(NUM_BLOCKS)
     flags = {name: flag_of(name) for name in plain_settings()} | {"policy": flag_of("policy")}
     for name, bound in bounds(NUM_BLOCKS, NUM_LAYERS, NUM_HEADS).items():
+        if name in Experiment.__struct_fields__:  # a row of `experiment`
+            continue
         flag = f"`{flags[name]}`" if name in flags else ""
         default = "" if bound.type == "object" else displayed(getattr(defaults, name))
         of_pool = "*" if name in pool_limits(NUM_BLOCKS) else ""
         yield f"`{name}`", _values(bound) + of_pool, default + of_pool, flag, bound.summary
+
+
+def _experiment() -> Iterator[Cells]:
+    for name, bound in bounds_of(Experiment).items():
+        default = displayed(getattr(Experiment(), name))
+        yield f"`experiment.{name}`", _values(bound), default, f"`{flag_of(name)}`", bound.summary
 
 
 def _arguments() -> Iterator[Cells]:
@@ -148,6 +156,12 @@ TABLES = (
     ),
     Table(
         "settings", "settings.md", ("setting", "values", "default", "flag", "meaning"), _settings
+    ),
+    Table(
+        "experiment",
+        "settings.md",
+        ("setting", "values", "default", "flag", "meaning"),
+        _experiment,
     ),
     Table("arguments", "settings.md", ("argument", "values"), _arguments),
     Table("keys", "console.md", ("key", "group", "does", "name", "changes the server"), _keys),

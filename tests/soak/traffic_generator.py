@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtoken.policies import make_policy
-from vtoken.wire import Bound, ConfigDocument, PolicyInfo
+from vtoken.wire import Bound, ConfigDocument, Experiment, PolicyInfo
+from vtoken.wire.bounds import bounds_of
 
 BOS = 256
 PRINTABLE = range(0x20, 0x7F)
@@ -130,7 +131,8 @@ class Chance:
 
     def patch(self, config: ConfigDocument, policies: list[PolicyInfo]) -> dict[str, Any]:
         """A merge patch of one to four fields."""
-        names = [name for name in config.bounds if name not in FIXED]
+        repeated = Experiment.__struct_fields__
+        names = [name for name in config.bounds if name not in (*FIXED, *repeated)]
         chosen = self.rng.sample(names, k=min(len(names), self.rng.randint(1, 4)))
         return {name: self._value(name, config.bounds[name], policies) for name in chosen}
 
@@ -163,6 +165,8 @@ class Chance:
             return {"layers": layers, "heads": heads, "every_steps": rng.choice((1, 1, 2, 5))}
         if name == "protect":
             return {part: rng.random() < 0.5 for part in ("template", "system", "last_user")}
+        if name == "experiment":
+            return {part: self._by_bound(bound) for part, bound in bounds_of(Experiment).items()}
         if name == "canary":
             return {"share": rng.choice((0.0, 0.0, 0.5)), "control_share": rng.random()}
         if name == "budget_ratio":

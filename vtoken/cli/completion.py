@@ -1,8 +1,8 @@
 """Completion of commands, flags, fields, policies and requests in bash, zsh and fish.
 
 `vtoken completion SHELL` prints argcomplete's shell code, which runs this program on every TAB with
-`_ARGCOMPLETE` in the environment. Policies, choices and requests are queried from the server with a
-short timeout; if it does not answer, there are no candidates.
+`_ARGCOMPLETE` in the environment. Policies and requests are queried from the server with a short
+timeout; if it does not answer, there are no candidates.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vtoken import wire
 from vtoken.cli.parser import make_parser
 from vtoken.cli.printing import print_text
 from vtoken.client import Client, Server, VTokenError
+from vtoken.wire.bounds import bound_of, bounds_of
 
 TIMEOUT_S = 0.5  # the user is waiting for the TAB key
 
@@ -49,17 +50,20 @@ def _attach(parser: argparse.ArgumentParser) -> None:
             action.completer = COMPLETERS[name]  # type: ignore[attr-defined]
 
 
-def field_names() -> list[str]:
+def settings() -> dict[str, wire.Bound]:
     """Every field that `config set` takes, nested ones dotted."""
-    names: list[str] = []
+    found: dict[str, wire.Bound] = {}
     for field in msgspec.structs.fields(wire.ConfigValues):
-        inner = [
-            f"{field.encode_name}.{part.encode_name}"
+        name = field.encode_name
+        if name in wire.Experiment.__struct_fields__:  # repeats `experiment`
+            continue
+        inner = {
+            f"{name}.{part}": bound
             for kind in _structs(field.type)
-            for part in msgspec.structs.fields(kind)
-        ]
-        names += inner or [field.encode_name]
-    return names
+            for part, bound in bounds_of(kind).items()
+        }
+        found |= inner or {name: bound_of(field.type)}
+    return found
 
 
 def _structs(kind: Any) -> list[Any]:
@@ -70,20 +74,20 @@ def _structs(kind: Any) -> list[Any]:
 
 def _fields(prefix: str, **_: Any) -> list[str]:
     del prefix
-    return field_names()
+    return [*settings()]
 
 
 def _assignments(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """`KEY=`, or `KEY=VALUE` for each choice of the field."""
     name, equals, _text = prefix.partition("=")
     if not equals:
-        return [f"{name}=" for name in field_names()]
+        return [f"{name}=" for name in settings()]
     if name.endswith("policy.name") or name == "shadow.name":
         return [f"{name}={policy}" for policy in _query(parsed_args, _policy_names)]
-    bounds = dict(_query(parsed_args, lambda client: client.config().bounds.items()))
-    if name not in bounds:
+    bound = settings().get(name)
+    if bound is None:
         return []
-    choices = bounds[name].choices or (["true", "false"] if bounds[name].type == "bool" else [])
+    choices = bound.choices or (["true", "false"] if bound.type == "bool" else [])
     return [f"{name}={choice}" for choice in choices]
 
 

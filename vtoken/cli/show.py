@@ -218,6 +218,8 @@ def config_lines(config: wire.ConfigDocument) -> list[str]:
     desired = msgspec.to_builtins(config.desired)
     rows: list[tuple[str, str, str]] = []
     for name, value in effective.items():
+        if name in wire.Experiment.__struct_fields__:  # repeats `experiment`
+            continue
         text = plain(value)
         if desired[name] != value:
             text += f" (desired: {plain(desired[name])})"

@@ -20,6 +20,7 @@ from vtoken import wire
 from vtoken.client import Client, ProblemError, Unreachable
 from vtoken.demo.recorder import Recorder
 from vtoken.demo.server import DemoError
+from vtoken.sentences import value_text
 
 OPERATION_S = 30.0
 
@@ -60,7 +61,8 @@ class Exercise:
         policies = [info.name for info in self._client.policies() if info.error is None]
         others = [name for name in policies if name != start.policy.name]
         choice = msgspec.to_builtins(start.policy)
-        planner = "pack" if start.planner == "plug" else "plug"
+        planner = start.experiment.planner
+        another = "pack" if planner == "plug" else "plug"
         budget = max(int(limits["budget_tokens"].minimum or 1), start.budget_tokens * 3 // 4)
 
         def change(label: str, **patch: Any) -> Callable[[], None]:
@@ -73,8 +75,8 @@ class Exercise:
             change(f"policy {start.policy.name}", policy=choice),
             change("theta_f 0.05", theta_f=0.05),
             change("batch_size 8", batch_size=8),
-            change(f"planner {planner}", planner=planner),
-            change(f"planner {start.planner}", planner=start.planner),
+            change(f"planner {another}", experiment={"planner": another}),
+            change(f"planner {planner}", experiment={"planner": planner}),
             change(f"budget_tokens {budget}", budget_tokens=budget),
             change(f"budget_tokens {start.budget_tokens}", budget_tokens=start.budget_tokens),
             change("recycle off", recycle=False),
@@ -213,8 +215,8 @@ class Exercise:
         values = msgspec.to_builtins(desired) or {}
         for name, wanted in patch.items():
             found = values.get(name)
-            if name in ("policy", "shadow") and wanted is not None and found is not None:
-                wanted, found = wanted["name"], found["name"]
+            if isinstance(wanted, dict) and isinstance(found, dict):
+                found = {part: found.get(part) for part in wanted}
             if found != wanted:
                 raise MismatchError(f"{name} is {found}, not {wanted}")
 
@@ -228,4 +230,4 @@ class Exercise:
 
 
 def _short(value: Any) -> str:
-    return str(value["name"] if isinstance(value, dict) and "name" in value else value)
+    return value_text(value["name"] if isinstance(value, dict) and "name" in value else value)

@@ -26,7 +26,7 @@ from vtoken.vllm import engine_args
 from vtoken.vllm.startup import startup_error
 from vtoken.vllm.startup.calibration import OFF
 from vtoken.vllm.startup.model_argument import flag_values, take_model
-from vtoken.wire import Bound, ConfigValues, pool_limits
+from vtoken.wire import Bound, Configuration, Experiment, pool_limits
 from vtoken.wire.bounds import bounds_of, read_json, span
 
 PLUGIN = "vtoken"
@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("vToken, initial values that can change live").add_argument
     add("--vtoken-policy", metavar="NAME", help="eviction policy, or auto (default: none)")
     add("--vtoken-policy-params", metavar="JSON", help="the policy's parameters, a JSON object")
-    _add_settings(add)
+    _add_settings(add, plain_settings(), structs.asdict(VTokenConfig()))
     trust = parser.add_argument_group("vToken, fixed while the server runs").add_argument
     trust(
         "--vtoken-check-every-step",
@@ -89,11 +89,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--vtoken-experimental-cuda",
         action="store_true",
         help="serve on CUDA; tested up to the device calls and never run on a GPU",
-    )
-    trust(
-        "--vtoken-copy-sync",
-        action="store_true",
-        help="CUDA: make the host wait for every relocation; an ablation",
     )
     trust(
         "--vtoken-calibration",
@@ -122,6 +117,15 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of audit log and flight recorder (default: $XDG_STATE_HOME/vtoken/PORT)",
     )
+    experiment = parser.add_argument_group(
+        "vToken, for experiments", "what the defaults are compared with; a server leaves them alone"
+    ).add_argument
+    _add_settings(experiment, bounds_of(Experiment), structs.asdict(Experiment()))
+    experiment(
+        "--vtoken-copy-sync",
+        action="store_true",
+        help="CUDA: make the host wait for every relocation; fixed while the server runs",
+    )
     parser.add_argument(
         "--logits-processors",
         nargs="+",
@@ -134,7 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def plain_settings() -> dict[str, Bound]:
     """The settings that have one flag; a policy has two, and some settings have none."""
-    return {name: b for name, b in bounds_of(ConfigValues).items() if b.type != "object"}
+    return {name: b for name, b in bounds_of(Configuration).items() if b.type != "object"}
 
 
 def displayed(value: Any) -> str:
@@ -145,11 +149,12 @@ def flag_of(setting: str) -> str:
     return f"--vtoken-{setting.replace('_', '-')}"
 
 
-def _add_settings(add: Callable[..., Any]) -> None:
-    """Add a flag for each of the plain settings, from its declaration."""
+def _add_settings(
+    add: Callable[..., Any], settings: dict[str, Bound], defaults: dict[str, Any]
+) -> None:
+    """Add a flag for each of the plain `settings`, from its declaration."""
     by_pool = pool_limits(1)
-    defaults = structs.asdict(VTokenConfig())
-    for name, bound in plain_settings().items():
+    for name, bound in settings.items():
         default = "depends on the pool" if name in by_pool else displayed(defaults[name])
         limits = f", {span(bound)}" if bound.type == "float" else ""
         about = f"{bound.summary}{limits} (default: {default})".replace("%", "%%")
@@ -182,6 +187,9 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
         value = getattr(args, f"vtoken_{name}")
         if value is not None:
             patch[name] = value
+    chosen = {name: getattr(args, f"vtoken_{name}") for name in Experiment.__struct_fields__}
+    if experiment := {name: value for name, value in chosen.items() if value is not None}:
+        patch["experiment"] = experiment
     return patch
 
 
@@ -260,7 +268,9 @@ def server_command(argv: list[str]) -> list[str]:
         **chat_template_part(rest),
     }
     if args.vtoken_experimental_cuda:
-        settings |= {"experimental_cuda": True, "copy_sync": args.vtoken_copy_sync}
+        settings["experimental_cuda"] = True
+        if args.vtoken_copy_sync:
+            settings["experiment"] = {"copy_sync": True}
     elif args.vtoken_copy_sync:
         parser.error("--vtoken-copy-sync needs --vtoken-experimental-cuda")
     if api:

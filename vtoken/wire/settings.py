@@ -17,10 +17,8 @@ MAX_TOKENS = 1 << 24
 
 ReclamationMode = Literal["auto", "paused", "off"]
 PlannerName = Literal["plug", "pack"]
-RoundRule = Literal["price", "paper"]
 EvictionPhase = Literal["decode", "prefill", "both"]
 EvictWhen = Literal["pressure", "always"]
-AdmissionRule = Literal["compressed", "stock"]
 PrefixSharing = Literal["skip", "index", "copy"]
 
 
@@ -108,6 +106,31 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.05
 
 
+Planner = Annotated[PlannerName, Meta(description="plug: fill holes; pack: copy out")]
+RoundRule = Annotated[
+    Literal["price", "paper"],
+    Meta(
+        description="price: also reclaim when holes cost more than moving; "
+        "paper: only under pressure"
+    ),
+]
+AdmissionRule = Annotated[
+    Literal["compressed", "stock"],
+    Meta(description="compressed: by what a request will hold after eviction; stock: vLLM's rule"),
+]
+
+
+class Experiment(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings to compare the defaults with something else, as the evaluation does.
+
+    A server that only serves leaves them alone.
+    """
+
+    planner: Planner = "plug"
+    round_rule: RoundRule = "price"
+    admission: AdmissionRule = "compressed"
+
+
 class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     """The settings that operators may change live: names, types, bounds, defaults, meaning.
 
@@ -127,14 +150,6 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     headroom_blocks: Annotated[
         int, Meta(ge=0, description="fresh blocks that one round may take")
     ] = 0
-    planner: Annotated[PlannerName, Meta(description="plug: fill holes; pack: copy out")] = "plug"
-    round_rule: Annotated[
-        RoundRule,
-        Meta(
-            description="price: also reclaim when holes cost more than moving; "
-            "paper: only under pressure"
-        ),
-    ] = "price"
     reclamation: Annotated[
         ReclamationMode, Meta(description="auto, paused (no new plans), off (naive-evict)")
     ] = "auto"
@@ -175,12 +190,6 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
             description="under pressure: how long a request waits before others lose tokens for it",
         ),
     ] = 0
-    admission: Annotated[
-        AdmissionRule,
-        Meta(
-            description="compressed: by what a request will hold after eviction; stock: vLLM's rule"
-        ),
-    ] = "compressed"
     verify_ratio: VerifyRatio = 0.0
     prefix_sharing: Annotated[
         PrefixSharing,
@@ -194,6 +203,10 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
         Canary,
         Meta(description="{share, control_share}, 0..1: check finished requests; share 0: off"),
     ] = Canary()
+    experiment: Annotated[
+        Experiment,
+        Meta(description="{planner, round_rule, admission}: for experiments, not for serving"),
+    ] = Experiment()
 
 
 class PoolLimits(msgspec.Struct, frozen=True):
@@ -214,7 +227,23 @@ def pool_limits(num_blocks: int) -> dict[str, PoolLimits]:
 
 
 class ConfigValues(Configuration[PolicyChoice], frozen=True, kw_only=True):
-    pass
+    """A configuration on the wire.
+
+    It repeats the settings of `experiment` at the top, where they were in 0.2: for readers that do
+    not know `experiment`, and to read a document or a recording of an older server.
+    """
+
+    planner: Planner = "plug"
+    round_rule: RoundRule = "price"
+    admission: AdmissionRule = "compressed"
+
+    def __post_init__(self) -> None:
+        names = Experiment.__struct_fields__
+        if self.experiment == Experiment():  # the default, or of an older server
+            repeated = Experiment(**{name: getattr(self, name) for name in names})
+            msgspec.structs.force_setattr(self, "experiment", repeated)
+        for name in names:
+            msgspec.structs.force_setattr(self, name, getattr(self.experiment, name))
 
 
 class Bound(Doc):

@@ -63,7 +63,7 @@ class Engines:
         )
         settings = self._target.settings()
         if spec.copy_sync:
-            settings["copy_sync"] = True
+            settings["experiment"] = {"copy_sync": True}
         config = None if spec.stock else {"policy": {"name": "none"}}
         return Engine(name, config, args, threads=self._target.threads, settings=settings)
 

@@ -69,7 +69,7 @@ def _point(setting: Setting, workload: Workload, sweep: str, value: float) -> li
     )
     config: dict[str, Any] = {"low_watermark_blocks": "pool"}
     if sweep == "theta_F":
-        config |= {"theta_f": value, "round_rule": "paper"}
+        config |= {"theta_f": value, "experiment": {"round_rule": "paper"}}
     point = Point(
         {"workload": workload.name, "sweep": sweep, "value": value},
         engine,

@@ -19,26 +19,23 @@ POOL = "pool"  # stands for all blocks of the pool
 # Every field that a variant or an experiment touches, at its default.
 NEUTRAL: dict[str, Any] = {
     "reclamation": "auto",
-    "planner": "plug",
-    "round_rule": "price",
     "theta_f": 0.25,
     "batch_size": 32,
     "low_watermark_blocks": "eighth of the pool",
     "headroom_blocks": "thirtieth of the pool",
     "recycle": True,
-    "admission": "compressed",
     "prefix_sharing": "index",
     "verify_ratio": 0.0,
     "interval_tokens": 16,
     "evict_when": "always",
+    "experiment": {"planner": "plug", "round_rule": "price", "admission": "compressed"},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     NAIVE: {"reclamation": "off"},
     # Paper, 3.3: copies out of the worst blocks once F exceeds theta_F, appends to the end, leaves
     # shared blocks alone. The watermark is the pool, so that F alone decides, as in figure 6.
     PAPER: {
-        "planner": "pack",
-        "round_rule": "paper",
+        "experiment": {"planner": "pack", "round_rule": "paper"},
         "recycle": False,
         "prefix_sharing": "skip",
         "low_watermark_blocks": POOL,
@@ -55,6 +52,7 @@ def configuration(patch: dict[str, Any], num_blocks: int) -> dict[str, Any]:
 
     limits = pool_limits(num_blocks)
     found = NEUTRAL | patch
+    found["experiment"] = NEUTRAL["experiment"] | patch.get("experiment", {})
     for name in ("low_watermark_blocks", "headroom_blocks"):
         if found[name] == NEUTRAL[name]:
             found[name] = limits[name].default

@@ -448,14 +448,17 @@ class Progress:
 
 def exact_variants(num_blocks: int) -> dict[str, dict[str, Any]]:
     """Ways to reclaim memory, each as a patch of the live configuration."""
-    gates = {"theta_f": 0.25, "low_watermark_blocks": num_blocks // 8, "planner": "plug"}
+    gates = {"theta_f": 0.25, "low_watermark_blocks": num_blocks // 8}
     eager = {"theta_f": 0.0, "low_watermark_blocks": num_blocks, "headroom_blocks": 2}
-    common = {"reclamation": "auto", "round_rule": "paper"}
+    plug, pack = (
+        {"reclamation": "auto", "experiment": {"planner": name, "round_rule": "paper"}}
+        for name in ("plug", "pack")
+    )
     return {
         "naive-evict": gates | {"reclamation": "off", "recycle": False},
-        "recycling": gates | common | {"recycle": True},
-        "plug": eager | common | {"planner": "plug", "recycle": False},
-        "pack": eager | common | {"planner": "pack", "recycle": False, "headroom_blocks": 16},
+        "recycling": gates | plug | {"recycle": True},
+        "plug": eager | plug | {"recycle": False},
+        "pack": eager | pack | {"recycle": False, "headroom_blocks": 16},
     }
 
 

@@ -31,6 +31,7 @@ PARTS: dict[str, type[msgspec.Struct]] = {
     "protect": wire.Protect,
     "probe": wire.Probe,
     "canary": wire.Canary,
+    "experiment": wire.Experiment,
 }
 SUMMARIES: dict[Path, str] = {  # that say more here than the server's
     ("protect", "template"): (
@@ -89,7 +90,9 @@ def make_fields(
     if info is not None:
         fields += _params(info, desired["policy"], effective["policy"])
     names = [n for n in LEADING if n in bounds]
-    names += [n for n in bounds if n not in (*LEADING, "policy", "shadow", *PARTS)]
+    repeated = wire.Experiment.__struct_fields__ if "experiment" in bounds else ()
+    others = (*LEADING, "policy", "shadow", *PARTS, *repeated)
+    names += [n for n in bounds if n not in others]
     fields += [
         _field((name,), name, bounds[name], desired.get(name), effective.get(name))
         for name in names

@@ -13,7 +13,14 @@ from msgspec import structs
 
 from vtoken.base.errors import RefusedError
 from vtoken.policies import Policy, make_policy, params_dict, policy_names
-from vtoken.wire import Bound, Configuration, ConfigValues, PolicyChoice, pool_limits
+from vtoken.wire import (
+    Bound,
+    Configuration,
+    ConfigValues,
+    Experiment,
+    PolicyChoice,
+    pool_limits,
+)
 from vtoken.wire.bounds import bounds_of, fault, takes
 
 
@@ -83,6 +90,7 @@ def merge_patch(
     if not isinstance(patch, dict):
         raise _refuse("body", patch, "a JSON object")
     before = config.values()
+    patch = _under_experiment(patch, before.experiment)
     document = _merged(_target(before, patch), patch)
     values = _converted(document, bounds(num_blocks, num_layers), num_layers, num_heads)
     probe = structs.replace(
@@ -95,9 +103,8 @@ def merge_patch(
         policy = make_policy(values.policy.name, values.policy.params)
     if values.shadow != before.shadow:
         shadow = _shadow(values.shadow)
-    merged = VTokenConfig(
-        **structs.asdict(values) | {"policy": policy, "shadow": shadow, "probe": probe}
-    )
+    fields = {name: getattr(values, name) for name in Configuration.__struct_fields__}
+    merged = VTokenConfig(**fields | {"policy": policy, "shadow": shadow, "probe": probe})
     budget = "budget_floor_tokens" if merged.budget_ratio > 0 else "budget_tokens"
     for role, chosen in (("policy", policy), ("shadow", shadow)):
         min_budget = 1 if chosen is None else chosen.min_budget_tokens()
@@ -108,6 +115,25 @@ def merge_patch(
                 f"at least {min_budget}, which {role} {chosen.name} needs with these parameters",
             )
     return merged
+
+
+def _under_experiment(patch: dict[str, Any], now: Experiment) -> dict[str, Any]:
+    """`patch` with the settings of `experiment` in it; a client may name them at the top, too.
+
+    A client may send a whole document with one of the two edited: that one counts.
+    """
+    given = {name: patch[name] for name in Experiment.__struct_fields__ if name in patch}
+    inner = patch.get("experiment", {})
+    if not given or not isinstance(inner, dict):
+        return patch
+    for name, value in given.items():
+        current = getattr(now, name)
+        if inner.get(name, current) == current:
+            inner = inner | {name: value}
+        elif value not in (current, inner[name]):
+            raise _refuse(name, value, f"{inner[name]!r}, the experiment.{name} of the same patch")
+    others = {name: value for name, value in patch.items() if name not in given}
+    return others | {"experiment": inner}
 
 
 def _converted(
@@ -138,7 +164,9 @@ def _converted(
 
 def _target(values: ConfigValues, patch: dict[str, Any]) -> dict[str, Any]:
     """The document that `patch` is merged into: a new policy starts from its own defaults."""
-    document: dict[str, Any] = msgspec.to_builtins(values)
+    document = {
+        name: msgspec.to_builtins(getattr(values, name)) for name in Configuration.__struct_fields__
+    }
     for role in ("policy", "shadow"):
         change = patch.get(role)
         if isinstance(change, dict):
@@ -191,4 +219,5 @@ def _refuse_numbers(name: str, value: Any, count: int | None) -> RefusedError:
 def diff(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]:
     """Field -> [old, new] of every field that differs, in builtins."""
     a, b = msgspec.to_builtins(old), msgspec.to_builtins(new)
-    return {name: [a[name], b[name]] for name in a if a[name] != b[name]}
+    names = Configuration.__struct_fields__
+    return {name: [a[name], b[name]] for name in names if a[name] != b[name]}

@@ -83,7 +83,7 @@ class Condition:
 
 
 def _pays(config: VTokenConfig, pressure: Pressure) -> bool:
-    worth = pressure.worth() if config.round_rule == "price" else None
+    worth = pressure.worth() if config.experiment.round_rule == "price" else None
     return worth is not None and worth.pays
 
 
@@ -159,7 +159,7 @@ def first_closed(config: VTokenConfig, pressure: Pressure) -> str | None:
 def describe_gates(config: VTokenConfig, pressure: Pressure) -> list[Gate]:
     """The state of every gate of `CONDITIONS`, and of `price` where it exists."""
     gates = [condition.describe(config, pressure) for condition in CONDITIONS]
-    worth = pressure.worth() if config.round_rule == "price" else None
+    worth = pressure.worth() if config.experiment.round_rule == "price" else None
     if worth is not None:
         under_pressure = all(c.met(config, pressure) for c in CONDITIONS if c.pressure)
         gates.append(_price_gate(worth, under_pressure))

@@ -57,7 +57,10 @@ def plan_round(
     sources_left, headroom_left = batch_size, headroom_blocks
     for layout in layouts:
         found = search(
-            layout, config.planner, batch_size=sources_left, headroom_blocks=headroom_left
+            layout,
+            config.experiment.planner,
+            batch_size=sources_left,
+            headroom_blocks=headroom_left,
         )
         plan = found.plan
         seen.append((layout, plan))
@@ -75,7 +78,7 @@ def plan_round(
             [layout for layout, _ in seen],
             [plan for _, plan in seen],
             holders,
-            config.planner,
+            config.experiment.planner,
             batch_size=sources_left,
             headroom_blocks=headroom_left,
         )

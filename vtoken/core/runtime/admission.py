@@ -127,7 +127,7 @@ class Admission:
         """What must be free when `request_id` starts and takes the blocks of `num_tokens`."""
         config = self._state.config
         idle = not self._state.requests and self._admitted_step != self._state.step
-        if config.admission == "stock" or config.reclamation != "auto":
+        if config.experiment.admission == "stock" or config.reclamation != "auto":
             return NO_REQUIREMENT
         if idle or not self._state.may_evict:
             return NO_REQUIREMENT
@@ -211,7 +211,7 @@ class Admission:
         """What running requests will take until their peaks under `config`, and the headroom; with
         what the waiting `request_id` will take after its prompt, if given.
         """
-        if config.admission == "stock" or config.reclamation != "auto":
+        if config.experiment.admission == "stock" or config.reclamation != "auto":
             return 0
         growth = sum(self._growth(table, config) for table in self._state.tables)
         arrival = None if request_id is None else self._arrivals.get(request_id)
@@ -322,7 +322,7 @@ class Admission:
 
     def _compresses(self, rules: VTokenConfig) -> bool:
         return (
-            rules.admission == "compressed"
+            rules.experiment.admission == "compressed"
             and rules.evicts
             and rules.reclamation == "auto"
             and rules.policy not in self._state.suspended

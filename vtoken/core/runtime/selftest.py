@@ -34,8 +34,8 @@ RANDOM = {"policy": {"name": "random", "params": {"recent": 4}}}
 PHASES: tuple[dict[str, Any], ...] = (
     RANDOM | {"reclamation": "paused"},  # holes, recycled
     {"policy": {"name": "streaming_llm"}},  # the oldest of many requests
-    RANDOM | EAGER | {"planner": "plug"},
-    RANDOM | EAGER | {"planner": "pack", "verify_ratio": 1.0},
+    RANDOM | EAGER | {"experiment": {"planner": "plug"}},
+    RANDOM | EAGER | {"experiment": {"planner": "pack"}, "verify_ratio": 1.0},
     RANDOM | EAGER | {"prefix_sharing": "copy"},  # out of shared blocks
     {"policy": {"name": "h2o"}, "reclamation": "off"},  # the lowest scores of many requests
 )

@@ -37,7 +37,9 @@ def make_executor(runner: Any, layers: dict[str, Any]) -> DeviceExecutor:
     SelfTest(CUDADataPath(layer, builder, runner.kv_caches[0])).run()
     settings = read_settings(runner.vllm_config.additional_config or {})
     num_heads = layer.impl.num_heads
-    return DeviceExecutor(runner.kv_caches, num_heads, runner.device, copy_sync=settings.copy_sync)
+    return DeviceExecutor(
+        runner.kv_caches, num_heads, runner.device, copy_sync=settings.experiment.copy_sync
+    )
 
 
 class GuardedRunnerMixin:

@@ -13,27 +13,40 @@ from vtoken.wire import Geometry
 KEY = "vtoken"
 
 
+class FixedExperiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `vtoken.wire.Experiment` is for, fixed at start-up.
+
+    `copy_sync`: on CUDA, the host waits for every relocation; slower and no safer.
+    """
+
+    copy_sync: bool = False
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vToken's settings that cannot change while the engine runs.
 
     `config`: the initial configuration as a merge patch over the defaults. `strict`: stop the
     engine on a violation. `check_every_step`: recompute all invariants. `experimental_cuda`: serve
-    on CUDA, which has never been run (docs/gpu.md). `copy_sync`: on CUDA, the host waits for every
-    relocation; an ablation, slower and no safer. `api`: settings of the API server, which reads
+    on CUDA, which has never been run (docs/gpu.md). `api`: settings of the API server, which reads
     them (`vtoken_api.settings`); contains file names, never secrets. `calibration`: the file of the
     model's calibration profile; "": the one in the user's cache, if any; "off": none.
     `chat_template`: the API server's `--chat-template`, used to find the parts of prompts; "": the
-    tokenizer's own.
+    tokenizer's own. `copy_sync`: the same as `experiment.copy_sync`, which it was called in 0.2.
     """
 
     config: dict[str, Any] = {}
     strict: bool = True
     check_every_step: bool = False
     experimental_cuda: bool = False
-    copy_sync: bool = False
     calibration: str = ""
     chat_template: str = ""
     api: dict[str, Any] = {}
+    experiment: FixedExperiment = FixedExperiment()
+    copy_sync: bool = False
+
+    def __post_init__(self) -> None:
+        if self.copy_sync:
+            msgspec.structs.force_setattr(self, "experiment", FixedExperiment(copy_sync=True))
 
 
 def read_settings(additional_config: dict[str, Any]) -> Settings:

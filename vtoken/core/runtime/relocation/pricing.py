@@ -101,7 +101,7 @@ class RoundPricer:
             columns,
             self._state.geometry.block_size,
             recycles=config.recycles,
-            fills_holes=config.planner == "plug",
+            fills_holes=config.experiment.planner == "plug",
         )
 
     def _after(
