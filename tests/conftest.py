@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.heap import freeze_heap
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub library is imported; no test downloads
 # Servers that tests start keep audit log and flight recorder here, not in the user's home.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="vtoken-tests-")
@@ -21,6 +25,14 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Tensors this small gain nothing from more threads, and lose much where the cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+# Engines, servers and benches are processes of their own. Where Python may keep no bytecode beside
+# the sources, each would compile 5,000 modules of torch and vLLM again.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Examples take as long as the machine lets them. In CI, where the result must not depend on luck,
 # they are the same each time; anywhere else new ones.
@@ -31,6 +43,14 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("vtoken")
+
+
+def pytest_collection_finish() -> None:
+    freeze_heap()  # imports and tests last until the end
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # modules are torn down as ever
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

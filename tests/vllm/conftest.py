@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.heap import freeze_heap, frozen_heap
 
 # Read by vLLM when it is imported.
 os.environ |= {
@@ -41,19 +42,25 @@ def engine(demo_model: Path) -> EngineFactory:
     `llm.llm_engine.engine_core.engine_core.scheduler`: VLLM_ENABLE_V1_MULTIPROCESSING is 0.
     """
 
+    num_made = 0
+
     @contextmanager
     def make(**overrides: Any) -> Iterator[Any]:
         from vllm import LLM
         from vllm.distributed import cleanup_dist_env_and_memory
 
+        nonlocal num_made
+        num_made += 1
+        if num_made == 2:
+            freeze_heap()  # the first engine has imported the rest of vLLM
         _choose_plugin("scheduler_cls" in overrides)
-        llm = LLM(**{"model": str(demo_model), **DEFAULTS, **overrides})
-        try:
-            yield llm
-        finally:
-            llm.llm_engine.engine_core.shutdown()
-            gc.collect()
-            cleanup_dist_env_and_memory()
+        with frozen_heap():
+            llm = LLM(**{"model": str(demo_model), **DEFAULTS, **overrides})
+            try:
+                yield llm
+            finally:
+                llm.llm_engine.engine_core.shutdown()
+                cleanup_dist_env_and_memory()
 
     return make
 
