@@ -96,6 +96,11 @@ def miscount_positional(table: TokenTable) -> None:
     table._columns.naive_live[fact(table)["first_token"] // 4] -= 1
 
 
+def overrun_segment(table: TokenTable) -> None:
+    """The row's last blocks would be another row's."""
+    fact(table)["block_capacity"] = 2
+
+
 def skip_hole(table: TokenTable) -> None:
     """A `front` behind the hole at place 6: recycling would never use it."""
     fact(table)["front"] = 7
@@ -108,6 +113,7 @@ def skip_hole(table: TokenTable) -> None:
         miscount_full,
         miscount_ghosts,
         miscount_positional,
+        overrun_segment,
         skip_hole,
         swap_places,
         double_place,

@@ -5,11 +5,13 @@ place or block are segments of arenas, because request lengths differ by orders 
 
     index[first_token + id]          id: any token the request ever had
     naive_live[first_token / S + k]  k: naive block, the tokens with ids k * S .. (k + 1) * S - 1
-    token_at[first_block * S + p]    p: physical index, a place in the request's block table
-    block_id, block_live, readonly[first_block + i]      i: logical block
+    token_at[(first_block + gap) * S + p]    p: physical index, a place in the request's block table
+    block_id, block_live, readonly[first_block + gap + i]      i: logical block
 
-A row's capacity grows by at least an eighth. Memory: 4 bytes per token ever computed, 4 per place
-and 9 per block.
+    gap + num_blocks <= block_capacity    gap: blocks that have left at the front of the segment
+
+A row's capacity grows by at least an eighth; a gap of an eighth is closed instead. Memory: 4 bytes
+per token ever computed, 4 per place and 9 per block.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.base.arena import GROWTH, Arena, Column
+from vtoken.core.tables import kernels
 
 Int32s = npt.NDArray[np.int32]
 ROW_FACTS = np.dtype(
@@ -39,6 +42,7 @@ ROW_FACTS = np.dtype(
         ("first_token", np.int64),
         ("token_capacity", np.int64),
         ("first_block", np.int64),
+        ("gap", np.int64),  # blocks between `first_block` and the first one that is held
         ("block_capacity", np.int64),
     ],
     align=True,
@@ -82,6 +86,7 @@ class Columns:
         self.number = facts["number"]
         self.first_token = facts["first_token"]
         self.first_block = facts["first_block"]
+        self.gap = facts["gap"]
         self.token_capacity = facts["token_capacity"]
         self.block_capacity = facts["block_capacity"]
 
@@ -115,10 +120,19 @@ class Columns:
             used = -(-int(self.num_tokens[row]) // s) * s
             wanted = _capacity(-(-num_tokens // s), token_capacity // s) * s
             self._tokens.reserve(self.first_token, self.token_capacity, row, used, wanted)
-        if num_blocks > block_capacity:
-            used, wanted = int(self.num_blocks[row]), _capacity(num_blocks, block_capacity)
+            self._set_arrays()
+        used = int(self.gap[row] + self.num_blocks[row])
+        more = num_blocks - int(self.num_blocks[row])
+        if used + more > block_capacity and GROWTH * int(self.gap[row]) >= block_capacity:
+            kernels.close_gap(
+                row, s, self.records, self.index, self.token_at,
+                self.block_id, self.block_live, self.readonly,
+            )  # fmt: skip
+            used = int(self.num_blocks[row])
+        if used + more > block_capacity:
+            wanted = _capacity(used + more, block_capacity)
             self._blocks.reserve(self.first_block, self.block_capacity, row, used, wanted)
-        self._set_arrays()
+            self._set_arrays()
 
 
 def _capacity(needed: int, current: int) -> int:

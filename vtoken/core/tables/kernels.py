@@ -1,11 +1,20 @@
 """The kernels that change the token tables: loops over `vtoken.core.tables.columns`.
 
 Names: S block size; p place, a physical index; i logical block; b block; slot = b * S + p % S.
-State of one token, for id t and place p of one row:
+State of one token, for id t and place p of one row, with q = gap * S + p:
 
-    index[t] = p       t is live at p                <=>  token_at[p] = t
-    index[t] = -2 - p  t is dead, its K/V still at p <=>  token_at[p] = -2 - t
+    index[t] = q       t is live at p                <=>  token_at[p] = t
+    index[t] = -2 - q  t is dead, its K/V still at p <=>  token_at[p] = -2 - t
     index[t] = -1      t is dead and has no slot          token_at[p] = -1: nothing written
+
+q counts from the start of the row's segment, where `gap` blocks have left at the front. So a block
+that leaves near the front moves the few blocks before it, not the many behind it:
+
+    segment        0     1     2     3     4     5     6        gap = 2, num_blocks = 4,
+                |  -  |  -  | a b | . c | d e | f . |     |     capacity = 7
+    place p                   0 1   2 3   4 5   6 7             S = 2; c: p = 3, q = 7
+    block 3 loses c and leaves: block 2 moves to 3, and gap = 3
+                |  -  |  -  |  -  | a b | d e | f . |     |     d: p = 4 -> 2, q = 8 as before
 
 Equations that hold before and after every kernel, for each row:
 
@@ -94,8 +103,9 @@ def _remove_reader(slot, s, readers, live, counts):
 def _append_start(fact, s, readonly):
     """The first place behind the last live token and behind all read-only blocks."""
     start = fact.extent
+    base = fact.first_block + fact.gap
     for i in range(start // s, fact.num_blocks):
-        if readonly[fact.first_block + i]:
+        if readonly[base + i]:
             start = (i + 1) * s
     return start
 
@@ -124,7 +134,7 @@ def append(
             return SHRANK, j
         if (
             totals[j] > fact.token_capacity
-            or fact.num_blocks + num_added > fact.block_capacity
+            or fact.gap + fact.num_blocks + num_added > fact.block_capacity
             or starts[j] + num_new > len(slots)
         ):
             return NO_CAPACITY, j
@@ -135,6 +145,7 @@ def append(
             if holders[added[at]] == MAX_HOLDERS:
                 detail[0] = added[at]
                 return CROWDED, j
+        base, shift = fact.first_block + fact.gap, fact.gap * s
         place = fact.extent
         if fact.virtual:
             if num_new == 1 and fact.hole >= 0:
@@ -145,11 +156,11 @@ def append(
             detail[0], detail[1], detail[2] = num_new, place, fact.num_blocks + num_added
             return NO_PLACE, j
         for p in range(place, place + num_new):
-            if p < fact.num_blocks * s and token_at[fact.first_block * s + p] >= 0:
+            if p < fact.num_blocks * s and token_at[base * s + p] >= 0:
                 detail[0] = p
                 return OCCUPIED, j
         for at in range(added_starts[j], added_starts[j + 1]):
-            i = fact.first_block + fact.num_blocks
+            i = base + fact.num_blocks
             block_id[i] = added[at]
             block_live[i] = 0
             readonly[i] = False
@@ -163,15 +174,15 @@ def append(
             fact.hole = -1
         put = starts[j]
         for p in range(place, place + num_new):
-            at = fact.first_block * s + p
-            i = fact.first_block + p // s
+            at = base * s + p
+            i = base + p // s
             b = block_id[i]
             t = fact.num_tokens
             if token_at[at] < -1:
                 index[fact.first_token - 2 - token_at[at]] = -1
                 fact.num_dead_slots -= 1
             token_at[at] = t
-            index[fact.first_token + t] = p
+            index[fact.first_token + t] = shift + p
             block_live[i] += 1
             fact.num_full += block_live[i] == s
             k = (fact.first_token + t) // s
@@ -210,15 +221,15 @@ def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent
             if fact.extent != fact.num_live:
                 spare = spare or fact.num_blocks > fact.num_live // s + 1
                 if recycling:
-                    base = fact.first_block * s
+                    base = fact.first_block + fact.gap
                     p = fact.front
-                    while p < fact.extent and token_at[base + p] >= 0:
+                    while p < fact.extent and token_at[base * s + p] >= 0:
                         p += 1
                     fact.front = p
                     while p < fact.extent:
-                        if readonly[fact.first_block + p // s]:
+                        if readonly[base + p // s]:
                             p = (p // s + 1) * s
-                        elif token_at[base + p] >= 0:
+                        elif token_at[base * s + p] >= 0:
                             p += 1
                         else:
                             fact.hole = p
@@ -287,21 +298,21 @@ def evict(
         fact.virtual = 1
         for at in range(low, high):
             t = ids[at]
-            p = index[fact.first_token + t]
-            i = fact.first_block + p // s
-            index[fact.first_token + t] = -2 - p
-            token_at[fact.first_block * s + p] = -2 - t
+            q = index[fact.first_token + t]
+            i = fact.first_block + q // s
+            index[fact.first_token + t] = -2 - q
+            token_at[fact.first_block * s + q] = -2 - t
             fact.num_full -= block_live[i] == s
             block_live[i] -= 1
             num_emptied[j] += block_live[i] == 0
             k = (fact.first_token + t) // s
             naive_live[k] -= 1
             fact.num_naive -= naive_live[k] == 0
-            _remove_reader(block_id[i] * s + p % s, s, readers, live, counts)
-            fact.front = min(fact.front, p)
+            _remove_reader(block_id[i] * s + q % s, s, readers, live, counts)
+            fact.front = min(fact.front, q - fact.gap * s)
         fact.num_dead_slots += high - low
         fact.num_live -= high - low
-        base = fact.first_block * s
+        base = (fact.first_block + fact.gap) * s
         while fact.extent > 0 and token_at[base + fact.extent - 1] < 0:
             fact.extent -= 1
 
@@ -322,10 +333,12 @@ def relocate(
     `dropped` in the order of the old table. Refuses, without any change: a duplicate block; a moved
     token that is not live; a destination that is outside `blocks`, duplicate, or occupied by a live
     token; a live token left in a dropped block. `rank`, `old_rank` [N]: scratch, -1 before and
-    after. Requires capacity for `blocks`. Returns a code and the number of dropped blocks.
+    after. Requires capacity for `blocks`; closes the gap. Returns a code and the number of dropped
+    blocks.
     """
     fact = facts[r]
-    base, first = fact.first_block, fact.first_token
+    segment, first = fact.first_block, fact.first_token
+    base = segment + fact.gap
     code = DONE
     for n in range(fact.num_blocks):
         old_rank[block_id[base + n]] = n
@@ -364,9 +377,9 @@ def relocate(
                 code = TAKEN
                 break
             new_at[to] = t
-            p = index[first + t]
-            num_left -= rank[block_id[base + p // s]] < 0
-            index[first + t] = -2 - p  # marks the token as moved; undone below
+            q = index[first + t]
+            num_left -= rank[block_id[segment + q // s]] < 0
+            index[first + t] = -2 - q  # marks the token as moved; undone below
             num_marked += 1
         for n in range(num_marked):
             index[first + ids[n]] = -2 - index[first + ids[n]]
@@ -382,10 +395,9 @@ def relocate(
         if old_rank[blocks[n]] < 0:
             _hold(blocks[n], fact.number, holders, usage, owner, counts)
     for n in range(len(ids)):
-        p = index[first + ids[n]]
-        at = base * s + p
-        _remove_reader(block_id[base + p // s] * s + p % s, s, readers, live, counts)
-        token_at[at] = -1
+        q = index[first + ids[n]]
+        _remove_reader(block_id[segment + q // s] * s + q % s, s, readers, live, counts)
+        token_at[segment * s + q] = -1
         _add_reader(slots[n], s, readers, live, counts)
     num_dropped = 0
     for n in range(fact.num_blocks):
@@ -417,25 +429,43 @@ def relocate(
             was_readonly[n] = readonly[base + old_rank[blocks[n]]]
     for n in range(fact.num_blocks):
         old_rank[block_id[base + n]] = -1
+    fact.gap = 0
     fact.num_blocks = len(blocks)
     fact.num_full = fact.num_dead_slots = fact.extent = fact.front = 0
     fact.hole = -1
     fact.virtual = 1
     for n in range(len(blocks)):
         rank[blocks[n]] = -1
-        block_id[base + n] = blocks[n]
-        readonly[base + n] = was_readonly[n]
+        block_id[segment + n] = blocks[n]
+        readonly[segment + n] = was_readonly[n]
         held = 0
         for p in range(n * s, (n + 1) * s):
             t = new_at[p]
-            token_at[base * s + p] = t
+            token_at[segment * s + p] = t
             fact.num_dead_slots += t < -1
             if t >= 0:
                 held += 1
                 fact.extent = p + 1
-        block_live[base + n] = held
+        block_live[segment + n] = held
         fact.num_full += held == s
     return DONE, num_dropped
+
+
+@kernel
+def _move_block(i, to, s, first, index, token_at, block_id, block_live, readonly):
+    """Move entry `i` of the arenas of blocks to `to`, with the tokens of a row.
+
+    Both are of the row's segment; its tokens begin at `first` in `index`.
+    """
+    block_id[to], block_live[to], readonly[to] = block_id[i], block_live[i], readonly[i]
+    shift = (to - i) * s
+    for at in range(i * s, (i + 1) * s):
+        t = token_at[at]
+        token_at[at + shift] = t
+        if t >= 0:
+            index[first + t] += shift
+        elif t < -1:
+            index[first - 2 - t] -= shift
 
 
 @kernel
@@ -444,46 +474,63 @@ def drop_blocks(
     facts, index, token_at, block_id, block_live, readonly,
     holders, usage, owner, owner_stale, counts, dropped,
 ):  # fmt: skip
-    """Drop the blocks of row `r` where `leaves` [n] is set; later blocks move up.
+    """Drop the blocks of row `r` where `leaves` [n] is set; the others close up.
 
-    Refuses, without any change, to drop a block with a live token. Writes the dropped blocks to
-    `dropped` in table order. Returns a code and their number.
+    The longest run of blocks between dropped ones stays where it is in the segment, the others move
+    to it. Refuses, without any change, to drop a block with a live token. Writes the dropped blocks
+    to `dropped` in table order. Returns a code and their number.
     """
     fact = facts[r]
-    base, first = fact.first_block, fact.first_token
+    base, first = fact.first_block + fact.gap, fact.first_token
     for i in range(fact.num_blocks):
         if leaves[i] and block_live[base + i]:
             return LOST, 0
     num_dropped = 0
-    for i in range(fact.num_blocks):
-        old = (base + i) * s
-        if leaves[i]:
-            for at in range(old, old + s):
-                if token_at[at] < -1:
-                    index[first - 2 - token_at[at]] = -1
-                    fact.num_dead_slots -= 1
-            dropped[num_dropped] = block_id[base + i]
-            num_dropped += 1
-            _drop(block_id[base + i], fact.number, holders, usage, owner, owner_stale, counts)
-        elif num_dropped:
-            to = i - num_dropped
-            block_id[base + to] = block_id[base + i]
-            block_live[base + to] = block_live[base + i]
-            readonly[base + to] = readonly[base + i]
-            for o in range(s):
-                t = token_at[old + o]
-                token_at[old - num_dropped * s + o] = t
-                if t >= 0:
-                    index[first + t] = to * s + o
-                elif t < -1:
-                    index[first - 2 - t] = -2 - (to * s + o)
+    begin, stay, stop = 0, 0, 0  # the run that begins here; the longest so far
+    for i in range(fact.num_blocks + 1):
+        if i < fact.num_blocks and not leaves[i]:
+            continue
+        if i - begin > stop - stay:
+            stay, stop = begin, i
+        begin = i + 1
+        if i == fact.num_blocks:
+            break
+        for at in range((base + i) * s, (base + i + 1) * s):
+            if token_at[at] < -1:
+                index[first - 2 - token_at[at]] = -1
+                fact.num_dead_slots -= 1
+        dropped[num_dropped] = block_id[base + i]
+        num_dropped += 1
+        _drop(block_id[base + i], fact.number, holders, usage, owner, owner_stale, counts)
+    to = base + stop
+    for i in range(base + stop, base + fact.num_blocks):
+        if not leaves[i - base]:
+            _move_block(i, to, s, first, index, token_at, block_id, block_live, readonly)
+            to += 1
+    to = base + stay
+    for i in range(base + stay - 1, base - 1, -1):
+        if not leaves[i - base]:
+            to -= 1
+            _move_block(i, to, s, first, index, token_at, block_id, block_live, readonly)
+    fact.gap = to - fact.first_block
     fact.num_blocks -= num_dropped
     fact.hole = -1
     fact.extent = min(fact.extent, fact.num_blocks * s)
-    while fact.extent > 0 and token_at[base * s + fact.extent - 1] < 0:
+    while fact.extent > 0 and token_at[to * s + fact.extent - 1] < 0:
         fact.extent -= 1
     fact.front = min(fact.front, fact.extent)
     return DONE, num_dropped
+
+
+@kernel
+def close_gap(r, s, facts, index, token_at, block_id, block_live, readonly):
+    """Move the blocks of row `r` to the start of its segment."""
+    fact = facts[r]
+    for i in range(fact.first_block + fact.gap, fact.first_block + fact.gap + fact.num_blocks):
+        _move_block(
+            i, i - fact.gap, s, fact.first_token, index, token_at, block_id, block_live, readonly
+        )
+    fact.gap = 0
 
 
 @kernel
@@ -493,9 +540,10 @@ def release(
     """Remove all tokens and drop all blocks of row `r`."""
     fact = facts[r]
     for t in range(fact.first_token, fact.first_token + fact.num_tokens):
-        p = index[t]
-        if p >= 0:
-            slot = block_id[fact.first_block + p // s] * s + p % s
+        q = index[t]
+        if q >= 0:
+            slot = block_id[fact.first_block + q // s] * s + q % s
             _remove_reader(slot, s, readers, live, counts)
-    for i in range(fact.first_block, fact.first_block + fact.num_blocks):
+    base = fact.first_block + fact.gap
+    for i in range(base, base + fact.num_blocks):
         _drop(block_id[i], fact.number, holders, usage, owner, owner_stale, counts)

@@ -4,13 +4,15 @@ Token ids are RoPE positions. A physical index p is a place in the request's blo
 `blocks[p // S]`, offset `p % S`. Until the first eviction the layout is the identity (index = id).
 Only `TokenTables` changes tables.
 
-Invariants (`check`), recomputed from the arrays `index` and `token_at`:
+Invariants (`check`), recomputed from the arrays `index`, whose places are counted from the first
+held block, and `token_at`:
 1. token_at[index[id]] = id for a live id, -2 - id for a dead one whose slot is still held, and no
    other place contains an id; so no two live tokens share a place
 2. num_live = |live ids|, and every count per block, naive block and request is correct
 3. E = 1 + the highest place of a live token (0 when none),  E <= S * num_blocks
 4. dense  <=>  E = num_live: live tokens fill the front of the block table
 5. identity layout  =>  T = num_live = E, and index[id] = id
+6. gap + num_blocks <= block_capacity
 """
 
 from __future__ import annotations
@@ -115,25 +117,35 @@ class TokenTable:
 
     def slots_of(self, ids: Ints) -> Ints:
         """Slots [n] of the tokens `ids` [n]; -1 where a dead token has no slot."""
-        index = self._index[ids].astype(np.int64)
-        index = np.where(index < NONE, -2 - index, index)
-        ranks, offsets = np.divmod(index, self.block_size)
+        places = self._places(ids)
+        ranks, offsets = np.divmod(places, self.block_size)
         if self.num_blocks == 0:
             return np.full(len(ids), -1, dtype=np.int64)
         slots: Ints = self.block_ids()[ranks] * self.block_size + offsets
-        return np.where(index >= 0, slots, -1)
+        return np.where(places >= 0, slots, -1)
+
+    def _places(self, ids: Ints | slice) -> Ints:
+        """Places [n] of the tokens `ids`, dead ones included; -1: no slot."""
+        index = self._index[ids].astype(np.int64)
+        gap = int(self._columns.gap[self.row]) * self.block_size
+        return np.where(index == NONE, NONE, np.where(index < NONE, -2 - index, index) - gap)
 
     # ------------------------------------------------------------ by block and place
 
+    @property
+    def _first_block(self) -> int:
+        """The index of its first block in the arrays of blocks."""
+        return int(self._columns.first_block[self.row] + self._columns.gap[self.row])
+
     def _of_blocks(self, array: Int32s) -> Int32s:
-        first = int(self._columns.first_block[self.row])
+        first = self._first_block
         return array[first : first + self.num_blocks]
 
     @property
     def _token_at(self) -> Int32s:
         """By place [num_blocks * S]."""
         s = self.block_size
-        first = int(self._columns.first_block[self.row]) * s
+        first = self._first_block * s
         return self._columns.token_at[first : first + self.num_blocks * s]
 
     @property
@@ -153,7 +165,7 @@ class TokenTable:
     @property
     def readonly(self) -> Bools:
         """Blocks [num_blocks] that were shared or hashed at the first eviction."""
-        first = int(self._columns.first_block[self.row])
+        first = self._first_block
         return self._columns.readonly[first : first + self.num_blocks]
 
     def protect(self, blocks: Iterable[int]) -> None:
@@ -177,11 +189,14 @@ class TokenTable:
         s, size = self.block_size, self.num_blocks * self.block_size
         if self.extent > size:
             self._fail(f"E = {self.extent}, {self.num_blocks} blocks")
-        index, token_at = self._index.astype(np.int64), self._token_at.astype(np.int64)
-        ids, dead = np.flatnonzero(index >= 0), np.flatnonzero(index < NONE)
+        columns, row = self._columns, self.row
+        if int(columns.gap[row]) + self.num_blocks > int(columns.block_capacity[row]):
+            self._fail(f"gap {columns.gap[row]} in a segment of {columns.block_capacity[row]}")
+        index, token_at = self._places(slice(None)), self._token_at.astype(np.int64)
+        ids, dead = np.flatnonzero(self._index >= 0), np.flatnonzero(self._index < NONE)
         places, dead_places = np.flatnonzero(token_at >= 0), np.flatnonzero(token_at < NONE)
-        for which, known, at in (("live", index[ids], ids), ("dead", -2 - index[dead], dead)):
-            if len(known) and known.max() >= size:
+        for which, known, at in (("live", index[ids], ids), ("dead", index[dead], dead)):
+            if len(known) and not 0 <= known.min() <= known.max() < size:
                 self._fail(f"a {which} token has no place")
             named = token_at[known]
             if not np.array_equal(named if which == "live" else -2 - named, at):

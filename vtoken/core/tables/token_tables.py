@@ -305,7 +305,8 @@ class TokenTables:
         rows = self.all_rows
         facts = self.columns.facts[rows]
         facts = facts[facts["num_blocks"] > 0]
-        tails: Ints = self.columns.block_id[facts["first_block"] + facts["num_blocks"] - 1]
+        last = facts["first_block"] + facts["gap"] + facts["num_blocks"] - 1
+        tails: Ints = self.columns.block_id[last]
         return tails.astype(np.int64)
 
     def owners(self) -> npt.NDArray[np.uint16]:
