@@ -40,6 +40,12 @@ def spans(first: Ints, counts: Ints) -> Ragged:
     return Ragged(np.repeat(first - starts[:-1], counts) + np.arange(starts[-1]), starts)
 
 
+def runs_of(flags: Bools) -> list[tuple[int, int]]:
+    """The runs [start, end) of set entries of `flags` [n], ascending."""
+    edges = np.flatnonzero(np.diff(flags.view(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """A ragged array of R requests. Request i has `values[starts[i] : starts[i + 1]]`.

@@ -35,7 +35,7 @@ def part_of(steps: RequestSteps, name: str) -> RequestStep:
         steps.moved_ids.of(i),
         steps.moved_slots.of(i),
         steps.retained.get(name),
-        steps.blocks.get(name),
+        steps.blocks[name].tolist() if name in steps.blocks else None,
         steps.new_slots.of(i),
         int(steps.num_live[i]),
         bool(steps.dense[i]),
@@ -63,6 +63,10 @@ def steps_of(parts: Mapping[str, RequestStep]) -> RequestSteps:
         Ragged(moved_slots.values, moved_ids.starts),
         Ragged.joined(part.new_slots for part in each),
         Ragged.joined(part.scratch for part in each),
-        {name: part.blocks for name, part in parts.items() if part.blocks is not None},
+        {
+            name: np.array(part.blocks, dtype=np.int64)
+            for name, part in parts.items()
+            if part.blocks is not None
+        },
         {name: part.retained for name, part in parts.items() if part.retained is not None},
     )

@@ -58,6 +58,10 @@ class SimpleStore:
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         self.tables[request_id] = list(blocks)
 
+    def remove(self, request_id: str, runs: Sequence[tuple[int, int]]) -> None:
+        for start, end in reversed(runs):
+            del self.tables[request_id][start:end]
+
     def differences(self, tables: Iterable[TokenTable]) -> list[str]:
         held: Counter[int] = Counter()
         wrong = []

@@ -43,7 +43,7 @@ def fingerprint(ids: Ints, layers: Iterable[LayerBytes]) -> Fingerprint:
     return Fingerprint(ids, tuple(digests))
 
 
-def misplaced(slots: Ints, blocks: Sequence[int], block_size: int) -> str | None:
+def misplaced(slots: Ints, blocks: Sequence[int] | Ints, block_size: int) -> str | None:
     """Describe why `slots` [n] cannot hold distinct live tokens in `blocks`; None if they can.
 
     Slot -1: the token has no slot.

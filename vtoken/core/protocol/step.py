@@ -60,7 +60,7 @@ class RequestSteps:
     moved_slots: Ragged = field(default_factory=Ragged.empty)
     new_slots: Ragged = field(default_factory=Ragged.empty)
     scratch: Ragged = field(default_factory=Ragged.empty)
-    blocks: dict[str, list[int]] = field(default_factory=dict)
+    blocks: dict[str, Ints] = field(default_factory=dict)
     retained: dict[str, Retained] = field(default_factory=dict)
 
     def __len__(self) -> int:

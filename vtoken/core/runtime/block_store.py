@@ -29,6 +29,10 @@ class BlockStore(Protocol):
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         """Set the request's block table to `blocks`; removed blocks are not freed yet."""
 
+    def remove(self, request_id: str, runs: Sequence[tuple[int, int]]) -> None:
+        """Remove the entries [start, end) of each of `runs`, ascending, from the request's block
+        table; their blocks are not freed yet."""
+
     def borrow(self, num_blocks: int) -> list[int]:
         """Up to `num_blocks` free blocks without a prefix hash, as scratch space for the step being
         planned. They stay free, and their contents are undefined afterwards."""

@@ -31,7 +31,7 @@ class StepDraft:
         self.evicted_rows: Ints = NO_IDS
         self.evicted = Ragged.empty()
         self.moved: dict[int, tuple[Ints, Ints]] = {}
-        self.blocks: dict[int, list[int]] = {}
+        self.blocks: dict[int, Ints] = {}
         self.retained: dict[int, Retained] = {}
 
     def evict(self, rows: Ints, ids: Ragged) -> None:

@@ -251,7 +251,6 @@ class Evictor:
             state.counters.shared_released_blocks += int(np.count_nonzero(shared))
         if not dead.any():
             return 0
-        dropped = state.tables.drop_blocks(table, dead)
-        state.rebound(table)
+        dropped = state.drop_blocks(table, dead)
         freed.extend(dropped)
         return int(np.count_nonzero(state.tables.pool.holders[dropped] == 0))

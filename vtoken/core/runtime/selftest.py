@@ -80,6 +80,10 @@ class Pool:
     def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
         self.tables[request_id] = list(blocks)
 
+    def remove(self, request_id: str, runs: Sequence[tuple[int, int]]) -> None:
+        for start, end in reversed(runs):
+            del self.tables[request_id][start:end]
+
     def blocks_from(self, request_id: str, first: int) -> Sequence[int]:
         return self.tables[request_id][first:]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vtoken.base.arrays import Bools, Ints
+from vtoken.base.arrays import Bools, Ints, runs_of
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.prompt_parts import Spans
@@ -113,9 +113,19 @@ class RuntimeState:
 
     def rebound(self, table: TokenTable) -> None:
         """Pass a rewritten block table to the block store and the worker."""
-        blocks = table.blocks
+        blocks = table.block_ids()
         self.draft.blocks[table.row] = blocks
-        self.store.rebind(table.request_id, blocks)
+        self.store.rebind(table.request_id, blocks.tolist())
+
+    def drop_blocks(self, table: TokenTable, leaves: Bools) -> list[int]:
+        """Drop the blocks without live tokens where `leaves` [num_blocks] is set; return them.
+
+        The caller gives them back to the store after all plans of the pass.
+        """
+        dropped = self.tables.drop_blocks(table, leaves)
+        self.draft.blocks[table.row] = table.block_ids()
+        self.store.remove(table.request_id, runs_of(leaves))
+        return dropped
 
     # ------------------------------------------------------------ the step being planned
 

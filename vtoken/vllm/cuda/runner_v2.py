@@ -81,10 +81,10 @@ class VTokenV2Mixin:
             super().update_requests(scheduler_output)  # type: ignore[misc]
             return
         with half.executor.ranks.deferred_errors():
-            for request_id, blocks in half.executor.prepare(self.vtoken_blocks.__getitem__):
-                self.vtoken_blocks[request_id] = list(blocks)
+            for request_id, table in half.executor.prepare(self.vtoken_blocks.__getitem__):
+                self.vtoken_blocks[request_id] = table.tolist()
                 index = self.req_states.req_id_to_index[request_id]
-                self.block_tables.append_block_ids(index, (blocks,), overwrite=True)
+                self.block_tables.append_block_ids(index, (table.tolist(),), overwrite=True)
             half.executor.before_copies()
             if half.executor.plan is not None:
                 half.relocate(half.executor.plan)

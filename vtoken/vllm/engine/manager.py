@@ -177,6 +177,11 @@ class VLLMBlockStore:
         pool = self._pool.blocks
         self._manager.req_to_blocks[request_id][:] = [pool[block] for block in blocks]
 
+    def remove(self, request_id: str, runs: Sequence[tuple[int, int]]) -> None:
+        owned = self._manager.req_to_blocks[request_id]
+        for start, end in reversed(runs):
+            del owned[start:end]
+
     def differences(self, tables: Iterable[TokenTable]) -> list[str]:
         wrong = []
         held = Counter[int]()

@@ -21,7 +21,7 @@ from vtoken.core.protocol.integrity import (
     misplaced,
 )
 from vtoken.core.protocol.mirror import Mirror
-from vtoken.core.protocol.step import StepPlan, WorkerReport
+from vtoken.core.protocol.step import NO_IDS, StepPlan, WorkerReport
 
 Contents = Callable[[Ints], Iterator[LayerBytes]]
 
@@ -53,7 +53,7 @@ class ContentCheck:
             requests = plan.requests
             num_tokens = int(requests.num_tokens[requests.names.index(request_id)])
             ids, slots = requests.retained[request_id].ids, requests.retained[request_id].slots
-            wrong = misplaced(slots, requests.blocks.get(request_id, ()), self._block_size)
+            wrong = misplaced(slots, requests.blocks.get(request_id, NO_IDS), self._block_size)
             if wrong is None and not _agrees(mirrors[request_id], ids, slots, num_tokens):
                 wrong = "the worker's mirror and the scheduler's table place its tokens differently"
             if wrong is None:

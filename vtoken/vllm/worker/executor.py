@@ -136,7 +136,7 @@ class StepExecutor:
         self.report = WorkerReport(plan.step)
         self.mirrors.drop(restarted)
 
-    def prepare(self, blocks_of: BlocksOf) -> list[tuple[str, list[int]]]:
+    def prepare(self, blocks_of: BlocksOf) -> list[tuple[str, Ints]]:
         """Make mirrors of new requests; return the block tables to replace, by request.
 
         `blocks_of` returns a request's blocks before this step's allocations. It is called only for

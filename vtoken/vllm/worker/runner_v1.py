@@ -80,7 +80,8 @@ class VTokenRunnerMixin:
             return super()._update_states(scheduler_output)  # type: ignore[misc]
         executor.begin(plan, _restarted(scheduler_output))
         with executor.ranks.deferred_errors():
-            for request_id, blocks in executor.prepare(self._vtoken_blocks):
+            for request_id, table in executor.prepare(self._vtoken_blocks):
+                blocks = table.tolist()
                 self.requests[request_id].block_ids[0][:] = blocks
                 row = self.input_batch.req_id_to_index.get(request_id)
                 if row is not None:
