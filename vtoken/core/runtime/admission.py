@@ -255,10 +255,10 @@ class Admission:
         if tables.pool.num_shared():
             holders = tables.pool.holders
             for i, row in enumerate(rows.tolist()):
-                blocks = tables[names[row]].block_ids()
+                blocks = tables.at(row).block_ids()
                 private[i] = np.count_nonzero(holders[blocks] == 1)
         for i in np.flatnonzero(state.are_forgetting(rows)).tolist():
-            forgotten[i] = len(state.forgotten_ids(tables[names[rows[i]]]))
+            forgotten[i] = len(state.forgotten_ids(tables.at(rows[i])))
         return Givers(
             columns.num_live[rows],
             columns.num_tokens[rows],

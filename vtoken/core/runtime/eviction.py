@@ -69,11 +69,10 @@ class Evictor:
         token died. Dropped blocks go to `freed`.
         """
         state, tables = self._state, self._state.tables
-        columns, known = tables.columns, tables.rows
-        rows = np.array([known[name] for name in ready if name in known], dtype=np.int64)
+        columns, rows = tables.columns, tables.rows_of(ready)
         if self._policy_runner.profiles():
             for row in rows.tolist():
-                self._policy_runner.take_profiles(tables[tables.names[row]])
+                self._policy_runner.take_profiles(tables.at(row))
         due = self._not_moved(state.due.select(rows, columns.num_live, columns.num_tokens))
         if shortage.blocks:
             able, least = self._able_to_give(rows)
@@ -93,8 +92,7 @@ class Evictor:
             return rows
         moved = np.isin(rows, list(state.draft.moved))
         late = rows[moved]
-        at_end = state.tables.columns.num_tokens[late] == state.due.prefill_end[late]
-        state.due.waits[late] |= at_end
+        state.due.waits[late] |= state.left_of_prompts(late) == 0
         return rows[~moved]
 
     def _able_to_give(self, rows: Ints) -> tuple[Ints, Ints]:
@@ -107,7 +105,7 @@ class Evictor:
             [r for r in above.tolist() if not state.requests[tables.names[r]].in_flight_step],
             dtype=np.int64,
         )
-        most = [self._policy_runner.most_victims(tables[tables.names[r]]) for r in able.tolist()]
+        most = [self._policy_runner.most_victims(tables.at(r)) for r in able.tolist()]
         live = tables.columns.num_live[able]
         least = np.maximum(state.due.floor[able], live - np.array(most, dtype=np.int64))
         return able[least < live], least[least < live]
@@ -121,8 +119,7 @@ class Evictor:
             chosen, victims = np.append(chosen, able), victims.followed_by(found)
             names |= {policy.name} if len(able) else set()
         late = np.setdiff1d(rows, chosen)
-        due = state.due
-        due.waits[late] |= state.tables.columns.num_tokens[late] == due.prefill_end[late]
+        state.due.waits[late] |= state.left_of_prompts(late) == 0
         runner.compare(chosen, victims)
         return chosen, victims, names
 
@@ -143,7 +140,7 @@ class Evictor:
         due = state.due
         due.waits[rows] = False
         for row in rows[tables.columns.virtual[rows] == 0].tolist():
-            state.begin_evicting(tables[tables.names[row]])
+            state.begin_evicting(tables.at(row))
         num_due = tables.columns.num_live[rows] - due.target[rows]
         codes, num_emptied = tables.evict(
             rows, victims.starts, victims.values, num_due, due.protected(rows)
@@ -159,7 +156,7 @@ class Evictor:
             return False
         num_blocks = 0
         for i in np.flatnonzero(died & (num_emptied > 0)).tolist():
-            table = tables[tables.names[rows[i]]]
+            table = tables.at(rows[i])
             num_blocks += self._drop_dead_blocks(table, table.block_live() == 0, freed)
         name = ", ".join(sorted(policies))
         gave = state.due.floor[rows] < NEVER

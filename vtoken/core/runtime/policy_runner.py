@@ -189,7 +189,7 @@ class PolicyRunner:
             parts = [excluded.of(i) for i in range(len(rows))]
             kept = targets.copy()
             for i in np.flatnonzero(forgetting).tolist():
-                ids = state.forgotten_ids(tables[tables.names[rows[i]]], config)
+                ids = state.forgotten_ids(tables.at(rows[i]), config)
                 pairs = np.append(parts[i].reshape(-1, 2), np.stack([ids, ids + 1], 1), axis=0)
                 parts[i] = pairs[np.argsort(pairs[:, 0])].ravel()
                 kept[i] += len(ids)
@@ -197,7 +197,7 @@ class PolicyRunner:
         stays = dict(zip(rows.tolist(), targets.tolist(), strict=True))
 
         def view(row: int) -> View:
-            table = tables[tables.names[row]]
+            table = tables.at(row)
             return self._view(table, config, policy, stays[row], known[row])
 
         return TableBatch(tables, rows, kept, [*known.values()], excluded, view)
@@ -218,8 +218,7 @@ class PolicyRunner:
         return self._scoring.current(request, policy.reads, state.rules(name, config))
 
     def _tables_of(self, rows: Ints) -> list[TokenTable]:
-        tables = self._state.tables
-        return [tables[tables.names[row]] for row in rows.tolist()]
+        return [self._state.tables.at(row) for row in rows.tolist()]
 
     def profiles(self) -> bool:
         """Whether any policy in force profiles its requests."""
@@ -256,7 +255,7 @@ class PolicyRunner:
         state.shadow.count_without_scores(len(asked) - len(able))
         for number, row in enumerate(able.tolist()):
             i, chosen = place[row], found.of(number)
-            died, table = victims.of(i), state.tables[state.tables.names[row]]
+            died, table = victims.of(i), state.tables.at(row)
             state.shadow.count(np.setdiff1d(died, first[i], assume_unique=True), chosen)
             state.requests[table.request_id].compared = ShadowComparison(
                 policy,

@@ -100,7 +100,7 @@ class ShortageMonitor:
             return True
         rows = state.tables.all_rows
         steps = WARM_QUERIES + 2 * (state.report_lag_steps + 1)
-        left = state.due.prefill_end[rows] - state.tables.columns.num_tokens[rows]
+        left = state.left_of_prompts(rows)
         growth = len(rows) * (1 + steps // size) + int(np.maximum(left, 0).sum()) // size
         free = state.store.num_free_blocks()
         return free < growth + state.config.headroom_blocks
@@ -112,7 +112,7 @@ class ShortageMonitor:
 
         `free_blocks`: those of the pool, and those that this step has returned so far.
         """
-        now, soon = self._growth(self._rows(ready), prefilling)
+        now, soon = self._growth(self._state.tables.rows_of(ready), prefilling)
         self.newest = self._shortage(now, soon, free_blocks)
         return self.newest
 
@@ -122,7 +122,7 @@ class ShortageMonitor:
         """
         state, tables = self._state, self._state.tables
         rows, chunk = tables.all_rows, self._admission.max_chunk_tokens
-        left = state.due.prefill_end[rows] - tables.columns.num_tokens[rows]
+        left = state.left_of_prompts(rows)
         prefilling = zip(rows[left > 0].tolist(), left[left > 0].tolist(), strict=True)
         chunks = [(tables.names[row], min(num_left, chunk)) for row, num_left in prefilling]
         return self._growth(rows[left <= 0], chunks)
@@ -141,10 +141,6 @@ class ShortageMonitor:
             self._state.config.headroom_blocks,
             free_blocks,
         )
-
-    def _rows(self, names: Sequence[str]) -> Ints:
-        known = self._state.tables.rows
-        return np.array([known[name] for name in names if name in known], dtype=np.int64)
 
     def _next_extents(self, rows: Ints) -> Ints:
         """The places that one more token of each of `rows` [k] requires [k]."""
@@ -209,7 +205,7 @@ class ShortageMonitor:
         if not state.is_short_soon:
             return rows[:0]
         steps = AHEAD_STEPS + 1 + state.report_lag_steps
-        left = state.due.prefill_end[rows] - state.tables.columns.num_tokens[rows]
+        left = state.left_of_prompts(rows)
         chunks = min(int(np.maximum(left, 0).sum()), steps * self._max_step_tokens)
         growth = self._decode_growth(rows, self._next_extents(rows), steps)
         growth += -(-chunks // state.geometry.block_size)

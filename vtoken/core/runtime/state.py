@@ -246,11 +246,15 @@ class RuntimeState:
                 {"requests": 1, "tokens": 0, "policy": policy.name},
             )
 
+    def left_of_prompts(self, rows: Ints) -> Ints:
+        """The tokens that requests `rows` [k] compute before they decode [k], negative after it."""
+        left: Ints = self.due.prefill_end[rows] - self.tables.columns.num_tokens[rows]
+        return left
+
     def giving_rows(self) -> Ints:
         """The rows that may give tokens under pressure, now or later in their lives."""
         due, rows = self.due, self.tables.all_rows
-        in_prompt = self.tables.columns.num_tokens[rows] <= due.prefill_end[rows]
-        later = due.in_decode[rows] | in_prompt
+        later = due.in_decode[rows] | (self.left_of_prompts(rows) >= 0)
         return rows[(due.floor[rows] < NEVER) & later]
 
     @property

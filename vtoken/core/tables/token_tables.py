@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -97,6 +97,15 @@ class TokenTables:
 
     def get(self, request_id: str) -> TokenTable | None:
         return self._tables.get(request_id)
+
+    def at(self, row: int) -> TokenTable:
+        """The table in `row`, which must be in use."""
+        return self._tables[self.names[row]]
+
+    def rows_of(self, names: Iterable[str]) -> Ints:
+        """The rows [k] of those of `names` that have a table."""
+        known = self.rows
+        return np.array([known[name] for name in names if name in known], dtype=np.int64)
 
     @property
     def all_rows(self) -> Ints:

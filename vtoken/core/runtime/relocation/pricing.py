@@ -79,7 +79,7 @@ class RoundPricer:
             columns.num_full[rows],
             due.limit[rows],
             due.target[rows],
-            columns.num_tokens[rows] < due.prefill_end[rows],
+            state.left_of_prompts(rows) > 0,
         )
         return self._estimate(facts, config)
 

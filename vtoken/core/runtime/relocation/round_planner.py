@@ -114,8 +114,8 @@ class RoundPlanner:
         excess = columns.num_blocks[rows] > live // size + 1  # `num_excess_blocks` > 0
         rows = rows[excess & (columns.virtual[rows] != 0)]
         order = np.argsort(columns.num_live[rows] - columns.num_blocks[rows] * size, kind="stable")
-        names = [tables.names[row] for row in rows[order].tolist()]
-        return [tables[name] for name in names if not requests[name].in_flight_step]
+        found = map(tables.at, rows[order].tolist())
+        return [table for table in found if not requests[table.request_id].in_flight_step]
 
     def _plan(
         self,
