@@ -42,7 +42,9 @@ def spans(first: Ints, counts: Ints) -> Ragged:
 
 def runs_of(flags: Bools) -> list[tuple[int, int]]:
     """The runs [start, end) of set entries of `flags` [n], ascending."""
-    edges = np.flatnonzero(np.diff(flags.view(np.int8), prepend=0, append=0)).tolist()
+    padded = np.zeros(len(flags) + 2, dtype=np.bool_)
+    padded[1:-1] = flags
+    edges = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
