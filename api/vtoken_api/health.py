@@ -22,7 +22,8 @@ def health(hub: Hub, audit: AuditLog, recorder: Recorder) -> list[wire.Health]:
 
 def _engine(hub: Hub) -> wire.Health:
     detail = "running" if hub.alive else "stopped"
-    if hub.alive and hub.view is not None and hub.view.status.scheduling != "running":
+    status = None if hub.view is None else hub.view.status
+    if hub.alive and status is not None and status.scheduling != "running":
         detail = "running; scheduling is paused"
     return wire.Health(name="engine", ok=hub.alive, detail=detail)
 

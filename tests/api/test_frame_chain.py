@@ -18,18 +18,18 @@ from msgspec.structs import replace
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken.wire.frames import FrameSequence, block_arrays
+from vtoken.wire.frames import FrameChain, FrameSequence
+from vtoken.wire.views import Change, View
 from vtoken_api.fanout import telemetry
-from vtoken_api.fanout.frame import FrameChain, FrameView
 from vtoken_api.fanout.telemetry import TelemetryReader
 
 NUM_BLOCKS = 20
 DEADLINE_S = 60
 
 
-def same(view: FrameView, frame: wire.Frame) -> None:
+def same(view: View, frame: wire.Frame) -> None:
     """Assert that `view` equals the full `frame`."""
-    np.testing.assert_equal(view.blocks, block_arrays(frame))
+    np.testing.assert_equal(view.blocks, Change.of(frame).blocks)
     assert view.step == frame.step
     assert view.requests == {row.id: row for row in frame.requests or ()}
     assert (view.status, view.config) == (frame.status, frame.config)
@@ -40,7 +40,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.chain = FrameChain()
-        self.view: FrameView | None = None
+        self.view: View | None = None
 
     def take(self, payload: bytes) -> None:
         self.view = self.chain.take(payload)
@@ -131,9 +131,9 @@ def test_little_change_makes_a_small_frame_and_much_a_whole_one() -> None:
 
 
 @contextlib.asynccontextmanager
-async def following(core: LiveEngine) -> AsyncIterator[list[FrameView | None]]:
+async def following(core: LiveEngine) -> AsyncIterator[list[View | None]]:
     """The views that an API process derives from the published frames, over a real socket."""
-    views: list[FrameView | None] = []
+    views: list[View | None] = []
     chain = FrameChain()
 
     def on_frame(payload: bytes) -> bool:
@@ -154,7 +154,7 @@ async def following(core: LiveEngine) -> AsyncIterator[list[FrameView | None]]:
             await task
 
 
-async def until_shown(core: LiveEngine, *readers: list[FrameView | None]) -> None:
+async def until_shown(core: LiveEngine, *readers: list[View | None]) -> None:
     """Step until every reader has the step that the engine has just published."""
     async with asyncio.timeout(DEADLINE_S):
         while True:

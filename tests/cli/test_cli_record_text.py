@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,6 +19,7 @@ from vtoken.cli import record_text
 from vtoken.cli.record_text import TextReader
 from vtoken.client import AsyncClient, Client
 from vtoken.wire.reducer import StreamState
+from vtoken.wire.views import View
 from vtoken_api.limits import Rate, RateLimits
 
 
@@ -162,7 +161,7 @@ class Turns:
         async with AsyncClient(self._served.url) as client:
             rows = {row.id: row for row in await client.requests()}
             config = await client.config()
-        state = replace(StreamState(), requests=MappingProxyType(rows), config=config)
+        state = StreamState(view=View(requests=rows, config=config))
         await asyncio.to_thread(self.reader.turn, state)
         return len(self._served.calls_of("text")) - before
 

@@ -159,7 +159,7 @@ def test_snapshot_of_another_geometry_orders_a_resync() -> None:
 
 
 def test_delta_outside_the_pool_orders_a_resync() -> None:
-    with pytest.raises(ResyncNeeded, match="block 4 of 4"):
+    with pytest.raises(ResyncNeeded, match="4 is out of bounds"):
         apply(synced(), delta(2, [4], [1]))
 
 

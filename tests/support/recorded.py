@@ -10,7 +10,8 @@ import msgspec
 from tests.support.core.live import make_engine
 from vtoken import wire
 from vtoken.recording import Recorder, RecordingWriter
-from vtoken_api.fanout.frame import TOPICS, FrameView, StateCursor
+from vtoken.wire.views import View
+from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 START_TS = 1_800_000_000.0
 
@@ -43,11 +44,11 @@ def record(
     )
     cursor, seq = StateCursor(frozenset(TOPICS), packed=False), 0
 
-    def view(ts: float) -> FrameView:
+    def view(ts: float) -> View:
         frame: wire.Frame = core.controller.frame()
         assert frame.status is not None
         frame.status.ts = ts
-        return FrameView.of(frame)
+        return View.of(frame)
 
     try:
         core.steps(20)

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken_api.fanout.frame import TOPICS, FrameView, StateCursor
+from vtoken.wire.views import View
+from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 START_TS = 1_800_000_000.0
 
 
 def stream(
     num_messages: int, *, seed: int = 0, num_blocks: int = 64, fps: float = 5.0
-) -> Iterator[tuple[wire.StreamMessage, FrameView]]:
+) -> Iterator[tuple[wire.StreamMessage, View]]:
     """Messages of a server, each with the resulting frame."""
     engine = ScriptedEngine(num_blocks=num_blocks, seed=seed)
     try:
@@ -21,7 +22,7 @@ def stream(
         cursor = StateCursor(frozenset(TOPICS), packed=False)
         for n in range(num_messages):
             head = {"epoch": "e1", "seq": n + 1, "step": engine.steps, "ts": START_TS + n / fps}
-            view = FrameView.of(engine.frame())
+            view = View.of(engine.frame())
             if n == 0:
                 yield (
                     wire.Hello(
@@ -49,7 +50,7 @@ def stream(
                 yield wire.EventMessage(**head, event=event), view
             else:
                 engine.step()
-                view = FrameView.of(engine.frame())
+                view = View.of(engine.frame())
                 yield wire.Delta(**head, **cursor.delta(view)), view
     finally:
         engine.close()

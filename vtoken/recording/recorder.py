@@ -10,6 +10,7 @@ import msgspec
 from vtoken import wire
 from vtoken.recording.writer import RecordingWriter
 from vtoken.wire.reducer import ResyncNeeded, StreamState, apply
+from vtoken.wire.views import Change
 
 KEYFRAME_S = 10.0
 AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})
@@ -94,11 +95,8 @@ def keyframe(state: StreamState) -> tuple[wire.Hello, wire.Snapshot] | None:
         seq=state.seq,
         step=state.step,
         ts=state.ts,
-        status=state.status,
-        config=state.config,
-        live=state.live.tolist() if len(state.live) else None,
-        flags=state.flags.tolist() if len(state.flags) else None,
-        requests=list(state.requests.values()) if "requests" in hello.topics else None,
-        owner=state.owner.tolist() if len(state.owner) else None,
+        **Change.whole(state.view).as_snapshot(packed=False),
     )
+    if "requests" not in hello.topics:
+        snapshot.requests = None
     return hello, snapshot

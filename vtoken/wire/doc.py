@@ -25,6 +25,6 @@ def unpack_array(values: PackedArray, dtype: str) -> Any:
     """The numpy array packed by `pack_array`; `dtype` is "u1", "<u2" or "<u4"."""
     import numpy as np
 
-    if isinstance(values, bytes):
-        return np.frombuffer(values, dtype=dtype)
-    return np.asarray(values, dtype=dtype)
+    if isinstance(values, list):
+        return np.asarray(values, dtype=dtype)
+    return np.frombuffer(values, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The published frames of one engine: numbered, each reduced to the changes since the last one.
+"""The published frames of one engine: numbered, each reduced to the change since the last one.
 
 Independent of sockets and of the frame's source. Changes are found by comparing the frames' own
 arrays of N blocks, so the engine does not track them. Invariants:
@@ -11,57 +11,54 @@ A reader that has frame n - 1 can apply frame n; any other reader waits for a co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from vtoken.base.arrays import Ints
-from vtoken.wire import BLOCK_ARRAYS, Frame
+from vtoken.wire.bus import Frame
+from vtoken.wire.views import Change, View
 
 # Share of all blocks: a changed block needs 4 more bytes, its id, than in a complete frame.
 MAX_CHANGED = 5 / 9
 
-Arrays = Mapping[str, npt.NDArray[Any]]  # by the names of `BLOCK_ARRAYS`
-
 
 class FrameSequence:
-    """Numbers frames and reduces each to its changes."""
+    """The engine's end: numbers frames and reduces each to its change."""
 
     def __init__(self) -> None:
         self._number = 0
-        self._published: Arrays = {}
+        self._published = View()  # the blocks, in arrays of its own that are written in place
 
     def next(self, frame: Frame, *, whole: bool) -> Frame:
         """The frame to publish, from `frame` with all blocks; `whole`: do not reduce it."""
-        arrays = block_arrays(frame)
-        ids = None if whole or not self._published else changed_blocks(self._published, arrays)
         self._number += 1
-        if ids is None or len(ids) > MAX_CHANGED * len(arrays["live"]):
-            self._published = {name: array.copy() for name, array in arrays.items()}
-            return msgspec.structs.replace(frame, number=self._number)
-        parts = {name: array[ids] for name, array in arrays.items()}
-        for name, part in parts.items():
-            self._published[name][ids] = part
-        return msgspec.structs.replace(
-            frame,
-            number=self._number,
-            block_ids=ids.astype("<u4").data,
-            **{name: part.data for name, part in parts.items()},
-        )
+        blocks = Change.of(frame).blocks
+        if self._published.blocks and not whole:
+            change = Change.between(self._published, View(blocks=blocks))
+            ids = change.block_ids
+            if ids is not None and len(ids) <= MAX_CHANGED * len(blocks["live"]):
+                change.write(self._published.blocks)
+                parts = {name: part.data for name, part in change.blocks.items()}
+                return msgspec.structs.replace(
+                    frame, number=self._number, block_ids=ids.data, **parts
+                )
+        self._published = View(blocks={name: array.copy() for name, array in blocks.items()})
+        return msgspec.structs.replace(frame, number=self._number)
 
 
-def block_arrays(frame: Frame) -> Arrays:
-    """Views of the arrays that a frame has; an engine that does not report one sends it empty."""
-    views = {name: np.frombuffer(getattr(frame, name), dtype) for name, dtype in BLOCK_ARRAYS}
-    return {name: array for name, array in views.items() if array.size}
+class FrameChain:
+    """A reader's end: applies the published frames of one engine in order."""
 
+    def __init__(self) -> None:
+        self._number = 0
+        self._view: View | None = None
 
-def changed_blocks(before: Arrays, now: Arrays) -> Ints:
-    """Ids of the blocks [k] that differ in an array, ascending."""
-    changed = np.zeros(len(now["live"]), dtype=bool)
-    for name, array in now.items():
-        changed |= before[name] != array
-    return np.flatnonzero(changed)
+    def take(self, payload: bytes) -> View | None:
+        """The view after the frame in `payload`; None after a lost frame, until the next complete
+        frame."""
+        frame = msgspec.msgpack.decode(payload, type=Frame)
+        follows = frame.number == self._number + 1
+        self._number = frame.number
+        if frame.block_ids is None and frame.status is not None:
+            self._view = View.of(frame)
+        elif self._view is not None:
+            self._view = self._view.after(Change.of(frame)) if follows else None
+        return self._view

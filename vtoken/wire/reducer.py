@@ -3,8 +3,8 @@
 Shared by the console and the recorder. Imports only the wire; numpy with the first arrays. `apply`
 returns a new StreamState or raises ResyncNeeded; a message is never applied partly. Invariants:
 1. messages of one epoch are applied in `seq` order without gaps
-2. len(live) == len(flags) == hello.geometry.num_blocks once `synced`; `owner` is as long, or empty
-   if the server does not send owners
+2. len(live) == len(flags) == hello.geometry.num_blocks once `synced`; an array that the server
+   does not send is empty
 3. `events` ascend by their own `seq`, each at most once: at most MAX_EVENTS of the frequent kinds
    and, independently, at most MAX_EVENTS of the other kinds
 """
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from vtoken import wire
+from vtoken.wire.views import Change, View
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,26 +27,17 @@ if TYPE_CHECKING:
     U16 = npt.NDArray[np.uint16]
 
 MAX_EVENTS = 500
+DTYPES = dict(wire.BLOCK_ARRAYS)
 
 
 class ResyncNeeded(Exception):  # noqa: N818 - a request to the client, not an error
     """The stream cannot continue from the held state; the client must reconnect for a snapshot."""
 
 
-def _no_requests() -> Mapping[str, wire.RequestRow]:
-    return MappingProxyType({})
-
-
-def _u16() -> U16:
-    import numpy as np
-
-    return np.zeros(0, np.uint16)
-
-
-def _u8() -> U8:
-    import numpy as np
-
-    return np.zeros(0, np.uint8)
+@cache
+def _empty(dtype: str) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = wire.unpack_array(b"", dtype)
+    return array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,14 +51,40 @@ class StreamState:
     ts: float = 0.0  # of the newest message, by the server's clock [s]
     step_ts: float = 0.0  # when `step` last rose on this connection; 0: not seen yet
     synced: bool = False
-    status: wire.Status | None = None
-    config: wire.ConfigDocument | None = None
-    live: U16 = field(default_factory=_u16)  # [N] live slots of a block
-    flags: U8 = field(default_factory=_u8)  # [N] wire.FLAG_*
-    owner: U16 = field(default_factory=_u16)  # [N] RequestRow.number of the newest holder, 0: free
-    requests: Mapping[str, wire.RequestRow] = field(default_factory=_no_requests)
+    view: View = field(default_factory=View)
     events: tuple[wire.Event, ...] = ()
     missed_events: int = 0
+
+    @property
+    def status(self) -> wire.Status | None:
+        return self.view.status
+
+    @property
+    def config(self) -> wire.ConfigDocument | None:
+        return self.view.config
+
+    @property
+    def requests(self) -> Mapping[str, wire.RequestRow]:
+        return self.view.requests
+
+    @property
+    def live(self) -> U16:
+        """[N] live slots of a block."""
+        return self._blocks("live")
+
+    @property
+    def flags(self) -> U8:
+        """[N] wire.FLAG_*."""
+        return self._blocks("flags")
+
+    @property
+    def owner(self) -> U16:
+        """[N] RequestRow.number of the newest holder, 0: free."""
+        return self._blocks("owner")
+
+    def _blocks(self, name: str) -> npt.NDArray[Any]:
+        array = self.view.blocks.get(name)
+        return _empty(DTYPES[name]) if array is None else array
 
     @property
     def block_size(self) -> int:
@@ -109,10 +127,8 @@ def _apply(state: StreamState, message: wire.StreamMessage) -> StreamState:
         raise ResyncNeeded(f"expected message {state.seq + 1}, found {message.seq}")
     step_ts = message.ts if message.step > state.step else state.step_ts
     state = replace(state, seq=message.seq, step=message.step, ts=message.ts, step_ts=step_ts)
-    if isinstance(message, wire.Snapshot):
-        return _snapshot(state, message)
-    if isinstance(message, wire.Delta):
-        return _delta(state, message)
+    if isinstance(message, wire.Snapshot | wire.Delta):
+        return _changed(state, message)
     if isinstance(message, wire.EventMessage):
         return with_events(state, (message.event,))
     if isinstance(message, wire.Dropped):
@@ -120,67 +136,19 @@ def _apply(state: StreamState, message: wire.StreamMessage) -> StreamState:
     return state
 
 
-def _snapshot(state: StreamState, message: wire.Snapshot) -> StreamState:
+def _changed(state: StreamState, message: wire.Snapshot | wire.Delta) -> StreamState:
     assert state.hello is not None
-    num_blocks = state.hello.geometry.num_blocks
-    live = wire.unpack_array(message.live, "<u2") if message.live is not None else state.live
-    flags = wire.unpack_array(message.flags, "u1") if message.flags is not None else state.flags
-    owner = wire.unpack_array(message.owner, "<u2") if message.owner is not None else _u16()
-    for name, array, given in (
-        ("live", live, message.live),
-        ("flags", flags, message.flags),
-        ("owner", owner, message.owner),
-    ):
-        if given is not None and len(array) != num_blocks:
-            raise ResyncNeeded(f"snapshot.{name} has {len(array)} blocks, expected {num_blocks}")
-    requests = state.requests
-    if message.requests is not None:
-        requests = MappingProxyType({row.id: row for row in message.requests})
-    return replace(
-        state,
-        synced=True,
-        status=message.status or state.status,
-        config=message.config,
-        live=live,
-        flags=flags,
-        owner=owner,
-        requests=requests,
-    )
-
-
-def _delta(state: StreamState, message: wire.Delta) -> StreamState:
-    if not state.synced:
+    change = Change.of(message)
+    if isinstance(message, wire.Snapshot):
+        num_blocks = state.hello.geometry.num_blocks
+        for name, array in change.blocks.items():
+            if len(array) != num_blocks:
+                raise ResyncNeeded(
+                    f"snapshot.{name} has {len(array)} blocks, expected {num_blocks}"
+                )
+    elif not state.synced:
         raise ResyncNeeded("expected snapshot, found delta")
-    live, flags, owner = state.live, state.flags, state.owner
-    if message.block_ids is not None and len(message.block_ids):
-        ids = wire.unpack_array(message.block_ids, "<u4")
-        if int(ids.max()) >= len(live):
-            raise ResyncNeeded(f"delta names block {int(ids.max())} of {len(live)}")
-        live, flags = live.copy(), flags.copy()
-        if message.block_live is not None:
-            live[ids] = wire.unpack_array(message.block_live, "<u2")
-        if message.block_flags is not None:
-            flags[ids] = wire.unpack_array(message.block_flags, "u1")
-        if message.block_owner is not None and len(owner):
-            owner = owner.copy()
-            owner[ids] = wire.unpack_array(message.block_owner, "<u2")
-    requests = state.requests
-    if message.requests_changed or message.requests_removed:
-        changed = dict(requests)
-        for request_id in message.requests_removed or ():
-            changed.pop(request_id, None)
-        for row in message.requests_changed or ():
-            changed[row.id] = row
-        requests = MappingProxyType(changed)
-    return replace(
-        state,
-        live=live,
-        flags=flags,
-        owner=owner,
-        requests=requests,
-        status=message.status or state.status,
-        config=message.config or state.config,
-    )
+    return replace(state, synced=True, view=state.view.after(change))
 
 
 def with_events(state: StreamState, events: Iterable[wire.Event]) -> StreamState:

@@ -17,8 +17,9 @@ from typing import Protocol
 
 from vtoken import wire
 from vtoken.wire import commands
+from vtoken.wire.frames import FrameChain
+from vtoken.wire.views import View
 from vtoken_api.bus import EngineBus
-from vtoken_api.fanout.frame import FrameChain, FrameView
 from vtoken_api.fanout.telemetry import TelemetryReader
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
@@ -65,7 +66,7 @@ class Hub:
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
         self._chain = FrameChain()
-        self._view: FrameView | None = None
+        self._view: View | None = None
         self._view_at = 0.0
         self._last_event: int | None = None
         self._refresh = asyncio.Lock()
@@ -92,7 +93,7 @@ class Hub:
         return self._bus.alive
 
     @property
-    def view(self) -> FrameView | None:
+    def view(self) -> View | None:
         """The newest view; None before the first frame."""
         return self._view
 
@@ -112,12 +113,12 @@ class Hub:
             self._describe = await self._bus.ask(commands.Describe(), wire.Describe)
         return self._describe
 
-    async def current(self) -> FrameView:
+    async def current(self) -> View:
         """A view no older than FRESH_S, fetched if necessary; raises ProblemError."""
         async with self._refresh:
             before = self._view
             if before is None or self._age() >= FRESH_S:
-                view = FrameView.of(await self._bus.ask(commands.Frame(), wire.Frame))
+                view = View.of(await self._bus.ask(commands.Frame(), wire.Frame))
                 if self._view is before:  # otherwise a published frame has superseded it
                     self._take(view)
                 return self._view or view
@@ -194,8 +195,9 @@ class Hub:
             self._take(view)
         return view is not None
 
-    def _take(self, view: FrameView) -> None:
+    def _take(self, view: View) -> None:
         self._view, self._view_at = view, asyncio.get_running_loop().time()
+        assert view.status is not None  # of every complete frame
         self.complete(view.status)
         for subscriber in self._subscribers:
             subscriber.wake()

@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 
 from vtoken import wire
-from vtoken_api.fanout.frame import STATE_TOPICS, FrameView, StateCursor
+from vtoken.wire.views import View
+from vtoken_api.fanout.cursor import STATE_TOPICS, StateCursor
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.problems import refuse
 
@@ -65,7 +66,7 @@ class Session:
         self._queue: deque[wire.Event | int] = deque()  # an int: that many events are lost here
         self._wake = asyncio.Event()
         self._describe: wire.Describe
-        self._view: FrameView | None = None
+        self._view: View | None = None
         self._last_event = 0  # `seq` of the last event sent
         self._replayed = 0  # events up to this seq were replayed and are not sent again
         self._seq = 0

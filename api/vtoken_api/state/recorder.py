@@ -21,7 +21,7 @@ from collections.abc import Awaitable
 
 from vtoken import wire
 from vtoken.recording import RecordingError
-from vtoken_api.fanout.frame import TOPICS
+from vtoken_api.fanout.cursor import TOPICS
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.fanout.session import Session, StreamQuery
 from vtoken_api.log import logger

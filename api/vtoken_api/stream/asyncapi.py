@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from vtoken import __version__, wire
-from vtoken_api.fanout.frame import TOPICS
+from vtoken_api.fanout.cursor import TOPICS
 from vtoken_api.fanout.session import HEARTBEAT_S, MAX_QUEUED
 from vtoken_api.rest.examples import examples
 from vtoken_api.rest.openapi import answers

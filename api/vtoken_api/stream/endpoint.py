@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from vtoken.base.documents import Decoder, MalformedError
 from vtoken_api.auth.access import Access, Grant, unauthorized
 from vtoken_api.auth.check import CLOSE_CODE_BASE, GRANT, AccessControl, deny
-from vtoken_api.fanout.frame import TOPICS
+from vtoken_api.fanout.cursor import TOPICS
 from vtoken_api.fanout.session import Session, StreamQuery
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken_api.fanout.frame import TOPICS, FrameView, StateCursor
+from vtoken.wire.views import View
+from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 with closing(ScriptedEngine(num_blocks=8)) as _engine:
     FRAME = msgspec.msgpack.encode(_engine.frame())
@@ -24,7 +25,7 @@ def new_frame() -> wire.Frame:
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> FrameView:
+def frames(draw: st.DrawFn) -> View:
     """Eight blocks and a few requests with arbitrary values."""
     live = draw(st.lists(st.integers(0, 3), min_size=8, max_size=8))
     flags = draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))
@@ -39,11 +40,11 @@ def frames(draw: st.DrawFn) -> FrameView:
     frame.requests = [
         msgspec.structs.replace(template, id=name, live=count) for name, count in rows.items()
     ]
-    return FrameView.of(msgspec.msgpack.decode(msgspec.msgpack.encode(frame), type=wire.Frame))
+    return View.of(msgspec.msgpack.decode(msgspec.msgpack.encode(frame), type=wire.Frame))
 
 
 @given(st.lists(frames(), min_size=2, max_size=5), st.booleans())
-def test_snapshot_and_deltas_rebuild_every_frame(views: list[FrameView], packed: bool) -> None:
+def test_snapshot_and_deltas_rebuild_every_frame(views: list[View], packed: bool) -> None:
     cursor = StateCursor(frozenset(TOPICS), packed=packed)
     snapshot = cursor.snapshot(views[0])
     live = wire.unpack_array(snapshot["live"], "<u2").copy()
@@ -68,14 +69,14 @@ def test_snapshot_and_deltas_rebuild_every_frame(views: list[FrameView], packed:
 
 
 @given(frames())
-def test_unchanged_state_is_not_sent_again(view: FrameView) -> None:
+def test_unchanged_state_is_not_sent_again(view: View) -> None:
     cursor = StateCursor(frozenset(TOPICS), packed=True)
     cursor.snapshot(view)
     assert cursor.delta(view) == {}
 
 
 @given(frames(), frames())
-def test_client_is_sent_its_topics_only(before: FrameView, after: FrameView) -> None:
+def test_client_is_sent_its_topics_only(before: View, after: View) -> None:
     cursor = StateCursor(frozenset({"metrics"}), packed=True)
     snapshot = cursor.snapshot(before)
     assert (snapshot["live"], snapshot["flags"], snapshot["requests"]) == (None, None, None)
@@ -83,6 +84,6 @@ def test_client_is_sent_its_topics_only(before: FrameView, after: FrameView) -> 
 
 
 def test_delta_before_a_snapshot_is_an_error() -> None:
-    view = FrameView.of(new_frame())
+    view = View.of(new_frame())
     with pytest.raises(RuntimeError, match="snapshot before"):
         StateCursor(frozenset(TOPICS), packed=True).delta(view)
