@@ -105,9 +105,9 @@ def in_rounds(policy: str, *, blocks: Blocks = DEFAULT_BLOCKS) -> Measure:
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
         engine = rounds_of_evictions(policy, num_requests, num_tokens, blocks=blocks)
         periods = min(max(2, count // PERIOD), (SLACK_TOKENS - 3 * PERIOD) // PERIOD)
-        before = engine.runtime.counters.evicted_tokens
+        before = engine.runtime.counters.tokens.evicted
         us = np.array(engine.steps(periods * PERIOD))
-        evicted = engine.runtime.counters.evicted_tokens - before
+        evicted = engine.runtime.counters.tokens.evicted - before
         if evicted != num_requests * periods * PERIOD:
             due = num_requests * periods * PERIOD
             raise RuntimeError(f"{evicted} tokens were evicted, not {due}: timings are invalid")
@@ -165,10 +165,10 @@ def plan(planner: str, batch_size: int | None) -> Measure:
                     "recycle": False,
                 }
             )
-            moved = engine.runtime.counters.relocations
+            moved = engine.runtime.counters.reclamation.relocations
             rounds = 4 if batch_size else 1
             timings += engine.steps(rounds)
-            if engine.runtime.counters.relocations == moved:
+            if engine.runtime.counters.reclamation.relocations == moved:
                 raise RuntimeError("a round planned nothing: timings are invalid")
             if batch_size is None and len(timings) >= 8:
                 break

@@ -203,7 +203,7 @@ def pass_guard(core: LiveEngine, theta_f: float) -> None:
     guards = [wire.Guard(metric="preemptions", above=0)]
     call = commands.PatchConfig(patch={"theta_f": theta_f}, guards=guards)
     assert core.handle(commands.Command(call=call)).problem is None
-    core.runtime.counters.preemptions += 1
+    core.runtime.counters.requests.preempted += 1
     core.steps()
 
 

@@ -293,7 +293,7 @@ async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
     http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
     await http.patch("/config?guard_preemptions=0", json={"theta_f": 0.5})
-    core.runtime.counters.preemptions += 1
+    core.runtime.counters.requests.preempted += 1
     core.steps()
     config = read(await http.get("/config"), wire.ConfigDocument)
     assert (config.effective_revision, config.effective.theta_f) == (3, 0.25)

@@ -288,8 +288,8 @@ def test_a_round_of_evictions_is_spread_over_its_steps() -> None:
     engine = rounds_of_evictions("h2o", 64, 256)
     evicted = []
     for _ in range(PERIOD):
-        before = engine.runtime.counters.evicted_tokens
+        before = engine.runtime.counters.tokens.evicted
         engine.step(engine.ids)
-        evicted.append(engine.runtime.counters.evicted_tokens - before)
+        evicted.append(engine.runtime.counters.tokens.evicted - before)
     assert sum(evicted) == 64 * PERIOD
     assert max(evicted) <= 4 * PERIOD

@@ -23,7 +23,7 @@ async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
     assert "tokens evicted" in ran.out
     assert "paused: 0 blocks reclaimed" in ran.out
     assert "changes allowed" in ran.out
-    core.runtime.counters.violations = 1
+    core.runtime.counters.invariants.violations = 1
     ran = await run("doctor", "--json", "--url", served.url)
     findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
     assert [f["check"] for f in findings if f["verdict"] == "FAIL"] == ["invariants"]

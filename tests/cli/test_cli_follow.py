@@ -43,7 +43,7 @@ async def test_watch_says_that_no_step_comes_while_requests_wait(served: Served)
     last = (await run("status", "--json", "--url", served.url)).json(wire.Status)
     assert quiet_line(last, last.ts + 4) == ""
     assert "no step for 12 s while 2 requests wait" in quiet_line(last, last.ts + 12)
-    idle = msgspec.structs.replace(last, requests=wire.RequestCounts(0, 0, 0))
+    idle = msgspec.structs.replace(last, requests=wire.RequestCounts(running=0, waiting=0))
     assert " run    0 wait    0 " in quiet_line(idle, last.ts + 12)
 
 

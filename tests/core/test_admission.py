@@ -135,13 +135,14 @@ def test_a_waiting_request_opens_the_gates(engine: LiveEngine) -> None:
     running(engine, "a", 400, 400)
     engine.configure(policy={"name": "random"}, interval_tokens=0, recycle=False)
     engine.steps(4)
-    assert engine.runtime.counters.relocations == 0  # enough blocks are free
+    assert engine.runtime.counters.reclamation.relocations == 0  # enough blocks are free
     engine.runtime.admission.record_demand("new", engine.store.num_free_blocks() - 5, RESERVED)
     engine.steps()
-    assert engine.runtime.counters.relocations == 0  # it would fit and leave more than it needs
+    # It would fit and leave more than it needs.
+    assert engine.runtime.counters.reclamation.relocations == 0
     engine.runtime.admission.record_demand("new", engine.store.num_free_blocks() + 39, RESERVED)
     engine.steps()
-    assert engine.runtime.counters.relocations > 0
+    assert engine.runtime.counters.reclamation.relocations > 0
 
 
 def test_what_the_engine_withholds_is_lacking_too(engine: LiveEngine) -> None:

@@ -191,7 +191,7 @@ def test_an_answer_of_another_form_suspends_its_policy(policy: Policy, why: str)
         engine.add(name, 12)
     for _ in range(3):
         engine.step()
-    assert engine.runtime.counters.evicted_tokens == 0
+    assert engine.runtime.counters.tokens.evicted == 0
     (event,) = [e for e in engine.runtime.events.page(0, 100).events if e.kind == "violation"]
     assert why in event.summary
     engine.check()
@@ -207,5 +207,5 @@ def test_a_batch_that_names_too_few_is_refused_and_its_policy_suspended() -> Non
         engine.step()
     assert engine.runtime.policy_runner.is_suspended(policy)
     assert engine.runtime.tables["b"].num_dead == 0  # its answer was short
-    assert engine.runtime.counters.violations == 1
+    assert engine.runtime.counters.invariants.violations == 1
     engine.check()

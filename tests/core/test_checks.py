@@ -287,7 +287,7 @@ def test_strict_mode_stops_and_lenient_mode_counts_and_tells() -> None:
         event = engine.runtime.events.page(0, 10).events[0]
         assert event.kind == "violation"
         assert event.data == {"invariant": "I1", "detail": "contents differ"}
-        assert engine.runtime.counters.violations == 1
+        assert engine.runtime.counters.invariants.violations == 1
 
 
 @pytest.mark.parametrize("block", [-1, 10])

@@ -115,9 +115,9 @@ def test_an_engine_at_work_tells_every_event_with_its_step() -> None:
         assert [e.step for e in events] == sorted(e.step for e in events)
         assert {"eviction", "reclaimed"} <= {e.kind for e in events}
         evicted = sum(e.data["tokens"] for e in events if e.kind == "eviction")
-        assert evicted == engine.core.runtime.counters.evicted_tokens
+        assert evicted == engine.core.runtime.counters.tokens.evicted
         reclaimed = sum(e.data["blocks"] for e in events if e.kind == "reclaimed")
         reclaimed += sum(e.data["freed_blocks"] for e in events if e.kind == "relocation")
-        assert reclaimed == engine.core.runtime.counters.reclaimed_blocks
+        assert reclaimed == engine.core.runtime.counters.reclamation.reclaimed_blocks
     finally:
         engine.close()

@@ -49,7 +49,7 @@ def run(engine: CoreEngine, steps: int) -> None:
     for _ in range(steps):
         engine.step()
         engine.check()
-    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.counters.invariants.violations == 0
 
 
 def victims_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[int]]]:
@@ -224,7 +224,7 @@ def test_a_request_preempted_keeps_its_spans() -> None:
     run(engine, 2)
     engine.preempt_newest()
     run(engine, 3)
-    assert engine.runtime.counters.preemptions == 1
+    assert engine.runtime.counters.requests.preempted == 1
     live = engine.runtime.tables["a"].live_ids().tolist()
     assert not set(live) & {*range(3, 9), 12, 13}
     assert engine.runtime.state.forgotten == {"a": ((3, 9), (12, 14))}
@@ -299,8 +299,8 @@ def test_under_pressure_forgotten_tokens_give_without_scores() -> None:
     engine = blind_and_short(((4, 30),))
     run(engine, 14)
     tables, counters = engine.runtime.tables, engine.runtime.counters
-    assert counters.preemptions == 0
-    assert counters.given_tokens == tables["a"].num_dead > 0
+    assert counters.requests.preempted == 0
+    assert counters.pressure.given_tokens == tables["a"].num_dead > 0
     assert tables["b"].num_dead == 0
     dead = set(range(tables["a"].num_tokens)) - set(tables["a"].live_ids().tolist())
     assert dead == set(range(4, 4 + len(dead)))
@@ -313,17 +313,17 @@ def test_under_pressure_forgotten_tokens_go_before_those_of_others() -> None:
     engine.add("least", 70, max_tokens=40, priority=9)
     run(engine, 28)
     tables, counters = engine.runtime.tables, engine.runtime.counters
-    assert counters.preemptions == 0
+    assert counters.requests.preempted == 0
     assert tables["least"].num_dead == 0
-    assert 0 < counters.given_tokens == tables["obsolete"].num_dead
+    assert 0 < counters.pressure.given_tokens == tables["obsolete"].num_dead
 
 
 def test_control_without_forgotten_tokens_nobody_gives_without_scores() -> None:
     engine = blind_and_short(())
     for _ in range(14):
         engine.step()
-    assert engine.runtime.counters.given_tokens == 0
-    assert engine.runtime.counters.preemptions > 0
+    assert engine.runtime.counters.pressure.given_tokens == 0
+    assert engine.runtime.counters.requests.preempted > 0
 
 
 def test_a_policy_that_failed_evicts_nothing_even_of_the_forgotten() -> None:

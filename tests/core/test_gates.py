@@ -172,7 +172,7 @@ def run(engine: CoreEngine, num_steps: int = 60) -> CoreEngine:
 
 
 def test_reclamation_relocates_when_every_gate_is_open() -> None:
-    assert run(holed()).runtime.counters.relocations > 0
+    assert run(holed()).runtime.counters.reclamation.relocations > 0
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_a_closed_gate_stops_relocation_but_all_dead_blocks_still_return(
     closed: dict[str, Any],
 ) -> None:
     engine = run(holed(**closed, policy={"name": "streaming_llm", "params": {"sinks": 2}}))
-    assert engine.runtime.counters.relocations == 0
-    assert engine.runtime.counters.reclaimed_blocks > 0
+    assert engine.runtime.counters.reclamation.relocations == 0
+    assert engine.runtime.counters.reclamation.reclaimed_blocks > 0
     table = engine.runtime.tables["r0"]
     assert all(table.block_live() > 0)
 
@@ -246,7 +246,7 @@ def test_a_manual_compaction_passes_the_gates_while_paused() -> None:
     assert operation.state == "done"
     assert operation.result is not None
     assert operation.result.freed_blocks > 0
-    assert operation.result.moved_tokens == engine.runtime.counters.moved_tokens > 0
+    assert operation.result.moved_tokens == engine.runtime.counters.reclamation.moved_tokens > 0
 
 
 def test_pausing_lets_the_relocation_in_flight_finish() -> None:
@@ -255,9 +255,9 @@ def test_pausing_lets_the_relocation_in_flight_finish() -> None:
     while engine.runtime.relocator.num_in_flight_tokens == 0:
         engine.step()
     engine.runtime.state.config = structs.replace(engine.runtime.config, reclamation="paused")
-    relocations = engine.runtime.counters.relocations
+    relocations = engine.runtime.counters.reclamation.relocations
     engine.step()
-    assert engine.runtime.counters.relocations > relocations
+    assert engine.runtime.counters.reclamation.relocations > relocations
     assert engine.runtime.relocator.num_in_flight_tokens == 0
 
 
@@ -275,7 +275,7 @@ def test_theta_f_zero_with_the_watermark_at_the_pool_is_eager(recycle: bool) -> 
     for _ in range(60):
         engine.step()
         assert packed_excess(engine) <= (1 if recycle else 2)
-    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.tokens.evicted > 0
 
 
 def test_many_requests_are_eager_together() -> None:
@@ -305,7 +305,7 @@ def test_rounds_are_bounded_by_b_and_by_the_headroom_over_all_requests(planner: 
 def test_deferral_says_how_many_blocks_are_missing() -> None:
     engine = run(holed(planner="pack", headroom_blocks=0), 10)
     events = [e for e in engine.runtime.events.page(0, 1000).events if e.kind == "deferred"]
-    assert engine.runtime.counters.deferred > 0
+    assert engine.runtime.counters.reclamation.deferred > 0
     assert len(events) == 1  # rate-limited
     assert events[0].data["needed_blocks"] > events[0].data["available_blocks"] == 0
 
@@ -342,7 +342,7 @@ def test_streaming_llm_holds_nine_blocks_for_300_steps_and_moves_nothing() -> No
     """4 sinks in the first block and 252 recent tokens in eight: recycling keeps it at that."""
     engine, held = blocks_of_a_long_prompt(prefix_caching=False)
     assert held == [9] * 301
-    assert engine.runtime.counters.moved_tokens == 0
+    assert engine.runtime.counters.reclamation.moved_tokens == 0
 
 
 def test_hashed_blocks_are_not_recycled_and_cost_one_block_more() -> None:
@@ -356,7 +356,7 @@ def test_recycled_tokens_keep_their_positions() -> None:
     engine = holed(num_requests=1, recycle=True, reclamation="paused")
     run(engine, 30)
     table = engine.runtime.tables["r0"]
-    assert engine.runtime.counters.recycled_slots > 0
+    assert engine.runtime.counters.reclamation.recycled_slots > 0
     newest = table.num_tokens - 1
     assert np.array_equal(table.live_ids()[-1:], [newest])
 
@@ -364,20 +364,24 @@ def test_recycled_tokens_keep_their_positions() -> None:
 def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     engine = holed(num_requests=1, recycle=True, reclamation="paused")
     run(engine, 6)
-    recycled = engine.runtime.counters.recycled_slots
+    recycled = engine.runtime.counters.reclamation.recycled_slots
     assert recycled > 0
     engine.runtime.state.config = structs.replace(engine.runtime.config, recycle=False)
     run(engine, 3)
     engine.runtime.appender.choose_places()
     assert hole_of(engine.runtime.tables["r0"]) == -1
-    assert engine.runtime.counters.recycled_slots == recycled
+    assert engine.runtime.counters.reclamation.recycled_slots == recycled
 
 
 # ---------------------------------------------------------------- reported and done
 
 
 def deferrals(engine: CoreEngine) -> dict[str, int]:
-    return {name: count for name, count in engine.runtime.counters.deferrals.items() if count}
+    return {
+        name: count
+        for name, count in engine.runtime.counters.reclamation.deferrals.items()
+        if count
+    }
 
 
 def count_spare_steps(engine: CoreEngine, num_steps: int) -> int:
@@ -434,11 +438,11 @@ def test_a_manual_compaction_is_not_held_back() -> None:
 
 def test_rounds_without_headroom_and_relocations_in_flight_count_apart() -> None:
     engine = run(holed(planner="pack", headroom_blocks=0), 10)
-    assert deferrals(engine)["headroom"] == engine.runtime.counters.deferred > 0
+    assert deferrals(engine)["headroom"] == engine.runtime.counters.reclamation.deferred > 0
     late = holed(num_requests=1, batch_size=1)
     late.worker_lag_steps = 3
     run(late, 40)
-    assert late.runtime.counters.relocations > 0
+    assert late.runtime.counters.reclamation.relocations > 0
     assert deferrals(late)["in_flight"] > 0
     assert "headroom" not in deferrals(late)
 
@@ -490,13 +494,13 @@ def test_gates_reported_between_two_steps_are_those_of_the_next_one(
     for _ in range(25):
         gates = describe_gates(runtime.config, runtime.relocator.pressure(ahead=1))
         first = next((gate.name for gate in gates if not gate.open), None)
-        before, rounds = dict(runtime.counters.deferrals), runtime.relocator.num_rounds
+        before, rounds = dict(runtime.counters.reclamation.deferrals), runtime.relocator.num_rounds
         last = runtime.relocator._last_round_step
         engine.step()
         ran = runtime.relocator._last_round_step != last
         assert ran == (first is None)
         runs.add(ran)
-        after = runtime.counters.deferrals
+        after = runtime.counters.reclamation.deferrals
         changed = [name for name in after if after[name] != before[name]]
         if first is not None and changed:
             assert changed == [first]

@@ -203,14 +203,14 @@ def test_a_guard_on_a_gauge_waits_for_a_step_with_the_change(engine: LiveEngine)
 
 def test_a_guard_on_a_counter_counts_from_the_change_on(engine: LiveEngine) -> None:
     engine.steps(20)
-    before = engine.runtime.counters.evicted_tokens
+    before = engine.runtime.counters.tokens.evicted
     assert before > 40
     guards = [{"metric": "evicted_tokens", "above": 40}]
     engine.call("patch_config", patch={"theta_f": 0.5}, guards=guards)
     while trial_of(engine) is not None:
-        assert engine.runtime.counters.evicted_tokens - before <= 40
+        assert engine.runtime.counters.tokens.evicted - before <= 40
         engine.steps()
-    since = engine.runtime.counters.evicted_tokens - before
+    since = engine.runtime.counters.tokens.evicted - before
     assert since > 40
     assert reason_of(engine) == f"evicted_tokens {since} > 40"
 
@@ -224,10 +224,10 @@ def test_the_status_has_the_guards_with_their_values_and_samples(engine: LiveEng
     ]
     engine.call("patch_config", patch=CANARY, guards=guards)
     engine.runtime.canary.add(Check("h2o", 2, 10, 9, 0.5, -5.0), evicted=True)
-    before = engine.runtime.counters.generated_tokens
+    before = engine.runtime.counters.tokens.generated
     engine.steps(3)
     generated, agreement, rate = engine.call("status").guards
-    assert generated.value == engine.runtime.counters.generated_tokens - before > 0
+    assert generated.value == engine.runtime.counters.tokens.generated - before > 0
     assert (generated.count, generated.min_count) == (None, None)
     assert (agreement.value, agreement.count, agreement.min_count) == (0.9, 1, GUARD_COUNT)
     assert held_text(agreement) == "agreement >= 0.5 (now 0.9), 1 of 20 canaries"
@@ -301,8 +301,8 @@ def spared() -> Iterator[LiveEngine]:
         max_tokens=64,
     )
     live.steps(90)
-    assert live.runtime.counters.evicted_tokens == 0
-    assert live.runtime.counters.finished_requests > 0
+    assert live.runtime.counters.tokens.evicted == 0
+    assert live.runtime.counters.requests.finished > 0
     yield live
     live.close()
 
@@ -318,7 +318,7 @@ def test_evicting_always_is_reverted_live_when_agreement_falls_below_its_guard(
         if trial_of(spared) is None:
             break
     assert spared.runtime.config.evict_when == "pressure"
-    assert spared.runtime.counters.evicted_tokens > 0
+    assert spared.runtime.counters.tokens.evicted > 0
     assert re.fullmatch(r"agreement 0\.\d+ ± \S+ < 0\.9 over \d canaries", reason_of(spared))
     events = spared.call("events", limit=10_000).events
     (revert,) = [e for e in events if e.kind == "config" and "reverted" in e.data]
@@ -327,9 +327,9 @@ def test_evicting_always_is_reverted_live_when_agreement_falls_below_its_guard(
         {"evict_when": ["always", "pressure"]},
     )
     spared.steps(100)  # those that began under `always` end
-    evicted = spared.runtime.counters.evicted_tokens
+    evicted = spared.runtime.counters.tokens.evicted
     spared.steps(100)
-    assert spared.runtime.counters.evicted_tokens == evicted
+    assert spared.runtime.counters.tokens.evicted == evicted
 
 
 def test_control_the_same_guard_keeps_a_change_that_evicts_nothing(spared: LiveEngine) -> None:

@@ -109,13 +109,13 @@ def test_the_ratio_is_a_share_of_relocations_and_live(ratio: float, share: float
     runtime, counters = engine.runtime, engine.runtime.counters
     for _ in range(40):
         engine.step()
-    assert counters.relocations > 5
-    assert counters.verified_relocations == 0
-    before = counters.relocations
+    assert counters.reclamation.relocations > 5
+    assert counters.invariants.verified_relocations == 0
+    before = counters.reclamation.relocations
     runtime.state.config = merge_patch(
         runtime.config, {"verify_ratio": ratio}, num_blocks=40, num_layers=4
     )
-    while counters.relocations < before + 60:
+    while counters.reclamation.relocations < before + 60:
         engine.step()
-    found = counters.verified_relocations / (counters.relocations - before)
+    found = counters.invariants.verified_relocations / (counters.reclamation.relocations - before)
     assert found == pytest.approx(share, abs=1 / 60)

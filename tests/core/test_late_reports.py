@@ -64,15 +64,15 @@ def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
 def test_scores_are_exactly_as_old_as_the_steps_in_flight(lag: int) -> None:
     engine = late(lag=lag)
     assert ages_of_scores(engine, 80) == {lag}
-    assert engine.runtime.counters.evicted_tokens > 150
+    assert engine.runtime.counters.tokens.evicted > 150
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_eviction_at_the_prompts_end_waits_for_its_scores_and_happens_once(lag: int) -> None:
     engine = run(late(lag=lag, evict_during="prefill"), 1 + lag)
-    assert engine.runtime.counters.evicted_tokens == 0
+    assert engine.runtime.counters.tokens.evicted == 0
     run(engine, 30)
-    assert engine.runtime.counters.evicted_tokens == 3 * (30 + lag - 16)  # down to the budget
+    assert engine.runtime.counters.tokens.evicted == 3 * (30 + lag - 16)  # down to the budget
     assert all(table.num_live > 16 + 5 for table in engine.runtime.tables)
 
 
@@ -89,13 +89,13 @@ def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> No
 def test_a_lowered_budget_waits_for_scores_of_now() -> None:
     """Scores of the last eviction exist but do not cover the tokens since."""
     engine = run(late(lag=0, interval_tokens=30), 25)
-    before = engine.runtime.counters.evicted_tokens
+    before = engine.runtime.counters.tokens.evicted
     assert before > 0
     engine.runtime.state.config = replace(engine.runtime.config, interval_tokens=0)
     assert ages_of_scores(engine, 1) == set()
-    assert engine.runtime.counters.evicted_tokens == before
+    assert engine.runtime.counters.tokens.evicted == before
     assert ages_of_scores(engine, 1) == {0}
-    assert engine.runtime.counters.evicted_tokens > before
+    assert engine.runtime.counters.tokens.evicted > before
 
 
 def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
@@ -180,9 +180,9 @@ def test_a_request_aborted_while_it_waits_leaves_nothing_behind() -> None:
     engine = run(late(lag=0), 3)
     name = engine.running[-1].id
     engine.preempt_newest()
-    assert engine.runtime.counters.preempted_per_request == {name: 1}
+    assert engine.runtime.state.preempted == {name: 1}
     engine.remove(name)
-    assert engine.runtime.counters.preempted_per_request == {}
+    assert engine.runtime.state.preempted == {}
     assert name not in {request.id for request in engine.waiting}
 
 

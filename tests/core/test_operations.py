@@ -238,7 +238,7 @@ def test_a_compaction_whose_report_is_lost_fails_with_an_error(
     failed = lenient.call("operation", id=operation.id)
     assert failed.state == "failed"
     assert failed.error == f"step {step} copies {copies(failed)} tokens, none was reported"
-    assert runtime.counters.violations == 1
+    assert runtime.counters.invariants.violations == 1
     assert not any(state.in_flight_step for state in runtime.state.requests.values())
     again = compact(lenient)
     lenient.steps()

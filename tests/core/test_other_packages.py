@@ -88,7 +88,7 @@ def test_its_policy_is_chosen_live_and_keeps_evenly_spaced_tokens(reclamation: s
     for _ in range(20):
         engine.step()
         engine.check()
-    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.counters.invariants.violations == 0
 
 
 PICKY = """
@@ -190,7 +190,7 @@ def test_a_policy_of_a_package_evicts_by_a_signal_of_its_own() -> None:
     kept = engine.runtime.tables["a"].live_ids().tolist()
     assert kept[:3] == [0, 1, 2]  # far from 20, where the scores are lowest
     assert len(kept) == 13
-    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.counters.invariants.violations == 0
 
 
 @pytest.mark.usefixtures("least_attention")

@@ -99,5 +99,5 @@ def test_owners_follow_relocation_recycling_and_preemption() -> None:
             newest = {b: t.number for t in tables for b in t.blocks}
             found = tables.owners()
             assert {b: int(found[b]) for b in found.nonzero()[0].tolist()} == newest
-    assert engine.runtime.counters.relocations > 0
-    assert engine.runtime.counters.preemptions > 0
+    assert engine.runtime.counters.reclamation.relocations > 0
+    assert engine.runtime.counters.requests.preempted > 0

@@ -385,7 +385,9 @@ def eviction_log(reclamation: str, policy: dict[str, Any]) -> dict[str, list[lis
                 log.setdefault(name, []).append(part.evicted.tolist())
     assert engine.num_preemptions == 0
     counters = engine.runtime.counters
-    assert (counters.moved_tokens + counters.recycled_slots > 0) == (reclamation == "auto")
+    assert (counters.reclamation.moved_tokens + counters.reclamation.recycled_slots > 0) == (
+        reclamation == "auto"
+    )
     return log
 
 

@@ -92,7 +92,7 @@ def test_wrong_victims_evict_nothing_and_are_reported_once(
     engine = engine_with(Answering())
     run(engine, 12)
     counters = engine.runtime.counters
-    assert (counters.evicted_tokens, counters.violations) == (0, 1)
+    assert (counters.tokens.evicted, counters.invariants.violations) == (0, 1)
     (event,) = [e for e in engine.runtime.events.page(0, 100).events if e.kind == "violation"]
     assert event.data["invariant"] == "policy"
     assert message in event.summary
@@ -102,8 +102,8 @@ def test_a_right_answer_is_followed_in_any_order() -> None:
     Answering.answer = lambda view: oldest(view, 0)[::-1]
     engine = engine_with(Answering())
     run(engine, 12)
-    assert engine.runtime.counters.evicted_tokens > 0
-    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.counters.tokens.evicted > 0
+    assert engine.runtime.counters.invariants.violations == 0
     assert engine.runtime.tables["a"].live_ids()[0] > 0
 
 
@@ -115,8 +115,8 @@ def test_victims_may_be_a_list_or_small_integers() -> None:
         Answering.answer = answer
         engine = engine_with(Answering())
         run(engine, 12)
-        assert engine.runtime.counters.evicted_tokens > 0
-        assert engine.runtime.counters.violations == 0
+        assert engine.runtime.counters.tokens.evicted > 0
+        assert engine.runtime.counters.invariants.violations == 0
 
 
 def test_another_policy_evicts_after_one_has_failed() -> None:
@@ -130,7 +130,7 @@ def test_another_policy_evicts_after_one_has_failed() -> None:
         evict_when="always",
     )
     run(engine, 4)
-    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.tokens.evicted > 0
 
 
 # ---------------------------------------------------------------- declarations
@@ -212,8 +212,8 @@ def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
     assert [view.num_tokens for view in seen] == [12, 15]
     assert [len(view.token_ids) for view in seen] == [12, 15]
     assert seen[0].vocabulary_ids.tolist() == [0, 1, 2] * 4
-    assert engine.runtime.counters.evicted_tokens > 0
-    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.counters.tokens.evicted > 0
+    assert engine.runtime.counters.invariants.violations == 0
     live = engine.runtime.tables["a"].live_ids()
     assert live[live < 12].tolist() == [0, 3, 6, 9]  # the special ones outlive all others
 
@@ -246,11 +246,11 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
     engine.step()
     engine.runtime.state.requests["a"].prefill_end = 30  # as if more chunks were to come
     run(engine, 10)
-    assert engine.runtime.counters.evicted_tokens == 0
-    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.counters.tokens.evicted == 0
+    assert engine.runtime.counters.invariants.violations == 0
     engine.runtime.state.requests["a"].prefill_end = engine.runtime.tables["a"].num_tokens
     run(engine, 4)
-    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.tokens.evicted > 0
 
 
 def test_a_policy_that_fails_in_a_what_if_goes_on_evicting() -> None:
@@ -264,7 +264,7 @@ def test_a_policy_that_fails_in_a_what_if_goes_on_evicting() -> None:
     with pytest.raises(RefusedError, match="policy answering fails on a: Zero") as caught:
         controller.patch_config({"budget_tokens": 5}, validate_only=True)
     assert caught.value.field == "policy.name"
-    before = engine.runtime.counters.evicted_tokens
+    before = engine.runtime.counters.tokens.evicted
     run(engine, 8)
-    assert engine.runtime.counters.evicted_tokens > before
-    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.counters.tokens.evicted > before
+    assert engine.runtime.counters.invariants.violations == 0

@@ -77,14 +77,14 @@ def test_nothing_is_given_while_memory_is_ample(policy: dict[str, Any]) -> None:
             assert engine.runtime.idle
             assert not plan.probed
             assert not plan.signals
-    assert engine.runtime.counters.evicted_tokens == 0
+    assert engine.runtime.counters.tokens.evicted == 0
 
 
 def test_the_same_requests_lose_tokens_under_always() -> None:
     engine = make(evict_when="always")
     engine.add("a", 30, max_tokens=100)
     finish(engine)
-    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.tokens.evicted > 0
 
 
 def test_control_a_shortage_that_ignores_free_blocks_is_seen(
@@ -96,7 +96,7 @@ def test_control_a_shortage_that_ignores_free_blocks_is_seen(
     engine = make()
     engine.add("a", 30, max_tokens=100)
     finish(engine)
-    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.tokens.evicted > 0
 
 
 # ---------------------------------------------------------------- short memory
@@ -111,9 +111,9 @@ def test_nobody_is_preempted_who_or_beside_whom_somebody_could_give(
     load(engine)
     most = finish(engine)
     counters = engine.runtime.counters
-    assert counters.violations == 0
-    assert counters.given_tokens == counters.evicted_tokens > 0
-    assert counters.preemptions_above_floor == 0
+    assert counters.invariants.violations == 0
+    assert counters.pressure.given_tokens == counters.tokens.evicted > 0
+    assert counters.pressure.preemptions_above_floor == 0
     assert most > 4  # as many whole requests fit the pool
 
 
@@ -124,7 +124,7 @@ def test_control_without_growth_in_the_shortage_requests_are_preempted_above_the
     engine = make()
     load(engine)
     finish(engine)
-    assert engine.runtime.counters.preemptions_above_floor > 0
+    assert engine.runtime.counters.pressure.preemptions_above_floor > 0
 
 
 def test_no_request_is_cut_below_its_floor() -> None:
@@ -145,7 +145,7 @@ def test_requests_keep_more_than_under_a_fixed_budget(policy: dict[str, Any]) ->
         engine = make(policy, evict_when=when)
         load(engine)
         finish(engine)
-        evicted.append(engine.runtime.counters.evicted_tokens)
+        evicted.append(engine.runtime.counters.tokens.evicted)
     assert evicted[1] < evicted[0]
 
 
@@ -163,7 +163,7 @@ def test_nobody_gives_for_a_request_that_does_not_fit_even_then() -> None:
     free, memory = len(engine.store.free), memory_pressure(engine.runtime)
     sentence = Diagnosis(engine.runtime, lambda: 1).fragmentation(free, 0, memory).sentence
     assert "which is not enough: it waits until one ends" in sentence
-    assert engine.runtime.counters.given_tokens == 0
+    assert engine.runtime.counters.pressure.given_tokens == 0
     finish(engine)
 
 
@@ -179,11 +179,11 @@ def test_others_give_for_a_waiting_request_after_its_patience(
     engine.add("late", 60, max_tokens=20)
     for _ in range(6):
         engine.step()
-    assert engine.runtime.counters.given_tokens == 0
+    assert engine.runtime.counters.pressure.given_tokens == 0
     now += 2.5
     for _ in range(6):
         engine.step()
-    assert engine.runtime.counters.given_tokens > 0
+    assert engine.runtime.counters.pressure.given_tokens > 0
     assert any(request.id == "late" for request in engine.running)
     finish(engine)
 
@@ -246,7 +246,7 @@ def test_a_switch_of_the_mode_takes_effect_at_once() -> None:
     engine.add("a", 80, max_tokens=100)
     for _ in range(5):
         engine.step()
-    assert engine.runtime.counters.evicted_tokens == 0
+    assert engine.runtime.counters.tokens.evicted == 0
     state = engine.runtime.state
     state.install(_with(engine, evict_when="always"))
     engine.step()
@@ -263,8 +263,8 @@ def test_without_reclamation_nobody_gives(reclamation: str) -> None:
     engine = make(reclamation=reclamation)
     load(engine)
     finish(engine)
-    assert engine.runtime.counters.given_tokens == 0
-    assert engine.runtime.counters.preemptions > 0
+    assert engine.runtime.counters.pressure.given_tokens == 0
+    assert engine.runtime.counters.requests.preempted > 0
 
 
 def test_paused_requests_give_again_when_reclamation_resumes() -> None:
@@ -274,7 +274,7 @@ def test_paused_requests_give_again_when_reclamation_resumes() -> None:
         engine.step()
     engine.runtime.state.install(_with(engine, reclamation="auto"))
     finish(engine)
-    assert engine.runtime.counters.given_tokens > 0
+    assert engine.runtime.counters.pressure.given_tokens > 0
 
 
 def test_a_dry_run_of_patience_says_who_waits_longer() -> None:
@@ -308,11 +308,11 @@ def test_a_request_that_is_relocated_for_others_evicts_in_a_later_step() -> None
     while engine.running or engine.waiting:
         engine.step()
         engine.check()
-        relocated = engine.runtime.counters.relocations
+        relocated = engine.runtime.counters.reclamation.relocations
     counters = engine.runtime.counters
     assert relocated > 0
-    assert counters.violations == 0
-    assert 0 < counters.given_tokens < counters.evicted_tokens
+    assert counters.invariants.violations == 0
+    assert 0 < counters.pressure.given_tokens < counters.tokens.evicted
 
 
 # ---------------------------------------------------------------- sharing out

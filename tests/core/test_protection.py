@@ -401,7 +401,7 @@ def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> N
     assert {0, 1, 5, 6, 7, 8, 20} <= set(tables["a"].live_ids().tolist())
     assert [tables[name].num_live for name in "ab"] == [25, 25]
     assert engine.runtime.state.protection("b").spans() == []
-    assert engine.runtime.counters.violations == 0
+    assert engine.runtime.counters.invariants.violations == 0
 
 
 class Stubborn(Policy):
@@ -499,7 +499,7 @@ def test_a_policy_that_needs_token_ids_evicts_nothing_of_an_embedded_prompt() ->
         engine.configure(policy={"name": "streaming_llm"})
         engine.steps(2)
         assert engine.runtime.tables["e"].num_live == 41
-        assert engine.runtime.counters.violations == 0
+        assert engine.runtime.counters.invariants.violations == 0
     finally:
         engine.close()
 

@@ -119,7 +119,7 @@ def test_preemptions_are_counted_a_request_until_it_finishes(engine: LiveEngine)
     assert row.preemptions == 2
     assert engine.call("status").requests.preempted == 2
     engine.core.remove(name)
-    assert name not in engine.core.runtime.counters.preempted_per_request
+    assert name not in engine.core.runtime.state.preempted
 
 
 def test_waiting_and_preempted_requests_have_rows(engine: LiveEngine) -> None:

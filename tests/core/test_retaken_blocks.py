@@ -60,7 +60,7 @@ def test_relocations_are_not_much_more_than_evictions(budget: int, interval: int
             for table in live.runtime.tables:
                 blocks = table.block_ids()[table.readonly].tolist()
                 readonly |= {(table.request_id, block) for block in blocks}
-        assert live.runtime.counters.relocations <= num_evictions(live) + len(readonly)
+        assert live.runtime.counters.reclamation.relocations <= num_evictions(live) + len(readonly)
 
 
 @pytest.mark.parametrize("recycle", [True, False])
@@ -101,7 +101,7 @@ def test_reclaimed_blocks_are_those_that_stay_free(planner: str, recycle: bool) 
                 stays += num_blocks - again
                 retaken += again
         counters = runtime.counters
-        assert counters.relocation_freed_blocks == stays > 0
+        assert counters.reclamation.relocation_freed_blocks == stays > 0
         events = [e.data for e in runtime.events.page(0, 100_000).events if e.kind == "relocation"]
         assert sum(data["retaken_blocks"] for data in events) == retaken > 0
         assert sum(data["freed_blocks"] for data in events) == stays + retaken

@@ -65,8 +65,8 @@ def test_rule_1_only_private_unhashed_blocks_are_written(
 ) -> None:
     engine = crowd(policy, config={"recycle": recycle, "planner": planner})
     run(engine)
-    assert engine.runtime.counters.evicted_tokens > 0
-    assert engine.runtime.counters.relocations > 0
+    assert engine.runtime.counters.tokens.evicted > 0
+    assert engine.runtime.counters.reclamation.relocations > 0
     assert engine.worker.reads_checked > 1000
 
 
@@ -176,7 +176,7 @@ def test_rule_3_no_block_freed_in_a_pass_is_a_destination_of_that_pass() -> None
 
     engine.runtime.begin_step = begin_step  # type: ignore[method-assign]
     run(engine)
-    assert engine.runtime.counters.relocations > 0
+    assert engine.runtime.counters.reclamation.relocations > 0
 
 
 class EagerlyFreeingStore(SimpleStore):

@@ -205,11 +205,11 @@ class Engine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         runtime = self.engine.runtime
-        assert runtime.counters.violations == 0
+        assert runtime.counters.invariants.violations == 0
         assert not runtime.state.draft.other_rows(NO_IDS)
         assert all(s.in_flight_step >= 0 for s in runtime.state.requests.values())
         dead = sum(table.num_dead for table in runtime.tables)
-        assert dead <= runtime.counters.evicted_tokens
+        assert dead <= runtime.counters.tokens.evicted
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

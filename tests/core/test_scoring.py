@@ -235,7 +235,7 @@ def test_a_report_from_before_the_change_of_policy_is_not_taken_for_the_new_sign
     engine.step()  # brings the report of the first step, in which h2o's signal was kept
     assert tuple(state.signals) == (LAST,)
     assert state.scores_of(LAST) is None
-    assert engine.runtime.counters.evicted_tokens == 0
+    assert engine.runtime.counters.tokens.evicted == 0
     engine.step()
     assert state.scores_of(LAST) is not None
 
@@ -256,7 +256,7 @@ def test_nothing_dies_between_a_change_of_signal_and_its_first_report() -> None:
     engine.worker.execute = silent  # type: ignore[method-assign]
     for _ in range(5):
         engine.step()
-    assert engine.runtime.counters.evicted_tokens == 0
+    assert engine.runtime.counters.tokens.evicted == 0
     engine.worker.execute, engine.worker.score = report, score  # type: ignore[method-assign]
     engine.step()
     engine.step()
@@ -276,7 +276,7 @@ def test_scores_carry_over_to_a_policy_that_reads_the_same_signal() -> None:
     assert result.notes == ["scores carry over: h2o and h2o read attention_sum (layer 2)"]
     engine.step()
     assert held is not None
-    assert engine.runtime.counters.evicted_tokens == 12  # at once
+    assert engine.runtime.counters.tokens.evicted == 12  # at once
 
 
 def test_the_answer_and_the_event_say_that_scores_start_anew_and_what_is_waited_for() -> None:
@@ -293,7 +293,7 @@ def test_the_answer_and_the_event_say_that_scores_start_anew_and_what_is_waited_
     assert event.kind == "config"
     assert event.data["notes"] == notes
     engine.step()
-    assert engine.runtime.counters.evicted_tokens == 0
+    assert engine.runtime.counters.tokens.evicted == 0
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def history(engine: CoreEngine, num_steps: int) -> list[Any]:
         events = [msgspec.to_builtins(e) | {"ts": 0} for e in engine.runtime.events.drain()]
         for event in events:
             event["data"].pop("plan_us", None)
-        counters = msgspec.to_builtins(engine.runtime.counters) | {"plan_us": 0}
+        counters = msgspec.to_builtins(engine.runtime.counters)
+        counters["reclamation"]["plan_us"] = 0
         out.append((tables, orders, events, counters, engine.num_preemptions))
     return out
 
@@ -111,7 +112,7 @@ def test_a_run_is_the_same_with_and_without_a_shadow(policy: str, shadow: str, l
             engine.runtime.policy_runner.vocabulary = Words()
     alone, beside = (history(engine, 80) for engine in engines)
     assert alone == beside
-    assert alone[-1][3]["evicted_tokens"] > 100
+    assert alone[-1][3]["tokens"]["evicted"] > 100
     tally = shadow_of(engines[1])
     assert tally.error is None
     assert tally.compared > 20
@@ -164,7 +165,7 @@ def test_the_tally_is_the_overlap_of_victims_and_the_shadows_choice(
     history(engine, 80)
     tally = shadow_of(engine)
     assert tally.compared == len(named) == len(died) > 20  # once an eviction
-    assert tally.victims == sum(map(len, died)) == engine.runtime.counters.evicted_tokens
+    assert tally.victims == sum(map(len, died)) == engine.runtime.counters.tokens.evicted
     assert tally.agreed == sum(len(a & b) for a, b in zip(named, died, strict=True))
     assert 0 < tally.agreed < tally.victims
 
@@ -173,7 +174,7 @@ def test_a_policy_agrees_with_itself() -> None:
     engine = crowd("h2o", "h2o")
     history(engine, 60)
     tally = shadow_of(engine)
-    assert tally.agreed == tally.victims == engine.runtime.counters.evicted_tokens > 0
+    assert tally.agreed == tally.victims == engine.runtime.counters.tokens.evicted > 0
 
 
 def test_the_worker_reports_both_signals_before_an_eviction() -> None:
@@ -224,8 +225,8 @@ def test_a_failed_shadow_is_reported_and_not_called_again(
     tally = shadow_of(engine)
     assert tally.error == "ZeroDivisionError('of its own')"
     assert (len(calls), tally.compared) == (1, 0)
-    assert engine.runtime.counters.violations == 0
-    assert engine.runtime.counters.evicted_tokens > 0
+    assert engine.runtime.counters.invariants.violations == 0
+    assert engine.runtime.counters.tokens.evicted > 0
     assert not engine.step().signals  # nor is the worker
     patch(engine, shadow=None)
     patch(engine, shadow={"name": "tova"})
@@ -265,9 +266,9 @@ def test_a_shadow_that_becomes_the_policy_evicts_at_once() -> None:
     history(engine, 25)
     result = patch(engine, policy=choice("h2o"), shadow=choice("streaming_llm"))
     assert result.notes == ["scores carry over: shadow h2o and h2o read attention_sum (layer 2)"]
-    before = engine.runtime.counters.evicted_tokens
+    before = engine.runtime.counters.tokens.evicted
     history(engine, 1)
-    assert engine.runtime.counters.evicted_tokens > before
+    assert engine.runtime.counters.tokens.evicted > before
 
 
 def test_a_request_with_a_budget_below_what_the_shadow_needs_is_not_compared() -> None:

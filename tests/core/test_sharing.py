@@ -348,9 +348,13 @@ def test_skip_leaves_shared_blocks_alone_until_they_are_not_shared(policy: str) 
     run(engine, 12)
     assert all(shared <= set(table) for table in engine.store.tables.values())
     counters = engine.runtime.counters
-    assert counters.relocations > 0
-    assert counters.shared_skipped_blocks > 0
-    assert counters.shared_released_blocks == counters.shared_copied_blocks == 0
+    assert counters.reclamation.relocations > 0
+    assert counters.reclamation.shared_skipped_blocks > 0
+    assert (
+        counters.reclamation.shared_released_blocks
+        == counters.reclamation.shared_copied_blocks
+        == 0
+    )
     engine.remove("r0")
     run(engine, 3)
     assert all(shared <= set(table) for table in engine.store.tables.values())
@@ -371,7 +375,7 @@ def test_index_lets_go_of_all_dead_shared_blocks_and_writes_nothing_for_it() -> 
     held = {block for table in engine.store.tables.values() for block in table}
     assert held & set(shared) == {shared[0]}  # the sinks are read where they lie
     assert engine.store.ref_cnt[shared[0]] == 3
-    assert engine.runtime.counters.shared_released_blocks == 33
+    assert engine.runtime.counters.reclamation.shared_released_blocks == 33
     assert engine.store.num_free_blocks() >= free + 11
 
 
@@ -390,7 +394,7 @@ def test_copying_frees_more_than_index_and_index_more_than_skip(planner: str) ->
         operation, _ = compacted(engine)
         run(engine, 1)
         used[tier] = engine.runtime.tables.pool.num_used
-        now = engine.runtime.counters
+        now = engine.runtime.counters.reclamation
         events = engine.runtime.events.page(0, 1000).events
         moved = [e.data for e in events if e.kind == "relocation"]
         freed = sum(data["freed_blocks"] for data in moved)
@@ -413,7 +417,7 @@ def test_off_knows_no_tier(policy: str) -> None:
     for tier in TIERS:
         engine = run(sharers(tier, policy=policy, reclamation="off"), 20)
         tables.append(engine.store.tables)
-        assert engine.runtime.counters.relocations == 0
+        assert engine.runtime.counters.reclamation.relocations == 0
     assert tables[0] == tables[1] == tables[2]
 
 
@@ -438,10 +442,10 @@ def test_a_group_waits_for_a_holder_that_has_not_evicted() -> None:
     )
     run(engine, 8)
     assert shared <= set(engine.store.tables["r2"])
-    assert engine.runtime.counters.shared_copied_blocks == 0
+    assert engine.runtime.counters.reclamation.shared_copied_blocks == 0
     engine.remove("r2")
     run(engine, 4)
-    assert engine.runtime.counters.shared_copied_blocks > 0
+    assert engine.runtime.counters.reclamation.shared_copied_blocks > 0
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -468,7 +472,7 @@ def test_a_sharer_preempted_in_its_group_takes_its_plan_along(victim: int) -> No
     assert engine.store.tables[f"r{victim}"][:12] == shared
     assert operation.state == "done"
     assert operation.result.freed_blocks == operation.plan.freed_blocks > 0
-    assert runtime.counters.relocations == 2
+    assert runtime.counters.reclamation.relocations == 2
     run(engine, 20)
 
 
@@ -478,7 +482,7 @@ def test_a_sharer_may_finish_in_the_step_after_its_group_was_planned(lag: int) -
     operation, _ = compacted(engine)
     engine.worker_lag_steps = lag
     engine.step()
-    assert (engine.runtime.counters.shared_copied_blocks > 0) == (lag == 0)
+    assert (engine.runtime.counters.reclamation.shared_copied_blocks > 0) == (lag == 0)
     engine.remove("r1")
     for _ in range(5):
         engine.step()
@@ -492,7 +496,7 @@ def test_a_compaction_of_one_request_moves_no_other() -> None:
     operation = engine.runtime.operations.add("me", "r1", 63, False)
     run(engine, 1)
     assert operation.state == "done"
-    assert engine.runtime.counters.shared_copied_blocks == 0
+    assert engine.runtime.counters.reclamation.shared_copied_blocks == 0
 
 
 def test_what_copying_emptied_is_hit_in_the_same_step_with_its_contents() -> None:
@@ -502,7 +506,7 @@ def test_what_copying_emptied_is_hit_in_the_same_step_with_its_contents() -> Non
     engine.add("late", 58, prefix="p", prefix_tokens=48, seed=9)
     engine.step()
     engine.check()  # the cached blocks hold what their hashes name, and so reads the newcomer
-    assert engine.runtime.counters.shared_copied_blocks > 0
+    assert engine.runtime.counters.reclamation.shared_copied_blocks > 0
     assert engine.store.tables["late"][:12] == shared
     assert sum(engine.store.ref_cnt[block] == 1 for block in shared) > 3
 

@@ -311,7 +311,7 @@ def test_a_confirmed_change_stays(bench: Bench) -> None:
     assert bench.events[-1].summary == "rev 2 confirmed by bob"
     assert bench.events[-1].data["confirmed"] == 2
     bench.now = 1e6
-    bench.runtime.counters.preemptions += 9
+    bench.runtime.counters.requests.preempted += 9
     bench.engine.steps()
     assert (bench.config.revision, bench.config.trial) == (2, None)
     assert bench.engine.call("undo").desired.theta_f == 0.25
@@ -408,7 +408,7 @@ def test_a_guard_that_holds_keeps_the_change_and_reports_its_values(bench: Bench
 
 def test_an_expiring_guard_is_evaluated_once_more(bench: Bench) -> None:
     bench.patch({"theta_f": 0.5}, guard_for_s=10, guards=[above("preemptions", 0)])
-    bench.runtime.counters.preemptions += 1
+    bench.runtime.counters.requests.preempted += 1
     bench.now = 11.0
     assert bench.config.desired.theta_f == 0.25
 
@@ -419,7 +419,7 @@ def test_a_guard_shorter_than_the_deadline_ends_alone(bench: Bench) -> None:
     )
     bench.now = 11.0
     assert bench.config.trial is not None
-    bench.runtime.counters.preemptions += 5
+    bench.runtime.counters.requests.preempted += 5
     bench.engine.steps()
     assert bench.config.desired.theta_f == 0.5
     bench.now = 60.0

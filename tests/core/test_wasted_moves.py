@@ -33,18 +33,18 @@ def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
     engine.add("a", 16)
     engine.step()
     assert part_of(engine.step().requests, "a").moved_ids.tolist() == [0, 11]
-    assert runtime.counters.relocation_freed_blocks == 1
-    assert runtime.counters.reclaimed_blocks == 2  # and the second block, all dead
+    assert runtime.counters.reclamation.relocation_freed_blocks == 1
+    assert runtime.counters.reclamation.reclaimed_blocks == 2  # and the second block, all dead
     runtime.state.config = replace(runtime.config, reclamation="paused")
     for _ in range(gap - 1):
         engine.step()
     assert runtime.tables["a"].is_live(0)
-    assert runtime.counters.moved_then_evicted_tokens == (gap > 2)
+    assert runtime.counters.reclamation.moved_then_evicted_tokens == (gap > 2)
     runtime.state.config = replace(runtime.config, policy=make_policy("sliding_window", {}))
     engine.step()
     assert not runtime.tables["a"].is_live(0)
-    assert runtime.counters.moved_tokens == 2
-    assert runtime.counters.moved_then_evicted_tokens == wasted
+    assert runtime.counters.reclamation.moved_tokens == 2
+    assert runtime.counters.reclamation.moved_then_evicted_tokens == wasted
 
 
 @given(

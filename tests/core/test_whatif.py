@@ -88,13 +88,13 @@ def test_applying_a_change_does_what_was_predicted(
         mode = runtime.config.reclamation
         if manual and mode != "off":
             live.call("compact")
-        evicted, held = runtime.counters.evicted_tokens, runtime.tables.pool.num_used
+        evicted, held = runtime.counters.tokens.evicted, runtime.tables.pool.num_used
         blocks = {table.request_id: set(table.blocks) for table in runtime.tables}
         runtime.begin_step(live.core.due_requests())
         freed = held - runtime.tables.pool.num_used
         plans = [bound for bound, _ in runtime.relocator.planned.values()]
         moved = sum(plan.num_moved_tokens for plan in plans)
-        assert predicted.evicted_tokens == runtime.counters.evicted_tokens - evicted
+        assert predicted.evicted_tokens == runtime.counters.tokens.evicted - evicted
         is_open = all(gate.open for gate in predicted.gates[: len(CONDITIONS)])
         if not (manual or is_open):
             assert plans == []
@@ -254,10 +254,10 @@ def test_evictions_that_wait_for_scores_are_reported_and_happen(holes: LiveEngin
     due = sum(table.num_live - 8 for table in runtime.tables)
     predicted = what_if(holes, patch)
     assert (predicted.evicted_tokens, predicted.waiting_tokens) == (0, due)
-    evicted = runtime.counters.evicted_tokens
+    evicted = runtime.counters.tokens.evicted
     holes.call("patch_config", patch=patch)
     holes.steps(60)
-    assert runtime.counters.evicted_tokens - evicted >= due
+    assert runtime.counters.tokens.evicted - evicted >= due
     assert what_if(holes, {"budget_tokens": 9}).waiting_tokens == 0
 
 
@@ -337,9 +337,9 @@ def next_step(live: LiveEngine, patch: dict[str, Any]) -> tuple[int, int]:
     """Tokens that die and blocks that become free in the next step under `patch`."""
     runtime = live.core.runtime
     live.call("patch_config", patch=patch)
-    evicted, held = runtime.counters.evicted_tokens, runtime.tables.pool.num_used
+    evicted, held = runtime.counters.tokens.evicted, runtime.tables.pool.num_used
     runtime.begin_step(live.core.due_requests())
-    return runtime.counters.evicted_tokens - evicted, held - runtime.tables.pool.num_used
+    return runtime.counters.tokens.evicted - evicted, held - runtime.tables.pool.num_used
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_as_many_more_requests_run_as_would_fit(when: str, prompt: int, floor: i
         most = max(most, len(live.core.running) - 3)
     counters = live.core.runtime.counters
     live.close()
-    assert counters.finished_requests == counters.preemptions == 0
+    assert counters.requests.finished == counters.requests.preempted == 0
     assert predicted == most if when == "always" else predicted <= most <= predicted + 2
 
 

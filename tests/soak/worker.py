@@ -243,14 +243,14 @@ class Soak:
 
     def _collect(self) -> None:
         counters = self.runtime.counters
-        self.tally.evictions = counters.evicted_tokens
-        self.tally.relocations = counters.relocations
-        self.tally.recycled = counters.recycled_slots
-        self.tally.preemptions = counters.preemptions
-        self.tally.checks = counters.commits_checked
-        self.tally.violations = counters.violations
-        self.tally.verified = counters.verified_relocations
-        self.tally.verify_us = counters.verify_us
+        self.tally.evictions = counters.tokens.evicted
+        self.tally.relocations = counters.reclamation.relocations
+        self.tally.recycled = counters.reclamation.recycled_slots
+        self.tally.preemptions = counters.requests.preempted
+        self.tally.checks = counters.invariants.checked
+        self.tally.violations = counters.invariants.violations
+        self.tally.verified = counters.invariants.verified_relocations
+        self.tally.verify_us = counters.invariants.verify_us
 
     def _note(self, action: str, **data: Any) -> None:
         line = {"round": self._round, "step": self.runtime.step, "do": action, **data}

@@ -281,9 +281,9 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "tokens": [list(output.outputs[0].token_ids) for output in outputs],
                 "paged_steps": len(paged),
-                "moved_tokens": counters.moved_tokens,
-                "recycled_slots": counters.recycled_slots,
-                "violations": counters.violations,
+                "moved_tokens": counters.reclamation.moved_tokens,
+                "recycled_slots": counters.reclamation.recycled_slots,
+                "violations": counters.invariants.violations,
                 "victims": sorted(victims),
                 "shadow": None if shadow is None else [shadow.compared, shadow.agreed],
                 "probed_singles": len(singles),

@@ -52,7 +52,7 @@ def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
             observer, sentences = Observer(llm), sentences_while_waiting(llm)
             tokens[admission] = greedy(llm, prompts, 200)
             assert any(re.search(r"the first lacks \d+ block", sentence) for sentence in sentences)
-            preempted[admission] = observer.runtime.counters.preemptions
+            preempted[admission] = observer.runtime.counters.requests.preempted
     assert preempted["stock"] > 0
     assert preempted["compressed"] == 0
     evict = reference.streaming_llm(4, 128, 0)
@@ -89,8 +89,8 @@ def test_a_prompt_found_in_the_prefix_cache_waits_for_all_the_blocks_of_its_hit(
             outputs |= {output.request_id: output for output in loop.step()}
         assert [len(o.outputs[0].token_ids) for o in outputs.values()] == [40, 40]
         assert 1000 < outputs["long"].num_cached_tokens < 1400
-        assert observer.runtime.counters.preemptions == 0
-        assert observer.runtime.counters.evicted_tokens > 1000
+        assert observer.runtime.counters.requests.preempted == 0
+        assert observer.runtime.counters.tokens.evicted > 1000
 
 
 def test_admission_counts_with_the_longest_chunk_of_a_shared_step(engine: Any, greedy: Any) -> None:
@@ -158,5 +158,5 @@ def test_blocks_that_the_watermark_withholds_are_reported_and_open_the_gate(
             if status.requests.waiting and gate.name == "watermark"
         ]
         assert any(opened)
-        assert scheduler.vtoken.counters.relocations > 0
+        assert scheduler.vtoken.counters.reclamation.relocations > 0
         assert statuses[-1].blocks.withheld == 0

@@ -105,15 +105,15 @@ def test_tokens_equal_the_reference(name: str, engine: Any, greedy: Any, expecte
         assert core.scheduler.vtoken.state.report_lag_steps == 1
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         counters = observer.runtime.counters
-        assert counters.violations == 0
-        assert counters.evicted_tokens > 200
-        assert counters.generated_tokens == len(PROMPTS) * NUM_NEW
+        assert counters.invariants.violations == 0
+        assert counters.tokens.evicted > 200
+        assert counters.tokens.generated == len(PROMPTS) * NUM_NEW
         waited = observer.runtime.latency.document(time.monotonic())
         assert waited.ttft.count == len(PROMPTS)
         assert waited.inter_token.count == len(PROMPTS) * (NUM_NEW - 1)
         assert num_tracked(observer.runtime.latency) == 0
-        assert (counters.recycled_slots > 0) == (name == "recycling")
-        assert (counters.relocations > 0) == (name in ("plug", "pack"))
+        assert (counters.reclamation.recycled_slots > 0) == (name == "recycling")
+        assert (counters.reclamation.relocations > 0) == (name in ("plug", "pack"))
     assert tokens == expected
 
 
@@ -206,12 +206,12 @@ def test_a_reset_with_a_step_in_flight_resumes_after_the_tokens_already_output(
         submit(llm, PROMPTS)
         step(llm, tokens, 45)
         assert len(core.batch_queue) == 1  # a step is with the worker
-        assert core.scheduler.vtoken.counters.relocations > 0
+        assert core.scheduler.vtoken.counters.reclamation.relocations > 0
         assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
         assert len(core.scheduler.vtoken.tables) == 0
         step(llm, tokens)
         counters = core.scheduler.vtoken.counters
-        assert (counters.preemptions, counters.violations) == (len(PROMPTS), 0)
+        assert (counters.requests.preempted, counters.invariants.violations) == (len(PROMPTS), 0)
     for number, prompt in enumerate(PROMPTS):
         (answer,) = (ids for name, ids in tokens.items() if name.split("-")[0] == str(number))
         (cut,) = (c for name, c in cuts.items() if name.split("-")[0] == str(number))
@@ -242,9 +242,9 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
         llm.llm_engine.abort_request([aborted], internal=True)
         assert len(core.batch_queue) == 1
         step(llm, tokens)
-        assert runtime.counters.preemptions > 0
-        assert runtime.counters.evicted_tokens > 0
-        assert runtime.counters.violations == 0
+        assert runtime.counters.requests.preempted > 0
+        assert runtime.counters.tokens.evicted > 0
+        assert runtime.counters.invariants.violations == 0
         assert runtime.state.store.num_free_blocks() == 12
         assert sum(len(owners) > 1 for owners in observer.owners.values()) > 5
         runtime.check()
@@ -277,7 +277,7 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
         step(llm, tokens)
         assert [operation.state for operation in operations] == ["done"] * len(operations)
         assert sum(operation.result.freed_blocks for operation in operations) > 0
-        assert runtime.counters.violations == 0
+        assert runtime.counters.invariants.violations == 0
         logs = observer.logs()
     for number, (prompt, log) in enumerate(zip(PROMPTS, logs, strict=True)):
         (answer,) = (ids for name, ids in tokens.items() if name.split("-")[0] == str(number))

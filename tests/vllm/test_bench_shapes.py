@@ -42,9 +42,9 @@ def test_an_engine_serves_a_shape_without_weights(tmp_path: Path, engine: Any, g
         assert llm.get_tokenizer().encode("abc", add_special_tokens=False) == [97, 98, 99]
         (tokens,) = greedy(llm, [[7 * i % 120 + 3 for i in range(200)]], 40)
         assert len(tokens) == 40
-        assert core.scheduler.vtoken.counters.evicted_tokens > 100
+        assert core.scheduler.vtoken.counters.tokens.evicted > 100
         assert core.scheduler.vtoken.geometry.num_blocks == 64 + 1  # vLLM's null block
-        assert not core.scheduler.vtoken.counters.violations
+        assert not core.scheduler.vtoken.counters.invariants.violations
 
 
 def test_vllms_server_reads_the_flags_as_the_engine_reads_the_arguments(tmp_path: Path) -> None:
@@ -91,5 +91,5 @@ def test_the_second_model_is_of_another_architecture_and_evicts(engine: Any, gre
         runtime = llm.llm_engine.engine_core.engine_core.scheduler.vtoken
         assert llm.llm_engine.vllm_config.model_config.architecture == "Qwen3ForCausalLM"
         assert len(tokens) == 24
-        assert runtime.counters.evicted_tokens > 80
-        assert not runtime.counters.violations
+        assert runtime.counters.tokens.evicted > 80
+        assert not runtime.counters.invariants.violations

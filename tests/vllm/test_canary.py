@@ -80,7 +80,7 @@ def test_metrics_of_an_evicting_run_equal_an_independent_recomputation(
         inputs = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         outputs = [r.outputs[0] for r in llm.generate(inputs, params, use_tqdm=False)]
         found = finish_checks(llm)
-        assert runtime_of(llm).counters.evicted_tokens > 0
+        assert runtime_of(llm).counters.tokens.evicted > 0
         again = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
         unasked = [r.outputs[0] for r in llm.generate(inputs, again, use_tqdm=False)]
         twice = finish_checks(llm)
@@ -127,7 +127,7 @@ def test_evicting_always_is_reverted_when_the_real_outputs_agree_too_little(
         controller, counters = scheduler_of(llm).vtoken_controller, runtime_of(llm).counters
         unharmed = greedy(llm, PROMPTS, NUM_NEW)
         assert finish_checks(llm).control.agreement == 1.0
-        assert counters.evicted_tokens == 0
+        assert counters.tokens.evicted == 0
         guard = Guard(metric="canary_agreement{group=evicting}", below=0.99, min_count=3)
         call = PatchConfig(patch={"evict_when": "always"}, guards=[guard])
         assert controller.handle(Command(call=call)).problem is None
@@ -139,9 +139,9 @@ def test_evicting_always_is_reverted_when_the_real_outputs_agree_too_little(
         event = runtime_of(llm).events.page(0, 10_000, "config").events[-1]
         assert (event.data["actor"], event.data["reverted"]) == ("guard", 2)
         assert event.data["reason"].endswith("< 0.99 over 3 canaries")
-        evicted = counters.evicted_tokens
+        evicted = counters.tokens.evicted
         assert greedy(llm, PROMPTS, NUM_NEW) == unharmed
-        assert counters.evicted_tokens == evicted > 0
+        assert counters.tokens.evicted == evicted > 0
 
 
 def run_until_checking(llm: Any) -> Any:
@@ -182,9 +182,9 @@ def test_a_check_leaves_no_trace_but_its_metrics(engine: Any, greedy: Any) -> No
         runtime, counts = runtime_of(llm), scheduler_of(llm).get_request_counts()
         counters = runtime.counters
         return [
-            counters.finished_requests,
-            counters.generated_tokens,
-            counters.preemptions,
+            counters.requests.finished,
+            counters.tokens.generated,
+            counters.requests.preempted,
             num_tracked(runtime.latency),
             runtime.latency.document(time.monotonic()).ttft.count,
             counts,
@@ -408,7 +408,7 @@ def test_vllm_preempts_a_check_before_any_request(
         add(llm, "b", reference.random_prompt(260, 7), 60, priority=2**63 - 1)  # 9 blocks, then 10
         for _ in range(40):
             llm.llm_engine.step()
-        found = "request" if counters.preemptions else "check"
+        found = "request" if counters.requests.preempted else "check"
         assert (found, check.request_id in scheduler.requests) == (
             preempted,
             preempted == "request",
@@ -509,7 +509,7 @@ def test_a_check_is_dropped_when_a_request_needs_its_blocks(engine: Any) -> None
         while llm.llm_engine.has_unfinished_requests():
             llm.llm_engine.step()
         found = finish_checks(llm)
-        assert runtime_of(llm).counters.preemptions == 0
+        assert runtime_of(llm).counters.requests.preempted == 0
     assert found.dropped >= 1
 
 

@@ -74,15 +74,15 @@ def test_tokens_equal_the_reference(
         observer = Observer(llm)
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         counters = observer.runtime.counters
-        assert counters.violations == 0
-        assert counters.evicted_tokens > 900
+        assert counters.invariants.violations == 0
+        assert counters.tokens.evicted > 900
         moves = name.startswith(("plug", "pack", "priced"))
-        assert (counters.recycled_slots > 0) == name.startswith(("recycling", "priced"))
-        assert (counters.relocations > 0) == moves
+        assert (counters.reclamation.recycled_slots > 0) == name.startswith(("recycling", "priced"))
+        assert (counters.reclamation.relocations > 0) == moves
         if not moves:
             assert observer.steps_with_holes > 100
         if observer.steps_with_holes > 10:
-            assert counters.packed_tokens > observer.steps_with_holes
+            assert counters.reclamation.packed_tokens > observer.steps_with_holes
             assert observer.runtime.prices.hole_us > 0
     assert tokens == expected(interval)
 
@@ -127,8 +127,8 @@ def test_shared_prefix_blocks_are_read_by_all_and_written_by_none(
         observer = Observer(llm)
         tokens = greedy(llm, prompts, NUM_NEW)
         assert sum(len(requests) >= 4 for requests in observer.owners.values()) >= 8
-        assert observer.runtime.counters.relocations > 0
-        assert observer.runtime.counters.violations == 0
+        assert observer.runtime.counters.reclamation.relocations > 0
+        assert observer.runtime.counters.invariants.violations == 0
         # The cached prefix is untouched: the next request that hits it continues like the first.
         again = greedy(llm, prompts[1:2], NUM_NEW)
     assert tokens == expected(16, prompts)
@@ -155,8 +155,8 @@ def test_blocks_of_a_running_request_are_reused_by_another(
         observer = Observer(llm)
         tokens = greedy(llm, prompts, NUM_NEW)
         counters = observer.runtime.counters
-        assert counters.preemptions == 0
-        assert counters.violations == 0
+        assert counters.requests.preempted == 0
+        assert counters.invariants.violations == 0
         reused = [owners for owners in observer.owners.values() if len(owners) > 1]
     assert len(reused) > 10
     assert tokens == expected(0, prompts)
@@ -171,7 +171,7 @@ def test_other_block_sizes_are_exact_too(
     with engine(enable_prefix_caching=False, block_size=block_size, **config) as llm:
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         assert runtime_of(llm).geometry.block_size == block_size
-        assert runtime_of(llm).counters.relocations > 0
+        assert runtime_of(llm).counters.reclamation.relocations > 0
     assert tokens == expected(48)
 
 
@@ -183,7 +183,7 @@ def test_a_long_prompt_holds_nine_blocks_for_hundreds_of_steps(engine: Any, gree
         observer = Observer(llm)
         greedy(llm, [reference.random_prompt(700, 5)], 400)
         (held,) = observer.held.values()
-        assert observer.runtime.counters.relocations == 0
+        assert observer.runtime.counters.reclamation.relocations == 0
     assert held[0] == 22
     assert set(held[1:]) == {9}
     assert len(held) == 400

@@ -85,15 +85,15 @@ def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
         submit(llm, PROMPTS, num_new)
         step(llm, tokens, before)
         runtime = runtime_of(llm)
-        assert runtime.counters.evicted_tokens > 0
+        assert runtime.counters.tokens.evicted > 0
         assert scheduler_of(llm).reset_prefix_cache(reset_running_requests=True)
         so_far = {request: list(ids) for request, ids in tokens.items()}
         assert len(runtime.tables) == 0
         step(llm, tokens)
-        assert runtime.counters.preemptions == len(PROMPTS)
+        assert runtime.counters.requests.preempted == len(PROMPTS)
         kinds = [event.kind for event in runtime.events.page(0, 10_000).events]
         assert kinds.count("preemption") == len(PROMPTS)
-        assert runtime.counters.violations == 0
+        assert runtime.counters.invariants.violations == 0
     check_two_lives(hf_model, tokens, so_far, num_new)
 
 
@@ -108,7 +108,7 @@ def test_sleep_forgets_every_table_and_requests_resume_after_it(
         submit(llm, PROMPTS, num_new)
         step(llm, tokens, before)
         runtime = runtime_of(llm)
-        assert runtime.counters.evicted_tokens > 0
+        assert runtime.counters.tokens.evicted > 0
         so_far = {request: list(ids) for request, ids in tokens.items()}
         llm.sleep(level=level, mode="keep")
         assert len(runtime.tables) == 0
@@ -117,12 +117,12 @@ def test_sleep_forgets_every_table_and_requests_resume_after_it(
         assert scheduler_of(llm).vtoken_controller.reporter.status().scheduling == "paused"
         llm.wake_up()
         step(llm, tokens)
-        assert runtime.counters.preemptions == len(PROMPTS)
+        assert runtime.counters.requests.preempted == len(PROMPTS)
         submit(llm, PROMPTS, num_new, first=len(PROMPTS))
         step(llm, tokens, before)
         llm.sleep(level=level, mode="abort")
         assert (len(runtime.tables), scheduler_of(llm).requests) == (0, {})
-        assert runtime.counters.violations == 0
+        assert runtime.counters.invariants.violations == 0
     check_two_lives(hf_model, tokens, so_far, num_new)
 
 
@@ -213,8 +213,8 @@ def test_tables_follow_steps_without_evictions_through_a_hit_a_preemption_and_a_
         policy = {"policy": {"name": "streaming_llm"}}
         scheduler.vtoken_controller.patch_config(policy)
         step(llm, tokens)
-        assert runtime.counters.evicted_tokens > 0
-        assert runtime.counters.violations == 0
+        assert runtime.counters.tokens.evicted > 0
+        assert runtime.counters.invariants.violations == 0
         runtime.check()
 
 
@@ -226,7 +226,7 @@ def test_abort_and_finish_return_every_block(engine: Any) -> None:
         free = runtime.state.store.num_free_blocks()
         submit(llm, PROMPTS, 120)
         step(llm, tokens, 60)
-        assert runtime.counters.relocations > 0
+        assert runtime.counters.reclamation.relocations > 0
         assert runtime.state.store.num_free_blocks() < free
         running = scheduler_of(llm).running[0].request_id
         llm.llm_engine.abort_request([running], internal=True)
@@ -248,7 +248,7 @@ def test_an_evicting_request_is_never_cached_again(engine: Any, greedy: Any) -> 
         # Continuing from prompt and answer hits no block of the evicted run.
         follow_up = PROMPTS[0] + answer
         fresh = greedy(llm, [follow_up], 40)
-        assert runtime_of(llm).counters.violations == 0
+        assert runtime_of(llm).counters.invariants.violations == 0
     with engine(enable_prefix_caching=False, **args()) as llm:
         assert greedy(llm, [follow_up], 40) == fresh
 

@@ -105,14 +105,14 @@ def test_tokens_under_h2o_equal_the_reference(
         observer = Observer(llm)
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         logs = observer.logs()
-        assert observer.runtime.counters.recycled_slots > 100
+        assert observer.runtime.counters.reclamation.recycled_slots > 100
         controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
         reply = controller.handle(Command(call=PatchConfig(patch=RELOCATING)))
         assert reply.problem is None
         assert greedy(llm, PROMPTS, NUM_NEW) == tokens
         assert observer.logs()[len(PROMPTS) :] == logs
-        assert observer.runtime.counters.relocations > 5
-        assert observer.runtime.counters.violations == 0
+        assert observer.runtime.counters.reclamation.relocations > 5
+        assert observer.runtime.counters.invariants.violations == 0
     evicted, full = in_process(replay, folder, logs)
     assert tokens == evicted
     assert all(with_all != got for with_all, got in zip(full, tokens, strict=True))

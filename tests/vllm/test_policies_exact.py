@@ -76,9 +76,9 @@ def runs(engine: Any) -> dict[str, dict[str, Run]]:
             tokens = generate_under(llm, policies, PROMPTS, NUM_NEW)
             logs = observer.logs()
             counters = observer.runtime.counters
-            assert (counters.violations, counters.preemptions) == (0, 0)
-            assert (counters.relocations > 0) == (variant == "plug")
-            assert (counters.recycled_slots > 0) == (variant == "recycling")
+            assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
+            assert (counters.reclamation.relocations > 0) == (variant == "plug")
+            assert (counters.reclamation.recycled_slots > 0) == (variant == "recycling")
             VOCABULARY[:] = [observer.runtime.policy_runner.vocabulary]
         found[variant] = {
             name: (tokens[i : i + len(PROMPTS)], logs[i : i + len(PROMPTS)])

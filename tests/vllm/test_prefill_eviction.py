@@ -52,7 +52,7 @@ def test_tokens_equal_the_reference_pruned_at_the_same_chunks(
     with engine(**ENGINE, **vtoken_args("streaming_llm", during)) as llm:
         observer = Observer(llm)
         tokens = greedy(llm, PROMPTS, NUM_NEW)
-        assert observer.runtime.counters.violations == 0
+        assert observer.runtime.counters.invariants.violations == 0
         borders = {step for log in observer.logs() for step in log if step < 0}
     assert min(borders) < -4 * CHUNK
     expected = [
@@ -81,7 +81,7 @@ def test_scattered_victims_replay_whatever_the_placement(
             observer = Observer(llm)
             tokens = greedy(llm, PROMPTS, NUM_NEW)
             runs[name] = tokens, observer.logs()
-            assert (observer.runtime.counters.relocations > 0) == (name != "naive")
+            assert (observer.runtime.counters.reclamation.relocations > 0) == (name != "naive")
     tokens, logs = runs["naive"]
     assert runs["plug"] == runs["pack"] == runs["naive"]
     for prompt, found, log in zip(PROMPTS, tokens, logs, strict=True):
@@ -109,14 +109,14 @@ def test_a_prompt_larger_than_the_free_pool_is_served_without_preemption(
             observer = Observer(llm)
             found = greedy(llm, prompts, 24)
             counters = observer.runtime.counters
-            assert counters.preemptions == 0
-            assert counters.violations == 0
+            assert counters.requests.preempted == 0
+            assert counters.invariants.violations == 0
             at_once = max(map(sum, zip(*observer.held.values(), strict=False)))
             assert at_once < 50 < sum(-(-len(prompt) // 32) for prompt in prompts)
             if policy == "streaming_llm":  # the victims are the oldest: entire blocks die
                 assert found[0] == found[2] == expected
             else:  # scattered victims: without relocation between the chunks it would not fit
-                assert counters.relocations > 0
+                assert counters.reclamation.relocations > 0
 
 
 def test_the_eviction_at_the_prompts_end_waits_a_token_for_scores_that_come_late(

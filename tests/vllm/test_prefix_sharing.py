@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ class Session:
         self.step()
         self.observer = Observer(self.llm)
         self.runtime = self.observer.runtime
-        self.before = {name: getattr(self.runtime.counters, name) for name in COUNTERS}
+        self.before = {name: attrgetter(name)(self.runtime.counters) for name in COUNTERS}
 
     def add(self, name: str, prompt: list[int], num_new: int = NUM_NEW) -> None:
         from vllm import SamplingParams
@@ -100,7 +101,7 @@ class Session:
             times = None if times is None else times - 1
 
     def counted(self, name: str) -> int:
-        return int(getattr(self.runtime.counters, name)) - self.before[name]
+        return int(attrgetter(name)(self.runtime.counters)) - self.before[name]
 
     def id_of(self, name: str) -> str:
         """The engine's id of the request `name`."""
@@ -115,14 +116,14 @@ class Session:
 
 
 COUNTERS = (
-    "evicted_tokens",
-    "relocations",
-    "reclaimed_blocks",
-    "shared_skipped_blocks",
-    "shared_released_blocks",
-    "shared_copied_blocks",
-    "shared_freed_blocks",
-    "violations",
+    "tokens.evicted",
+    "reclamation.relocations",
+    "reclamation.reclaimed_blocks",
+    "reclamation.shared_skipped_blocks",
+    "reclamation.shared_released_blocks",
+    "reclamation.shared_copied_blocks",
+    "reclamation.shared_freed_blocks",
+    "invariants.violations",
 )
 
 
@@ -188,12 +189,12 @@ def test_sharers_and_later_hits_get_the_references_tokens(
         log = run.log_of(f"r{number}")
         assert len(log) >= 2  # after a hit, h2o waits for 32 queries
         assert run.tokens[f"r{number}"] == replayed.tokens(number, log)
-    assert run.counted("violations") == 0
-    assert run.counted("shared_skipped_blocks") > 0 or tier == "copy"
-    assert (run.counted("shared_copied_blocks") > 0) == (
+    assert run.counted("invariants.violations") == 0
+    assert run.counted("reclamation.shared_skipped_blocks") > 0 or tier == "copy"
+    assert (run.counted("reclamation.shared_copied_blocks") > 0) == (
         tier == "copy" and (planner, policy) != ("pack", "streaming_llm")
     )
-    assert (run.counted("shared_released_blocks") > 0) == (tier != "skip")
+    assert (run.counted("reclamation.shared_released_blocks") > 0) == (tier != "skip")
     run.add("later", PROMPTS[0])
     run.step()
     assert run.hits >= len(PREFIX)
@@ -272,7 +273,7 @@ def test_a_preempted_sharer_takes_its_plan_out_of_the_group(
     assert operation.state == "done"
     assert operation.result.freed_blocks == operation.plan.freed_blocks > 0
     run.step()
-    assert run.counted("violations") == 0
+    assert run.counted("invariants.violations") == 0
     for number in (0, 1):
         assert run.tokens[f"r{number}"] == replayed.tokens(number, run.log_of(f"r{number}"))
     assert run.tokens["r2"][: len(so_far)] == so_far
@@ -288,7 +289,7 @@ def test_a_sharer_may_finish_in_the_step_after_its_group(
     operation = compact(run)
     run.step(1)
     assert operation.state == "done"
-    assert run.counted("shared_copied_blocks") > 0
+    assert run.counted("reclamation.shared_copied_blocks") > 0
     llm.llm_engine.abort_request([run.id_of("r1")], internal=True)
     run.step()
     for number in (0, 2, 3):
@@ -333,7 +334,7 @@ def poisoned(llm: Any, run: Session) -> list[int]:
     """Tokens of a request that hits the entire prompt of one that has recycled meanwhile."""
     run.add("r0", PROMPTS[0], 90)
     run.step()
-    assert run.counted("evicted_tokens") > 400
+    assert run.counted("tokens.evicted") > 400
     run.add("later", PROMPTS[0], 12)
     run.step()
     assert run.hits >= len(PREFIX)
@@ -355,7 +356,7 @@ def test_control_a_store_that_calls_hashed_blocks_writable_poisons_later_hits(
     try:
         run = session()
         assert poisoned(llm, run) != expected
-        assert run.counted("violations") == 0
+        assert run.counted("invariants.violations") == 0
     finally:
         store.is_writable, store.first_not_writable = honest
 

@@ -52,7 +52,7 @@ def test_with_ample_memory_the_worker_gets_no_plan_and_tokens_are_stock(
 
         observer.runtime.concerns_worker = note
         tokens = greedy(llm, PROMPTS[:2], NUM_NEW)
-        assert observer.runtime.counters.evicted_tokens == 0
+        assert observer.runtime.counters.tokens.evicted == 0
         assert not any(plans)
     for prompt, found in zip(PROMPTS, tokens, strict=False):
         assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.full)
@@ -68,10 +68,10 @@ def test_short_memory_takes_tokens_and_preempts_nobody(
         observer = Observer(llm)
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         counters, logs = observer.runtime.counters, observer.logs()
-        assert counters.violations == 0
-        assert counters.given_tokens == counters.evicted_tokens > 0
-        assert counters.preemptions_above_floor == 0
-        assert counters.preemptions == 0
+        assert counters.invariants.violations == 0
+        assert counters.pressure.given_tokens == counters.tokens.evicted > 0
+        assert counters.pressure.preemptions_above_floor == 0
+        assert counters.requests.preempted == 0
         assert observer.runtime.state.store.num_free_blocks() == 42
     for prompt, found, log in zip(PROMPTS, tokens, logs, strict=True):
         assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
@@ -89,7 +89,7 @@ def test_an_answer_says_what_its_request_kept_if_it_asks(engine: Any) -> None:
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         asking = [params(vtoken_report=1) for _ in prompts[1:]]
         silent, *answers = llm.generate(prompts, [params(), *asking], use_tqdm=False)
-        finished = Observer(llm).runtime.counters.finished_requests
+        finished = Observer(llm).runtime.counters.requests.finished
     assert finished == len(PROMPTS)
     assert silent.kv_transfer_params is None
     reports = [answer.kv_transfer_params["vtoken"] for answer in answers]
@@ -108,9 +108,9 @@ def test_fewer_tokens_die_than_under_a_fixed_budget_and_nobody_waits_longer(
         with engine(enable_prefix_caching=False, **POOL, **args("snapkv", when)) as llm:
             observer = Observer(llm)
             greedy(llm, PROMPTS, NUM_NEW)
-            evicted[when] = observer.runtime.counters.evicted_tokens
+            evicted[when] = observer.runtime.counters.tokens.evicted
             steps[when] = observer.runtime.step
-            assert observer.runtime.counters.preemptions == 0
+            assert observer.runtime.counters.requests.preempted == 0
     assert evicted["pressure"] < evicted["always"]
     assert steps["pressure"] <= 1.05 * steps["always"]
 
@@ -130,9 +130,9 @@ def test_a_prompt_gives_between_its_chunks(engine: Any, greedy: Any, hf_model: A
         observer = Observer(llm)
         tokens = greedy(llm, prompts, 64)
         counters, logs = observer.runtime.counters, observer.logs()
-        assert counters.violations == 0
-        assert counters.given_tokens > 0
-        assert counters.preemptions_above_floor == 0
+        assert counters.invariants.violations == 0
+        assert counters.pressure.given_tokens > 0
+        assert counters.pressure.preemptions_above_floor == 0
     for found, log in zip(tokens, logs, strict=True):
         assert len(found) == 64
         assert len(log) > 0
@@ -147,9 +147,9 @@ def test_shared_prefixes_stay_exact(engine: Any, greedy: Any, hf_model: Any) -> 
             observer = Observer(llm)
             tokens = greedy(llm, prompts, NUM_NEW)
             counters, logs = observer.runtime.counters, observer.logs()
-            assert counters.violations == 0
-            assert counters.given_tokens > 0
-        if counters.preemptions:
+            assert counters.invariants.violations == 0
+            assert counters.pressure.given_tokens > 0
+        if counters.requests.preempted:
             continue  # the log of a request that began again does not replay
         for prompt, found, log in zip(prompts, tokens, logs, strict=True):
             assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
@@ -186,9 +186,9 @@ def test_forgotten_tokens_give_before_others(engine: Any, hf_model: Any) -> None
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         counters, logs = runtime.counters, observer.logs()
-        assert counters.violations == 0
-        assert counters.given_tokens == counters.evicted_tokens > 0
-        assert counters.preemptions == 0
+        assert counters.invariants.violations == 0
+        assert counters.pressure.given_tokens == counters.tokens.evicted > 0
+        assert counters.requests.preempted == 0
         assert runtime.state.num_forgets == 1
     for prompt, output, log in zip(PROMPTS, outputs, logs, strict=True):
         found = list(output.outputs[0].token_ids)

@@ -68,7 +68,7 @@ def test_tokens_equal_the_reference_that_keeps_the_spans(llm: Any, hf_model: Any
         logs = observer.logs()
     finally:
         observer.restore()
-    assert runtime_of(llm).counters.violations == 0
+    assert runtime_of(llm).counters.invariants.violations == 0
     assert all(len(log) > 2 for log in logs)
     # One byte a token; of the chat everything up to the first user turn, and the last header. The
     # system prompt is shortened: parts take a quarter of what the policy does not need itself.

@@ -108,7 +108,7 @@ def test_needles_are_found_when_two_thirds_of_the_cache_are_evicted(
     full, evicted = scores[:NUM_PROMPTS], scores[NUM_PROMPTS:]
     assert sum(full) == NUM_PROMPTS, texts
     assert sum(evicted) >= NUM_PROMPTS - 1, texts
-    assert runtime_of(llm).counters.evicted_tokens > NUM_PROMPTS * LENGTH * 0.6
+    assert runtime_of(llm).counters.tokens.evicted > NUM_PROMPTS * LENGTH * 0.6
 
 
 def test_forced_tokens_are_the_output_and_the_log_probabilities_stay_the_models(
@@ -175,10 +175,13 @@ def test_tokens_do_not_depend_on_the_placement_of_keys_and_values(
     for variant, patch in exact_variants(runtime.geometry.num_blocks - 1).items():
         reply = scheduler.vtoken_controller.handle(Command(call=PatchConfig(patch=patch)))
         assert reply.problem is None, reply.problem
-        before = (runtime.counters.relocations, runtime.counters.recycled_slots)
+        before = (
+            runtime.counters.reclamation.relocations,
+            runtime.counters.reclamation.recycled_slots,
+        )
         tokens[variant] = completed(llm, [prompt] * len(EXACT), EXACT_NEW, arguments)
-        moved[variant] = runtime.counters.relocations - before[0]
-        recycled[variant] = runtime.counters.recycled_slots - before[1]
+        moved[variant] = runtime.counters.reclamation.relocations - before[0]
+        recycled[variant] = runtime.counters.reclamation.recycled_slots - before[1]
     observer.restore()
     assert [v for v, n in moved.items() if n] == ["plug", "pack"]
     assert [v for v, n in recycled.items() if n] == ["recycling"]

@@ -90,7 +90,7 @@ def test_a_session_evicts_nothing_next_to_requests_that_do(
         step(llm, tokens)
         assert len(runtime.tables) == 0
         assert runtime.state.request_rules == {}
-        assert runtime.counters.evicted_tokens > 0
-        assert runtime.counters.violations == 0
+        assert runtime.counters.tokens.evicted > 0
+        assert runtime.counters.invariants.violations == 0
         runtime.check()
     assert tokens["session"] == expected

@@ -61,7 +61,7 @@ def test_strict_no_token_of_a_violated_step_leaves_the_engine(
         with pytest.raises(InvariantViolation, match=r"I1: relocation of .* in layer 3"):
             run(llm, tokens)
         counters = runtime_of(llm).counters
-        assert counters.violations == 1
+        assert counters.invariants.violations == 1
         (event,) = [
             e for e in runtime_of(llm).events.page(0, 10_000).events if e.kind == "violation"
         ]

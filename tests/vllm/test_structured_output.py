@@ -107,9 +107,9 @@ def test_output_is_valid_and_equals_the_masked_reference_under_live_changes(
             if num_steps % 7 == 0:
                 controller.compact(Compact(), "ann")
         counters = observer.runtime.counters
-        assert counters.violations == 0
-        assert counters.evicted_tokens > 300
-        assert counters.relocations > 0
+        assert counters.invariants.violations == 0
+        assert counters.tokens.evicted > 300
+        assert counters.reclamation.relocations > 0
         logs = observer.logs()
         vocabulary = xgrammar.TokenizerInfo.from_huggingface(
             llm.get_tokenizer(), vocab_size=hf_model.config.vocab_size

@@ -105,12 +105,15 @@ def test_tokens_equal_the_reference_and_the_variants_each_other(
         },
     }.items():
         patch(two_ranks, **changes)
-        before = runtime.counters.relocations, runtime.counters.recycled_slots
+        before = (
+            runtime.counters.reclamation.relocations,
+            runtime.counters.reclamation.recycled_slots,
+        )
         runs[name] = greedy(two_ranks, PROMPTS, NUM_NEW)
-        assert (runtime.counters.relocations > before[0]) == (name == "plug")
-        assert (runtime.counters.recycled_slots > before[1]) == (name == "recycling")
-    assert runtime.counters.violations == 0
-    assert runtime.counters.evicted_tokens > 400
+        assert (runtime.counters.reclamation.relocations > before[0]) == (name == "plug")
+        assert (runtime.counters.reclamation.recycled_slots > before[1]) == (name == "recycling")
+    assert runtime.counters.invariants.violations == 0
+    assert runtime.counters.tokens.evicted > 400
     assert runs["plug"] == runs["naive-evict"] == runs["recycling"]
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     for prompt, tokens in zip(PROMPTS, runs["plug"], strict=True):
@@ -283,10 +286,11 @@ def test_control_a_plan_that_differs_on_one_rank_is_named(two_ranks: Any, greedy
 
 def test_a_violation_on_the_other_rank_reaches_the_scheduler(two_ranks: Any, greedy: Any) -> None:
     patch(two_ranks, recycle=False, theta_f=0.0, interval_tokens=8)
-    before = runtime_of(two_ranks).counters.copy_us
+    before = runtime_of(two_ranks).counters.reclamation.copy_us
     (only,) = run_and_break(two_ranks, greedy, lose_a_copy)
     assert "rank 1: relocation of b" in only
-    assert runtime_of(two_ranks).counters.copy_us - before > 10_000_000  # the slowest rank counts
+    copy_us = runtime_of(two_ranks).counters.reclamation.copy_us - before
+    assert copy_us > 10_000_000  # the slowest rank counts
 
 
 def test_a_rank_that_differs_stops_the_engine_in_strict_mode(two_ranks: Any, greedy: Any) -> None:

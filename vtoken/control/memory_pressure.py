@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import asdict
 
 from vtoken.core.runtime.due import NEVER
 from vtoken.core.runtime.given import KEPT_SHARES, WINDOW_S, Finished
@@ -32,6 +33,7 @@ def memory_pressure(runtime: Runtime) -> MemoryPressure | None:
     spared = np.where(givers.live > limits, givers.live - givers.floor, 0)
     log = state.finished
     return MemoryPressure(
+        **asdict(runtime.counters.pressure),
         near=near,
         short_blocks=short.blocks,
         growth_blocks=short.growth_blocks,
@@ -39,12 +41,10 @@ def memory_pressure(runtime: Runtime) -> MemoryPressure | None:
         givers=int(np.count_nonzero(blocks)),
         givable_tokens=int(blocks.sum()) * size,
         givable_blocks=int(blocks.sum()),
-        given_tokens=runtime.counters.given_tokens,
         recent_tokens=tokens,
         recent_givers=requests,
         window_s=WINDOW_S,
         spared_tokens=int(spared.sum()),
-        preemptions_above_floor=runtime.counters.preemptions_above_floor,
         kept_shares={
             f"{bound:g}": count for bound, count in zip(KEPT_SHARES, log.kept_shares, strict=True)
         },

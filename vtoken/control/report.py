@@ -161,7 +161,7 @@ class Reporter:
             dense=table.dense,
             moved_tokens=state.moved_tokens,
             recycled_slots=table.num_recycled,
-            preemptions=runtime.counters.preempted_per_request.get(request_id, 0),
+            preemptions=runtime.state.preempted.get(request_id, 0),
         )
         row.number = table.number
         row.evict_when = rules.evict_when

@@ -36,8 +36,8 @@ class Scheduling:
             self._paused_s += paused_s
         if before != "running":
             runtime.latency.leave_out(self._since, now, running=before == "paused")
-        self._pause_preemptions = runtime.counters.preemptions - self.num_preemptions
-        self._preemptions_at_change = runtime.counters.preemptions
+        self._pause_preemptions = runtime.counters.requests.preempted - self.num_preemptions
+        self._preemptions_at_change = runtime.counters.requests.preempted
         self.state, self._since = state, now
         self.since_ts = None if state == "running" else time.time()
         if state == "running":
@@ -54,7 +54,9 @@ class Scheduling:
     def num_preemptions(self) -> int:
         """Preemptions so far, without those of pauses."""
         paused = self.state == "paused"
-        counted = self._preemptions_at_change if paused else self._runtime.counters.preemptions
+        counted = (
+            self._preemptions_at_change if paused else self._runtime.counters.requests.preempted
+        )
         return counted - self._pause_preemptions
 
     def running_s(self, now: float) -> float:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import cast
 
+from msgspec.structs import asdict
+
 from vtoken.control.advice import paused_sentence
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.facts import EngineFacts
@@ -30,7 +32,6 @@ from vtoken.wire import (
     MemoryPressure,
     PolicyChoice,
     Reclamation,
-    ReclamationCounters,
     RequestCounts,
     RequestRow,
     RoundPrices,
@@ -81,10 +82,9 @@ class StatusParts:
     def tokens(self) -> TokenCounts:
         runtime = self._runtime
         return TokenCounts(
+            **asdict(runtime.counters.tokens),
             live=runtime.tables.pool.num_live,
             dead=sum(table.num_dead_slots() for table in runtime.tables),
-            evicted=runtime.counters.evicted_tokens,
-            generated=runtime.counters.generated_tokens,
         )
 
     @cached_property
@@ -97,10 +97,9 @@ class StatusParts:
 
     @cached_property
     def reclamation(self) -> Reclamation:
-        runtime, counters = self._runtime, self._runtime.counters
-        counted = {name: getattr(counters, name) for name in ReclamationCounters.__struct_fields__}
+        runtime, counters = self._runtime, self._runtime.counters.reclamation
         return Reclamation(
-            **counted | {"deferrals": dict(counters.deferrals)},
+            **asdict(counters) | {"deferrals": dict(counters.deferrals)},
             state=runtime.config.reclamation,
             in_flight=runtime.relocator.num_in_flight_tokens,
             moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,
@@ -112,22 +111,18 @@ class StatusParts:
 
     @cached_property
     def requests(self) -> RequestCounts:
-        facts, counters = self._facts, self._runtime.counters
+        facts = self._facts
         return RequestCounts(
+            **asdict(self._runtime.counters.requests),
             running=facts.running,
             waiting=facts.waiting,
-            preempted=counters.preemptions,
-            finished=counters.finished_requests,
         )
 
     @cached_property
     def invariants(self) -> Invariants:
-        runtime, counters = self._runtime, self._runtime.counters
+        runtime = self._runtime
         return Invariants(
-            checked=counters.commits_checked,
-            violations=counters.violations,
-            verified_relocations=counters.verified_relocations,
-            verify_us=counters.verify_us,
+            **asdict(runtime.counters.invariants),
             strict=runtime.state.strict,
             check_every_step=runtime.check_every_step,
         )

@@ -68,5 +68,5 @@ def waiting_row(runtime: Runtime, queued: QueuedRequest) -> RequestRow:
         dense=True,
         evict_when=rules.evict_when,
     )
-    row.preemptions = runtime.counters.preempted_per_request.get(queued.request_id, 0)
+    row.preemptions = runtime.state.preempted.get(queued.request_id, 0)
     return row

@@ -34,11 +34,14 @@ class BlockCounts(Doc):
     withheld: int = 0  # of `free`: vLLM's --watermark keeps them from waiting requests
 
 
-class TokenCounts(Doc):
+class TokenCounters(Doc):
+    evicted: int = 0
+    generated: int = 0  # sampled tokens; tokens per second is its derivative
+
+
+class TokenCounts(TokenCounters, kw_only=True):
     live: int  # live slots in used blocks; a shared slot counts once
     dead: int  # evicted tokens that still occupy a slot of a used block, summed over requests
-    evicted: int = 0  # cumulative
-    generated: int = 0  # cumulative sampled tokens; tokens per second is its derivative
 
 
 class Gate(Doc):
@@ -80,8 +83,6 @@ class Fragmentation(Doc):
 
 
 class ReclamationCounters(Doc):
-    """What reclamation has done since the engine started; the runtime counts in these fields."""
-
     relocations: int = 0
     moved_tokens: int = 0
     reclaimed_blocks: int = 0
@@ -143,18 +144,24 @@ class RoundPrices(Doc):
     requests: int = 0  # requests whose tokens it would move
 
 
-class RequestCounts(Doc):
+class RequestCounters(Doc):
+    preempted: int = 0  # preemptions
+    finished: int = 0
+
+
+class RequestCounts(RequestCounters, kw_only=True):
     running: int
     waiting: int
-    preempted: int  # cumulative preemptions
-    finished: int = 0  # cumulative
 
 
-class Invariants(Doc):
-    checked: int  # commits checked
-    violations: int
-    verified_relocations: int = 0  # contents hashed before and after, cumulative
-    verify_us: int = 0  # time in that, cumulative
+class InvariantCounters(Doc):
+    checked: int = 0  # commits
+    violations: int = 0
+    verified_relocations: int = 0  # contents hashed before and after
+    verify_us: int = 0  # time in that
+
+
+class Invariants(InvariantCounters, kw_only=True):
     strict: bool = True  # a violation stops the engine; fixed at start-up
     check_every_step: bool = False  # every step recomputes all tables; fixed at start-up
 
@@ -236,7 +243,12 @@ class Health(Doc):
     since_ts: float | None = None  # since when it is not ok, if known
 
 
-class MemoryPressure(Doc):
+class PressureCounters(Doc):
+    given_tokens: int = 0  # died under pressure
+    preemptions_above_floor: int = 0  # while somebody could have given a block
+
+
+class MemoryPressure(PressureCounters, kw_only=True):
     """Who needs blocks, and who gives tokens for them: requests under `evict_when: pressure`."""
 
     near: bool  # requests may have to give soon, so their signals are computed
@@ -246,16 +258,27 @@ class MemoryPressure(Doc):
     givers: int  # running requests that can give
     givable_tokens: int  # that they can give in whole blocks, until each is at its floor
     givable_blocks: int
-    given_tokens: int  # since the engine started
     recent_tokens: int  # given in the last `window_s` seconds
     recent_givers: int  # by this many requests
     window_s: float
     spared_tokens: int  # live, but dead by now under `evict_when: always`
-    preemptions_above_floor: int  # while somebody could have given a block
     # Finished requests by the live share of their tokens at their end: upper bound -> how many have
     # at most this share, and more than the bound before.
     kept_shares: dict[str, int] = {}
     kept_share_sum: float = 0.0
+
+
+class Counters(Doc):
+    """What an engine has counted since it started; the runtime counts in these fields.
+
+    Each is the base of the part of `Status` of the same name, which therefore shows its fields.
+    """
+
+    tokens: TokenCounters = msgspec.field(default_factory=TokenCounters)
+    reclamation: ReclamationCounters = msgspec.field(default_factory=ReclamationCounters)
+    requests: RequestCounters = msgspec.field(default_factory=RequestCounters)
+    invariants: InvariantCounters = msgspec.field(default_factory=InvariantCounters)
+    pressure: PressureCounters = msgspec.field(default_factory=PressureCounters)
 
 
 class Status(Doc):

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from vtoken_bench.counters import Instructions
@@ -105,21 +106,21 @@ def _runner_hooks(runner: type) -> tuple[type, tuple[str, ...]]:
     return VTokenV2Mixin, V2_HOOKS
 
 
-COUNTERS = (
-    "recycled_slots",
-    "evicted_tokens",
-    "given_tokens",
-    "preemptions_above_floor",
-    "relocations",
-    "moved_tokens",
-    "reclaimed_blocks",
-    "shared_skipped_blocks",
-    "verified_relocations",
-    "plan_us",
-    "copy_us",
-    "packed_tokens",
-    "pack_us",
-)
+COUNTERS = {  # fact -> counter
+    "recycled_slots": "reclamation.recycled_slots",
+    "evicted_tokens": "tokens.evicted",
+    "given_tokens": "pressure.given_tokens",
+    "preemptions_above_floor": "pressure.preemptions_above_floor",
+    "relocations": "reclamation.relocations",
+    "moved_tokens": "reclamation.moved_tokens",
+    "reclaimed_blocks": "reclamation.reclaimed_blocks",
+    "shared_skipped_blocks": "reclamation.shared_skipped_blocks",
+    "verified_relocations": "invariants.verified_relocations",
+    "plan_us": "reclamation.plan_us",
+    "copy_us": "reclamation.copy_us",
+    "packed_tokens": "reclamation.packed_tokens",
+    "pack_us": "reclamation.pack_us",
+}
 CUMULATIVE = (*COUNTERS, "kept_share_sum")  # of the facts
 
 
@@ -131,8 +132,8 @@ def _facts(scheduler: Any) -> dict[str, Any]:
         "endpoint": scheduler.vtoken_controller.telemetry_endpoint,
         "num_blocks": runtime.geometry.num_blocks,
         "block_size": runtime.geometry.block_size,
-        "violations": runtime.counters.violations,
-        **{name: getattr(runtime.counters, name) for name in COUNTERS},
+        "violations": runtime.counters.invariants.violations,
+        **{fact: attrgetter(name)(runtime.counters) for fact, name in COUNTERS.items()},
         "kept_share_sum": runtime.state.finished.kept_sum,
     }
 

@@ -166,10 +166,10 @@ class Evictor:
             state.requests[name].given_tokens += count
             state.given.note(name, count)
             num_given += count
-        state.counters.evicted_tokens += num_tokens
-        state.counters.given_tokens += num_given
-        state.counters.moved_then_evicted_tokens += self._num_wasted(rows[died])
-        state.counters.reclaimed_blocks += num_blocks
+        state.counters.tokens.evicted += num_tokens
+        state.counters.pressure.given_tokens += num_given
+        state.counters.reclamation.moved_then_evicted_tokens += self._num_wasted(rows[died])
+        state.counters.reclamation.reclaimed_blocks += num_blocks
         num_requests = int(np.count_nonzero(died))
         state.events.add(
             state.step,
@@ -216,7 +216,7 @@ class Evictor:
                 dead = np.isin(table.block_ids(), list(request.retained_dead_blocks))
                 num_blocks += self._drop_dead_blocks(table, dead, freed)
         self._any_retained = any(r.retained_dead_blocks for r in self._state.requests.values())
-        self._state.counters.reclaimed_blocks += num_blocks
+        self._state.counters.reclamation.reclaimed_blocks += num_blocks
         self._note_reclaimed(num_blocks)
 
     def _note_reclaimed(self, num_blocks: int) -> None:
@@ -245,7 +245,7 @@ class Evictor:
             self._any_retained = True
             dead = dead & ~shared
         else:
-            state.counters.shared_released_blocks += int(np.count_nonzero(shared))
+            state.counters.reclamation.shared_released_blocks += int(np.count_nonzero(shared))
         if not dead.any():
             return 0
         dropped = state.drop_blocks(table, dead)

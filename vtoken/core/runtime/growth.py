@@ -92,7 +92,7 @@ class TokenAppender:
         starts, added = self._added_blocks(scheduled, rows)
         totals = np.array(scheduled.num_tokens, dtype=np.int64)
         grown = tables.grow(rows, totals, starts, added)
-        state.counters.recycled_slots += grown.num_recycled
+        state.counters.reclamation.recycled_slots += grown.num_recycled
         self._check_private(grown.written.tolist())
         return rows, grown
 

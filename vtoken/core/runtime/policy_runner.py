@@ -326,7 +326,7 @@ class PolicyRunner:
     def _suspend(self, policy: Policy, error: Exception) -> None:
         self._state.suspend(policy)
         detail = f"policy {policy.name} failed and evicts nothing from now on: {error!r}"
-        self._state.counters.violations += 1
+        self._state.counters.invariants.violations += 1
         self._state.events.add(
             self._state.step, "violation", detail, {"invariant": "policy", "detail": detail}
         )

@@ -1,19 +1,15 @@
-"""The runtime's state of a request besides its token table, and the counters."""
+"""The runtime's state of a request besides its token table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from vtoken.base.arrays import Floats, Ints
 from vtoken.core.config.values import VTokenConfig
-from vtoken.core.planning.gates import DEFERRALS
 from vtoken.core.runtime.wasted_moves import LastMoves
 from vtoken.policies import Policy
 from vtoken.policies.signals import Signal
-from vtoken.wire import ReclamationCounters
 
 
 @dataclass(slots=True)
@@ -74,24 +70,3 @@ class RequestState:
         """The newest scores of `signal`, by token id; None if there are none yet."""
         state = self.signals.get(signal)
         return None if state is None else state.scores
-
-
-class Counters(ReclamationCounters):
-    """Cumulative counters since the engine started, one writer each.
-
-    Those of reclamation are documents as they are; `vtoken.control.status` says where the others
-    are in a status.
-    """
-
-    deferrals: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(DEFERRALS, 0))
-    evicted_tokens: int = 0
-    given_tokens: int = 0  # of these, under pressure
-    generated_tokens: int = 0
-    preemptions: int = 0
-    preemptions_above_floor: int = 0  # while somebody could still give a block under pressure
-    finished_requests: int = 0
-    commits_checked: int = 0
-    violations: int = 0
-    verified_relocations: int = 0
-    verify_us: int = 0
-    preempted_per_request: dict[str, int] = msgspec.field(default_factory=dict)

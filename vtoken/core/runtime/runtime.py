@@ -192,10 +192,10 @@ class Runtime:
         if not state.requests:
             self.relocator.settle()
         if preempted:
-            per_request = self.counters.preempted_per_request
+            per_request = self.state.preempted
             self.admission.preempted(request_id, num_tokens + 1)
-            self.counters.preemptions += 1
-            self.counters.preemptions_above_floor += self.admission.can_give()
+            self.counters.requests.preempted += 1
+            self.counters.pressure.preemptions_above_floor += self.admission.can_give()
             per_request[request_id] = per_request.get(request_id, 0) + 1
             self.events.add(
                 self.step,
@@ -204,7 +204,7 @@ class Runtime:
                 {"request_id": request_id, "dead_tokens_restored": num_dead},
             )
         else:
-            self.counters.finished_requests += request_id != self.canary.request_id
+            self.counters.requests.finished += request_id != self.canary.request_id
             self.forget(request_id)
 
     def _note_end(self, request_id: str) -> None:
@@ -219,7 +219,7 @@ class Runtime:
                 table.num_tokens,
                 table.num_dead,
                 request.given_tokens,
-                self.counters.preempted_per_request.get(request_id, 0),
+                self.state.preempted.get(request_id, 0),
                 rules.policy.name,
                 rules.budget_tokens,
                 rules.evict_when,
@@ -229,7 +229,7 @@ class Runtime:
     def forget(self, request_id: str) -> None:
         """The request has ended, whether it was ever scheduled or not; its blocks are released."""
         self.state.forget(request_id)
-        self.counters.preempted_per_request.pop(request_id, None)
+        self.state.preempted.pop(request_id, None)
         self.admission.forget(request_id)
         self.latency.forget(request_id)
 
@@ -281,7 +281,7 @@ class Runtime:
         return plan
 
     def _count_commit(self) -> None:
-        self.counters.commits_checked += 1
+        self.counters.invariants.checked += 1
         if self.check_every_step:
             try:
                 self.check()
@@ -326,17 +326,17 @@ class Runtime:
             self.relocator.finish_step(earlier, 0, self._check_copies(None, earlier))
         fault = self._check_copies(report, step)
         copy_us = report.copy_us if report is not None else 0
-        self.counters.copy_us += copy_us
+        self.counters.reclamation.copy_us += copy_us
         self.relocator.finish_step(step, copy_us, fault)
         if report is None:
             return
         self.prices.copies.add(report.copy_us, report.moved_tokens)
         self.prices.holes.add(report.pack_us, report.packed_tokens)
         self.prices.probes.add(report.probe_us, report.probed_queries)
-        self.counters.packed_tokens += report.packed_tokens
-        self.counters.pack_us += report.pack_us
-        self.counters.verified_relocations += report.verified_relocations
-        self.counters.verify_us += report.verify_us
+        self.counters.reclamation.packed_tokens += report.packed_tokens
+        self.counters.reclamation.pack_us += report.pack_us
+        self.counters.invariants.verified_relocations += report.verified_relocations
+        self.counters.invariants.verify_us += report.verify_us
         if report.violation is not None:
             self.state.violated(InvariantViolation("I1", report.violation))
         if report.disagreement is not None:
@@ -345,7 +345,7 @@ class Runtime:
 
     def sampled(self, request_ids: list[str], num_tokens: int, now: float) -> None:
         """A step gave `request_ids` `num_tokens` tokens in total; `now`: monotonic seconds."""
-        self.counters.generated_tokens += num_tokens
+        self.counters.tokens.generated += num_tokens
         self.latency.tokens(request_ids, now)
 
     def _check_copies(self, report: WorkerReport | None, step: int) -> str | None:

@@ -15,6 +15,7 @@ from vtoken.core.config.protection import NOTHING, Protection
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.config.spans import covered, merged, pairs_of
 from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.gates import DEFERRALS
 from vtoken.core.protocol.step import NO_IDS
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.canary import CanaryTally
@@ -23,12 +24,12 @@ from vtoken.core.runtime.due import NEVER, DueColumns
 from vtoken.core.runtime.events import EventLog
 from vtoken.core.runtime.given import FinishedLog, GivenTally
 from vtoken.core.runtime.latency import LatencyMeter
-from vtoken.core.runtime.requests import Counters, RequestState
+from vtoken.core.runtime.requests import RequestState
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Policy
 from vtoken.policies.shadow import ShadowTally
-from vtoken.wire import Geometry
+from vtoken.wire import Counters, Geometry, ReclamationCounters
 
 
 class RuntimeState:
@@ -77,7 +78,10 @@ class RuntimeState:
         self.num_reports = 0  # steps that ended
         self.shadow = ShadowTally()
         self.canary = CanaryTally()
-        self.counters = Counters()
+        self.counters = Counters(
+            reclamation=ReclamationCounters(deferrals=dict.fromkeys(DEFERRALS, 0))
+        )
+        self.preempted: dict[str, int] = {}  # how often, of announced requests
         self.events = EventLog()
         self.latency = LatencyMeter()
         self.given = GivenTally()
@@ -281,7 +285,7 @@ class RuntimeState:
 
     def violated(self, violation: InvariantViolation) -> None:
         """Count and report a broken invariant; in strict mode, raise it before the step ends."""
-        self.counters.violations += 1
+        self.counters.invariants.violations += 1
         self.events.add(
             self.step,
             "violation",

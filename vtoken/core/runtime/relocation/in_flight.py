@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.core.planning.planner import RelocationPlan
-from vtoken.core.runtime.requests import Counters
 from vtoken.sentences import counted
-from vtoken.wire import Relocation
+from vtoken.wire import ReclamationCounters, Relocation
 
 
 @dataclass(slots=True)
@@ -62,7 +61,7 @@ class InFlight:
             moving.shared_freed_blocks = sum(int(holders[b] == 0) for b in plan.shared_blocks)
         return moving
 
-    def count(self, counters: Counters) -> None:
+    def count(self, counters: ReclamationCounters) -> None:
         """Add the relocation to `counters` once the worker has executed it."""
         moved = self.relocation
         counters.relocations += 1

@@ -122,7 +122,7 @@ class Relocator:
     def note_held_back(self) -> None:
         """Count the closed gate: a round could have gained something in this step."""
         if self._closed_gate is not None:
-            self._state.counters.deferrals[self._closed_gate] += 1
+            self._state.counters.reclamation.deferrals[self._closed_gate] += 1
 
     def hand_over(self, plan: StepPlan) -> None:
         """Write the step's copies into the worker's plan."""
@@ -223,9 +223,9 @@ class Relocator:
         found = self._reclaim(freed)
         self._prices.plans.add((time.perf_counter_ns() - started) / 1000, len(found.plans))
         if found.missing_blocks:
-            self._state.counters.deferrals["headroom"] += 1
+            self._state.counters.reclamation.deferrals["headroom"] += 1
         elif not found.plans and self._waits_for_reports():
-            self._state.counters.deferrals["in_flight"] += 1
+            self._state.counters.reclamation.deferrals["in_flight"] += 1
             self._last_round_empty = False
 
     def _defer(self, missing: int, available: int) -> None:
@@ -233,7 +233,7 @@ class Relocator:
         `available`; one event per `DEFERRED_EVENT_SECONDS`.
         """
         state = self._state
-        state.counters.deferred += 1
+        state.counters.reclamation.deferred += 1
         now = time.monotonic()
         if now - self._last_deferred_event < DEFERRED_EVENT_SECONDS:
             return
@@ -273,12 +273,12 @@ class Relocator:
         )
         found = preview.round
         plan_us = (time.perf_counter_ns() - started) // 1000
-        self._state.counters.plan_us += plan_us
+        self._state.counters.reclamation.plan_us += plan_us
         self._last_round_empty = not found.plans
         self.num_rounds += bool(found.plans)
         if found.missing_blocks:
             self._defer(found.missing_blocks, preview.available_blocks)
-        self._state.counters.shared_skipped_blocks += found.shared_skipped_blocks
+        self._state.counters.reclamation.shared_skipped_blocks += found.shared_skipped_blocks
         used = self._state.tables.pool.num_used
         for plan in found.plans:
             self._apply(plan, freed, plan_us // len(found.plans), operation_id)
@@ -386,7 +386,7 @@ class Relocator:
     def _record(self, moving: InFlight, step: int, copy_us: int, fault: str | None) -> None:
         moved = moving.relocation
         moved.copy_us = copy_us
-        moving.count(self._state.counters)
+        moving.count(self._state.counters.reclamation)
         request = self._state.requests.get(moved.request_id)
         if request is not None and request.in_flight_step == step:  # else the request was restarted
             request.in_flight_step = 0
