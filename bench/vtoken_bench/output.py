@@ -1,9 +1,10 @@
 """Results of benchmarks: tables in the terminal, JSON files, Markdown and SVGs in docs/.
 
-A run writes one JSON file `.bench/NAME.json`. `publish` copies it to `docs/results/NAME.json`,
-which is committed, and makes everything else from that copy: the SVGs beside it, and the section of
-a page between `<!-- bench:NAME -->` and `<!-- /bench -->`. Text outside the markers is written by
-hand and not changed. A benchmark with several sections names its files `BENCH-PART.json`.
+A run writes one JSON file `.bench/NAME.json`. `publish` copies what pages show of it to
+`docs/results/NAME.json`, which is committed, and makes everything else from that copy: the SVGs
+beside it, and the section of a page between `<!-- bench:NAME -->` and `<!-- /bench -->`. Text
+outside the markers is written by hand and not changed. A benchmark with several sections names its
+files `BENCH-PART.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -47,6 +47,7 @@ ROWS = (
     "Table 2",
     "I1, I2",
 )
+SHOWN_RAW = {"grounds"}  # benchmarks whose raw results are published: one character a sample
 KEPT = "results"  # the folder beside a page that holds its JSON files and SVGs
 CLAIMS = re.compile(r"(<!-- claims -->\n).*?(<!-- /claims -->)", re.DOTALL)
 SECTION = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
@@ -166,9 +167,13 @@ def finish(result: Result, *, path: Path | None, markdown: bool) -> None:
     """Print the tables and write the JSON file, by default `.bench/NAME.json`."""
     path = path or FOLDER / f"{result.bench}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    _write(result, path)
     print(as_markdown(result) if markdown else as_text(result))
     print(f"written to {path}")
+
+
+def _write(result: Result, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 
 def _cell(value: str | float | None) -> str:
@@ -276,6 +281,7 @@ def _order(row: str) -> int:
 def publish(page: Path, runs: Path) -> list[str]:
     """Copy the runs of `page` to the folder beside it, draw their charts, fill in its sections.
 
+    A copy has no raw measurements, except of `SHOWN_RAW`.
     Returns one line for each run or section that was skipped. Raises ImportError if a chart needs
     matplotlib and it is missing; the page is filled in by then.
     """
@@ -285,11 +291,14 @@ def publish(page: Path, runs: Path) -> list[str]:
         run, copy = runs / f"{name}.json", kept / f"{name}.json"
         if not run.exists():
             continue
-        if copy.exists() and read(copy).started > read(run).started:
+        result = read(run)
+        if copy.exists() and read(copy).started > result.started:
             skipped.append(f"{name}: not copied, {run} is older than {copy}")
             continue
         kept.mkdir(exist_ok=True)
-        shutil.copyfile(run, copy)
+        if result.bench not in SHOWN_RAW:
+            result.raw = None
+        _write(result, copy)
     text, filled, missing = fill_in(page.read_text(), kept)
     page.write_text(text)
     for name in filled:

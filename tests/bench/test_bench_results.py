@@ -68,6 +68,7 @@ def some_result(bench: str = "planner", commit: str = "abc1234") -> Result:
     result = Result(bench, f"make bench-{bench}", {"steps": 1}, [Table("T", ["a"], [["x"], [1.5]])])
     result.machine = {"cpu": "c", "python": "3", "versions": {}}
     result.started, result.commit = "2026-01-02 00:00:00 UTC", commit
+    result.raw = ["all measurements"]
     result.charts = [
         Chart("Cost", [Panel("P", "x", "y", lines=[line], x_scale="log")]),
         Chart("Other", [Panel("P", "x", "y", lines=[line])], part="other"),
@@ -77,7 +78,7 @@ def some_result(bench: str = "planner", commit: str = "abc1234") -> Result:
 
 def save(result: Result, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(result))
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     return path
 
 
@@ -104,13 +105,15 @@ def test_results_copies_the_json_draws_its_charts_and_shows_both(
     text = (tmp_path / PAGES[0]).read_text()
     assert "![Cost](results/planner.svg)\n\n![Other](results/planner-other.svg)\n\n**T**" in text
     assert stale(tmp_path) == ["none"]
+    assert read(tmp_path / ".bench" / "planner.json").raw == ["all measurements"]
+    assert read(kept / "planner.json").raw is None
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (b"1.5]]", b"1.6]]", ["docs/results.md, planner"]),
-        (b"[2.0,3.0]", b"[2.0,3.1]", ["planner.svg", "planner-other.svg"]),
+        (b"1.5", b"1.6", ["docs/results.md, planner", "planner.svg", "planner-other.svg"]),
+        (b"3.5", b"3.6", ["planner.svg", "planner-other.svg"]),
         (b"abc1234", b"abc1235", ["docs/results.md, planner"]),
     ],
 )
