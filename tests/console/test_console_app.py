@@ -354,6 +354,22 @@ async def test_help_lists_every_key(served: Served) -> None:
         assert app.screen is app.dashboard
 
 
+async def test_help_opens_without_what_an_earlier_key_was_answered(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
+        await pilot.press("e")
+        await until(lambda: "The log shows" in messages(app), "no answer")
+        app.notify("an alert", severity="warning")
+        await pilot.press("question_mark")
+        await until(lambda: isinstance(app.screen, HelpScreen), "no help")
+        await until(lambda: "an alert" in messages(app), "the alert is gone")
+        assert "The log shows" not in messages(app)
+        await pilot.press("escape")
+        app.notify("an error", severity="error")
+        await pilot.press("question_mark")
+        await until(lambda: isinstance(app.screen, HelpScreen), "no help")
+        await until(lambda: "an error" in messages(app), "the error is gone")
+
+
 async def test_palette_runs_a_command_by_name(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("colon")

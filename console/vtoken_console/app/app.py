@@ -124,6 +124,7 @@ class ConsoleApp(App[int]):
         self._apply_theme()
         self.guide = Guide() if guided else None
         self.alerts: list[str] = []  # until escape, oldest first
+        self._failed = False  # the answer to the newest key that was answered is an error
         self._activity: Activity | None = None
         self._drawn: deque[float] = deque(maxlen=64)  # monotonic [s]
         self._dimmed_drawn_at = 0.0  # when the dashboard was last drawn behind a page
@@ -261,10 +262,15 @@ class ConsoleApp(App[int]):
         if severity == "warning":
             self.alerts.append(message)
         else:
-            self._clear_toasts()
-            for alert in self.alerts:
-                self._toast(alert, "warning")
+            self._clear_answer()
+            self._failed = severity == "error"
         self._toast(message, severity)
+
+    def _clear_answer(self) -> None:
+        """Removes what an earlier key was answered; alerts stay."""
+        self._clear_toasts()
+        for alert in self.alerts:
+            self._toast(alert, "warning")
 
     def _toast(self, text: str, severity: SeverityLevel) -> None:
         text = f"{GLYPHS[severity]} {escape(text)}{'  esc: seen' * (severity == 'warning')}"
@@ -276,6 +282,7 @@ class ConsoleApp(App[int]):
 
     def clear_notifications(self) -> None:
         self.alerts.clear()
+        self._failed = False
         self._clear_toasts()
 
     def _clear_toasts(self) -> None:
@@ -453,6 +460,8 @@ class ConsoleApp(App[int]):
         from vtoken_console.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
+            if not self._failed:
+                self._clear_answer()
             await self.push_screen(HelpScreen())
 
     async def action_quit(self) -> None:
