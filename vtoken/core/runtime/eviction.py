@@ -232,6 +232,14 @@ class Evictor:
         """Drop the blocks without live tokens where `dead` [num_blocks] is set.
 
         Returns how many of them have no holder left. Under `skip` the request retains shared ones.
+
+            block table       A     B     C     D     E         a: live, .: dead or never written
+            places         | a a | . . | . . | a . | a . |      B is shared, C is private
+                                   |     |
+              index, copy          |     +--> leaves the table, and the pool gets it back
+                                   +--------> leaves the table, and its other holders keep it
+              skip                 +--------> stays, until no other request holds it
+            afterwards     | a a | a . | a . |                  D and E are at places 2 to 5
         """
         state = self._state
         blocks = table.block_ids()

@@ -335,6 +335,14 @@ def relocate(
     token; a live token left in a dropped block. `rank`, `old_rank` [N]: scratch, -1 before and
     after. Requires capacity for `blocks`; closes the gap. Returns a code and the number of dropped
     blocks.
+
+        old table       A       B       C       D          letters: live; -: dead, its K/V there
+        token_at    | a - b | c d e | - f - | g . . |      .: nothing written
+
+        f moves into the hole of A and g into the fresh block F; blocks = A, B, F:
+
+        new table       A       B       F
+        token_at    | a f b | c d e | g . . |              C and D hold no live token: dropped
     """
     fact = facts[r]
     segment, first = fact.first_block, fact.first_token

@@ -254,6 +254,15 @@ def plan_borrowed(
     The n tokens of a request fill the first n slots of its borrowed blocks, in any order. A token
     that is already there stays; the rest take the free slots in order. `index` [N] holds -1 before
     the call and, unless a request is invalid, after it.
+
+        block table       A       B       C         D            S = 3; letters: live tokens
+                      | a b c | d . . | . e f | g . . |          . dead or never written
+        full                A                                    read in place
+        partial                 d         e f     g              4 tokens, 2 borrowed blocks
+        borrowed         X       Y
+          before      | d . . | e . . |                          d and e were packed earlier
+          after       | d f g | e . . |                          2 copies: f and g
+        row of table    A  X  Y                                  attention reads the first 3 + 4
     """
     num_blocks, copies = len(index), 0
     taken = np.zeros(len(borrowed) * block_size, dtype=np.bool_)
