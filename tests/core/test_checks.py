@@ -80,7 +80,7 @@ def revive(table: TokenTable) -> None:
 
 def miscount_block(table: TokenTable) -> None:
     first = fact(table)["first_block"]
-    table._columns.block_live[first + 1] += 1
+    table._columns.arrays.block_live[first + 1] += 1
 
 
 def miscount_full(table: TokenTable) -> None:
@@ -93,7 +93,7 @@ def miscount_ghosts(table: TokenTable) -> None:
 
 def miscount_positional(table: TokenTable) -> None:
     """What naive eviction would hold."""
-    table._columns.naive_live[fact(table)["first_token"] // 4] -= 1
+    table._columns.arrays.naive_live[fact(table)["first_token"] // 4] -= 1
 
 
 def overrun_segment(table: TokenTable) -> None:
@@ -203,7 +203,7 @@ def test_the_check_of_the_tables_notices_a_reader_without_a_token() -> None:
 
 def test_the_check_of_the_tables_notices_two_requests_on_one_private_slot() -> None:
     tables = healthy()
-    tables.columns.block_id[fact(tables["i"])["first_block"] + 1] = 3
+    tables.columns.arrays.block_id[fact(tables["i"])["first_block"] + 1] = 3
     with pytest.raises(InvariantViolation):
         tables.check()
 

@@ -111,7 +111,7 @@ def test_the_self_test_stops_where_a_kernel_does_not_do_what_its_source_says(
 
     def evict(*args: Any) -> None:
         honest(*args)
-        args[7].num_live[args[0][0]] += 1
+        args[5].facts[args[0][0]].num_live += 1
 
     monkeypatch.setattr(table_kernels, "evict", evict)
     with pytest.raises(InvariantViolation, match="num_live"):

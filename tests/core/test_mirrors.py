@@ -16,15 +16,7 @@ from hypothesis import strategies as st
 from tests.support.core.request_step import RequestStep, steps_of
 from vtoken.base.arrays import Ragged
 from vtoken.base.errors import MirrorMismatchError
-from vtoken.core.protocol.mirror import (
-    CAPACITY,
-    LIVE,
-    OFFSET,
-    TOKENS,
-    VERSION,
-    BlockTables,
-    Mirrors,
-)
+from vtoken.core.protocol.mirror import BlockTables, Mirrors
 from vtoken.core.protocol.step import RequestSteps
 
 S = 4
@@ -123,11 +115,12 @@ class Model:
                 ids.of(i).tolist(),
                 slots.of(i).tolist(),
             ]
-        facts = mirrors.facts[:, rows]
-        assert (facts[TOKENS] <= facts[CAPACITY]).all()
-        pieces = sorted(zip(facts[OFFSET], facts[OFFSET] + facts[CAPACITY], strict=True))
+        facts = mirrors.columns.facts[rows]
+        first, capacity = facts["first_token"], facts["token_capacity"]
+        assert (facts["num_tokens"] <= capacity).all()
+        pieces = sorted(zip(first, first + capacity, strict=True))
         assert all(a[1] <= b[0] for a, b in pairwise(pieces))
-        assert not pieces or pieces[-1][1] <= len(mirrors.arena)
+        assert not pieces or pieces[-1][1] <= len(mirrors.columns.slots)
         full, loose = mirrors.split(rows, S)
         assert not mirrors._counts.any()
         for i, live in enumerate(self.slots.values()):
@@ -150,14 +143,14 @@ def test_mirrors_follow_any_plan_as_dictionaries_do(seed: int, num_steps: int) -
         if model.rng.random() < 0.3:
             model.follow()
         before = {name: model.mirrors[name].live()[1].tolist() for name in model.slots}
-        versions = {name: model.mirrors.facts[VERSION, m.row] for name, m in model.mirrors.items()}
+        versions = {name: model.mirrors.columns.version[m.row] for name, m in model.mirrors.items()}
         parts = model.plan()
         steps = steps_of(parts)
         rows = model.mirrors.apply(steps)
         assert rows.tolist() == [model.mirrors[name].row for name in parts]
         model.check()
         for i, name in enumerate(parts):
-            changed = model.mirrors.facts[VERSION, rows[i]] != versions[name]
+            changed = model.mirrors.columns.version[rows[i]] != versions[name]
             slots = model.mirrors[name].live()[1].tolist()
             assert changed or slots[: len(before[name])] == before[name]
             newest = model.mirrors.newest(rows[i : i + 1], steps.new_slots.counts[i : i + 1])
@@ -172,17 +165,17 @@ def test_memory_follows_the_requests_that_are_there() -> None:
         mirrors.place([f"{number}"], ints(2000), S, tables)
         mirrors.drop([f"{number - 8}"])
     assert len(mirrors) == 8
-    assert mirrors.facts.shape[1] == 16
-    assert mirrors.arena.nbytes <= 2.5 * 8 * 2000 * 4
+    assert len(mirrors.columns.facts) == 16
+    assert mirrors.columns.slots.nbytes <= 2.5 * 8 * 2000 * 4
     mirrors.clear()
-    assert mirrors.arena.nbytes == 0
+    assert mirrors.columns.slots.nbytes == 0
 
 
 def test_a_long_request_grows_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     mirrors = Mirrors.of({"a": np.arange(0, dtype=np.int64)})
     pieces = []
-    make_room = mirrors._reserve
-    monkeypatch.setattr(mirrors, "_reserve", lambda *a: (pieces.append(a), make_room(*a)))
+    make_room = mirrors.columns.reserve
+    monkeypatch.setattr(mirrors.columns, "reserve", lambda *a: (pieces.append(a), make_room(*a)))
     for token in range(5000):
         part = RequestStep(token, new_slots=ints(token), num_live=token + 1)
         mirrors.apply(steps_of({"a": part}))
@@ -225,11 +218,11 @@ def test_a_plan_that_does_not_fit_the_mirror_says_both_numbers(what: str) -> Non
     mirrors = mirrors_of_two()
     mirrors.apply(requests())  # the honest one fits
     mirrors = mirrors_of_two()
-    arena = mirrors.arena.copy()
+    arena = mirrors.columns.slots.copy()
     with pytest.raises(MirrorMismatchError, match=message):
         mirrors.apply(requests(**changed))
-    written = np.flatnonzero(arena != mirrors.arena)
-    offset, capacity = mirrors.facts[OFFSET], mirrors.facts[CAPACITY]
+    written = np.flatnonzero(arena != mirrors.columns.slots)
+    offset, capacity = mirrors.columns.first_token, mirrors.columns.token_capacity
     inside = [(offset[r] <= written) & (written < offset[r] + capacity[r]) for r in range(2)]
     assert (inside[0] | inside[1]).all()
     assert mirrors["a"].live()[0].tolist() == [0, 2, 3, 4, 5]
@@ -251,7 +244,7 @@ def test_columns_that_do_not_fit_each_other_are_refused(column: str, starts: Any
 def test_columns_that_are_too_short_are_refused(change: str) -> None:
     steps = copy.deepcopy(requests())
     if change == "moved_slots":
-        steps.moved_slots = replace(steps.moved_slots, values=steps.moved_slots.values[:1])
+        steps.moved_slots = steps.moved_slots._replace(values=steps.moved_slots.values[:1])
     else:
         setattr(steps, change, getattr(steps, change)[:1])
     with pytest.raises(MirrorMismatchError, match="columns do not fit"):
@@ -280,9 +273,9 @@ def test_a_request_that_is_followed_never_shrinks() -> None:
 
 def test_a_row_that_changes_hands_changes_its_version() -> None:
     mirrors = mirrors_of_two()
-    row, version = mirrors["a"].row, mirrors.facts[VERSION, mirrors["a"].row]
+    row, version = mirrors["a"].row, mirrors.columns.version[mirrors["a"].row]
     mirrors.drop(["a"])
     mirrors.place(["c"], ints(5), S, BlockTables.of([range(2)]))
     assert mirrors["c"].row == row
-    assert mirrors.facts[VERSION, row] != version
-    assert mirrors.facts[LIVE, row] == 5
+    assert mirrors.columns.version[row] != version
+    assert mirrors.columns.num_live[row] == 5

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.core.request_step import RequestStep, steps_of
-from vtoken.core.protocol.mirror import VERSION, BlockTables, Mirrors
+from vtoken.core.protocol.mirror import BlockTables, Mirrors
 from vtoken.vllm.cuda.layout import page_view
 from vtoken.vllm.cuda.pages import PageTables
 
@@ -64,10 +64,10 @@ def run(walk: Walk, steps: int, *, versions: bool = True) -> list[str]:
     """Requests whose row differed from the mirror after a step; some steps release rows first."""
     wrong = []
     for _ in range(steps):
-        before = walk.mirrors.facts[VERSION].copy()
+        before = walk.mirrors.columns.version.copy()
         names = walk.step()
         if not versions:
-            walk.mirrors.facts[VERSION] = before
+            walk.mirrors.columns.version[:] = before
         if walk.rng.integers(2):
             walk.pages.release(walk.mirrors)
         rows = walk.pages.update(walk.mirrors, walk.mirrors.rows_of(names)).tolist()

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from tests.support import plain_signals
-from vtoken.core.protocol.mirror import LIVE as LIVE_TOKENS
-from vtoken.core.protocol.mirror import OFFSET, Mirrors
+from vtoken.core.protocol.mirror import Mirrors
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
 from vtoken.policies.signals import pooled as pooled_on_host
@@ -199,8 +198,8 @@ def test_tokens_that_died_since_the_newest_probe_repeat_nothing() -> None:
     mirrors["a"].keep((signal,), scores.make_accumulator)
     row = np.linspace(0, 1, LIVE - 1, dtype=np.float32)
     mirrors["a"].accumulators[signal].add(np.arange(LIVE - 1), row[None], LIVE - 1)
-    mirrors.arena[mirrors.facts[OFFSET, 0] + 2] = -1
-    mirrors.facts[LIVE_TOKENS, 0] -= 1
+    mirrors.columns.slots[mirrors.columns.first_token[0] + 2] = -1
+    mirrors.columns.num_live[0] -= 1
     plan = StepPlan(0)
     plan.want_scores = (("a", signal),)
     found = scores.finish([], plan, mirrors, Ranks())()["a", signal]

@@ -8,7 +8,6 @@ floats in a different order from one, so tokens are compared with the reference 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
 from vtoken.base.errors import InvariantViolation
-from vtoken.core.protocol.mirror import OFFSET, TOKENS
 
 pytestmark = pytest.mark.vllm
 
@@ -232,7 +230,7 @@ def move_a_token(worker: Any) -> None:
         mirrors = mirrors_of(worker)
         mirror = next(iter(mirrors.values()))
         ids, slots = mirror.live()
-        mirrors.arena[mirrors.facts[OFFSET, mirror.row] + ids[-1]] = slots[0]
+        mirrors.columns.slots[mirrors.columns.first_token[mirror.row] + ids[-1]] = slots[0]
 
 
 def change_next_plan(worker: Any) -> None:
@@ -247,7 +245,7 @@ def change_next_plan(worker: Any) -> None:
         requests = scheduler_output.vtoken.requests
         values = requests.new_slots.values.copy()
         values[0] += 1
-        requests.new_slots = replace(requests.new_slots, values=values)
+        requests.new_slots = requests.new_slots._replace(values=values)
         return update(scheduler_output)
 
     runner._update_states = update_states
@@ -269,7 +267,7 @@ def lose_a_copy(worker: Any) -> None:
 def count_wrongly(worker: Any) -> None:
     if worker.rank == 1:
         mirrors = mirrors_of(worker)
-        mirrors.facts[TOKENS, mirrors.rows_of([*mirrors])] += 1
+        mirrors.columns.num_tokens[mirrors.rows_of([*mirrors])] += 1
 
 
 def test_control_a_mirror_that_drifted_on_one_rank_is_named(two_ranks: Any, greedy: Any) -> None:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +47,10 @@ def runs_of(flags: Bools) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Ragged:
+class Ragged(NamedTuple):
     """A ragged array of R requests. Request i has `values[starts[i] : starts[i + 1]]`.
 
-    `values` [n] int64; `starts` [R + 1] int64 ascends from 0 to n.
+    `values` [n] int64; `starts` [R + 1] int64 ascends from 0 to n. Kernels take it as it is.
     """
 
     values: Ints

@@ -22,16 +22,15 @@ def sync_new_tokens(
     """
     table = tables.get(request_id) or tables.add(request_id)
     added = np.asarray(block_ids[table.num_blocks :], dtype=np.int64)
-    starts = np.array([0, len(added)])
-    return tables.grow(np.array([table.row]), np.array([total_len]), starts, added).slots
+    rows, totals = np.array([table.row]), np.array([total_len])
+    return tables.grow(rows, totals, Ragged.joined([added])).slots
 
 
 def evict_tokens(tables: TokenTables, request_id: str, token_ids: Sequence[int] | Ints) -> None:
     """Mark tokens dead, in any order; all or nothing."""
     row = np.array([tables[request_id].row])
     ids = np.sort(np.asarray(token_ids, dtype=np.int64))
-    starts = np.array([0, len(ids)])
-    codes, _ = tables.evict(row, starts, ids, np.array([-1]), Ragged.empty(1))
+    codes, _ = tables.evict(row, Ragged.joined([ids]), np.array([-1]), Ragged.empty(1))
     if codes[0] != kernels.DONE:
         raise InvariantViolation("I2", f"victims of {request_id}: code {codes[0]}")
 

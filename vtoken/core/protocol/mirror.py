@@ -6,11 +6,11 @@ Correct counts with wrong slots are detected only by the content check (`verify_
 
 Rows are requests, columns are facts; a row is reused after its request ends. The slots of all
 requests are stored in one int32 arena, 4 bytes per token, one contiguous segment per request with
-slack at the end. Invariants of each row r in use, with o = offset[r]:
+slack at the end. Invariants of each row r in use, with o = first_token[r]:
 
-1. arena[o + t] is the slot of token t < tokens[r], -1 when it is dead
-2. live[r] = |{t < tokens[r]: arena[o + t] >= 0}|, counted by transitions
-3. tokens[r] <= capacity[r], and segments arena[o : o + capacity[r]] do not overlap
+1. slots[o + t] is the slot of token t < num_tokens[r], -1 when it is dead
+2. num_live[r] = |{t < num_tokens[r]: slots[o + t] >= 0}|, counted by transitions
+3. num_tokens[r] <= token_capacity[r], and segments slots[o : o + token_capacity[r]] do not overlap
 4. (r, version[r]) identifies the state of existing tokens: the version changes when a token dies or
    moves and when the row is reassigned, but not when tokens are appended
 """
@@ -18,7 +18,7 @@ slack at the end. Invariants of each row r in use, with o = offset[r]:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,22 @@ from vtoken.base.arena import Arena, Column
 from vtoken.base.arrays import Ints, Ragged, spans, starts_of
 from vtoken.base.compiled import kernel
 from vtoken.base.errors import MirrorMismatchError
+from vtoken.base.rows import Rows
 from vtoken.core.protocol.step import RequestSteps
 from vtoken.policies.signals import Accumulator, Signal, make_accumulator
 
 MakeAccumulator = Callable[[Signal], Accumulator]
 Ints32 = npt.NDArray[np.int32]
 
-TOKENS, LIVE, OFFSET, CAPACITY, VERSION = range(5)  # the columns
-NUM_FACTS = 5
+MIRROR_FACTS = np.dtype(
+    [
+        ("num_tokens", np.int64),  # dead ones included
+        ("num_live", np.int64),
+        ("first_token", np.int64),
+        ("token_capacity", np.int64),
+        ("version", np.int64),
+    ]
+)
 # Slack of a new segment, in tokens: MIN_SLACK and one for every SLACK_SHARE tokens of the request.
 MIN_SLACK = 64
 SLACK_SHARE = 8
@@ -67,6 +75,52 @@ class BlockTables(NamedTuple):
         return cls(np.concatenate(arrays), np.cumsum(counts) - counts, counts)
 
 
+class MirrorArrays(NamedTuple):
+    """The arrays of `MirrorColumns`, for kernels; `facts`: one record per row."""
+
+    facts: Any
+    slots: Ints32
+
+
+class MirrorColumns(Rows):
+    """The columns of the token tables that a worker needs: counts, and the slot of each token."""
+
+    num_tokens: Ints
+    num_live: Ints
+    first_token: Ints
+    token_capacity: Ints
+    version: Ints
+
+    def __init__(self) -> None:
+        self._tokens = Arena(Column(np.int32, fill=-1))
+        super().__init__(MIRROR_FACTS)
+
+    @property
+    def slots(self) -> Ints32:
+        return self._tokens.arrays[0]
+
+    @property
+    def arrays(self) -> MirrorArrays:
+        return MirrorArrays(self.records, self.slots)
+
+    def reserve(self, row: int, num_tokens: int) -> None:
+        """Allocate a segment for `num_tokens` tokens of `row`, plus slack."""
+        wanted = num_tokens + num_tokens // SLACK_SHARE + MIN_SLACK
+        used = int(self.num_tokens[row])
+        self._tokens.reserve(self.first_token, self.token_capacity, row, used, wanted)
+
+    def give_back(self, row: int) -> None:
+        """Let the row be reused, with another version."""
+        version = self.version[row] + 1
+        super().give_back(row)
+        self.version[row] = version
+
+    def shrink(self) -> None:
+        """Release memory, if most of it is unused."""
+        if 4 * int(self.token_capacity.sum()) < self._tokens.size:
+            self._tokens.compact(self.first_token, self.token_capacity, 0, shrink=True)
+
+
 class Mirror:
     """The mirror of one request: row `row` of `mirrors`. `accumulators`: its attention signals."""
 
@@ -81,7 +135,7 @@ class Mirror:
     @property
     def num_tokens(self) -> int:
         """Tokens of the request, dead ones included."""
-        return int(self.mirrors.facts[TOKENS, self.row])
+        return int(self.mirrors.columns.num_tokens[self.row])
 
     def live(self) -> tuple[Ints, Ints]:
         """Ids [n] of the live tokens, ascending, and their slots [n]."""
@@ -102,21 +156,15 @@ class Mirror:
 class Mirrors(Mapping[str, Mirror]):
     """The mirrors of one worker by request id.
 
-    `facts` [NUM_FACTS, rows] int64 and `arena` are replaced when they grow: read them anew.
+    The arrays of `columns` are replaced when they grow: read them anew.
     """
 
     def __init__(self) -> None:
-        self.facts: Ints = np.zeros((NUM_FACTS, 0), dtype=np.int64)
-        self._slots = Arena(Column(np.int32, fill=-1))
+        self.columns = MirrorColumns()
         self._rows: dict[str, int] = {}
         self._views: dict[str, Mirror] = {}
-        self._free: list[int] = []
         self._fault: Ints = np.zeros(3, dtype=np.int64)
         self._counts: Ints32 = np.zeros(0, dtype=np.int32)  # live tokens by block; 0 between calls
-
-    @property
-    def arena(self) -> Ints32:
-        return self._slots.arrays[0]
 
     @classmethod
     def of(cls, slots: Mapping[str, Ints]) -> Mirrors:
@@ -124,9 +172,10 @@ class Mirrors(Mapping[str, Mirror]):
         mirrors = cls()
         for name, places in slots.items():
             row = mirrors._take_row(name, len(places))
-            start = int(mirrors.facts[OFFSET, row])
-            mirrors.arena[start : start + len(places)] = places
-            mirrors.facts[[TOKENS, LIVE], row] = len(places)
+            columns = mirrors.columns
+            start = int(columns.first_token[row])
+            columns.slots[start : start + len(places)] = places
+            columns.num_tokens[row] = columns.num_live[row] = len(places)
         return mirrors
 
     # ------------------------------------------------------------ requests come and go
@@ -154,11 +203,8 @@ class Mirrors(Mapping[str, Mirror]):
             if row is None:
                 continue
             del self._views[name]
-            self.facts[:VERSION, row] = 0
-            self.facts[VERSION, row] += 1
-            self._free.append(row)
-        if 4 * int(self.facts[CAPACITY].sum()) < self._slots.size:
-            self._slots.compact(self.facts[OFFSET], self.facts[CAPACITY], 0, shrink=True)
+            self.columns.give_back(row)
+        self.columns.shrink()
 
     def clear(self) -> None:
         """Remove all mirrors."""
@@ -166,23 +212,11 @@ class Mirrors(Mapping[str, Mirror]):
 
     def _take_row(self, name: str, num_tokens: int) -> int:
         """Allocate a row for the new request `name`, with capacity for `num_tokens`."""
-        if not self._free:
-            rows = self.facts.shape[1]
-            facts = np.zeros((NUM_FACTS, max(16, 2 * rows)), dtype=np.int64)
-            facts[:, :rows] = self.facts
-            self.facts = facts
-            self._free.extend(range(facts.shape[1] - 1, rows - 1, -1))
-        row = self._free.pop()
+        row = self.columns.take()
         self._rows[name] = row
         self._views[name] = Mirror(self, row)
-        self._reserve(row, num_tokens)
+        self.columns.reserve(row, num_tokens)
         return row
-
-    def _reserve(self, row: int, num_tokens: int) -> None:
-        """Allocate a segment for `num_tokens` tokens of `row`, plus slack."""
-        wanted = num_tokens + num_tokens // SLACK_SHARE + MIN_SLACK
-        used = int(self.facts[TOKENS, row])
-        self._slots.reserve(self.facts[OFFSET], self.facts[CAPACITY], row, used, wanted)
 
     # ------------------------------------------------------------ a step
 
@@ -204,7 +238,7 @@ class Mirrors(Mapping[str, Mirror]):
         rows, done = self.rows_of(names), 0
         while done < len(rows):
             done = _place(
-                done, rows, self.facts, self.arena, num_tokens, block_size, *tables, self._fault
+                done, rows, self.columns.arrays, num_tokens, block_size, tables, self._fault
             )
             if done < len(rows) and not self._grew(int(rows[done])):
                 raise self._mismatch(names[done])
@@ -220,17 +254,13 @@ class Mirrors(Mapping[str, Mirror]):
             done = _apply(
                 done,
                 rows,
-                self.facts,
-                self.arena,
+                self.columns.arrays,
                 steps.num_tokens,
                 steps.num_live,
-                steps.evicted.values,
-                steps.evicted.starts,
-                steps.moved_ids.values,
-                steps.moved_slots.values,
-                steps.moved_ids.starts,
-                steps.new_slots.values,
-                steps.new_slots.starts,
+                steps.evicted,
+                steps.moved_ids,
+                steps.moved_slots,
+                steps.new_slots,
                 self._fault,
             )
             if done < len(rows) and not self._grew(int(rows[done])):
@@ -241,7 +271,7 @@ class Mirrors(Mapping[str, Mirror]):
         """Enlarge `row` if its capacity is why the kernel stopped; returns whether it was."""
         reason, wanted, _ = self._fault.tolist()
         if reason == FULL:
-            self._reserve(row, wanted)
+            self.columns.reserve(row, wanted)
         return bool(reason == FULL)
 
     def _mismatch(self, name: str) -> MirrorMismatchError:
@@ -252,31 +282,30 @@ class Mirrors(Mapping[str, Mirror]):
 
     def live(self, rows: Ints) -> tuple[Ragged, Ragged]:
         """Ids of the live tokens of `rows` [n], ascending, and their slots."""
-        starts = starts_of(self.facts[LIVE, rows])
+        starts = starts_of(self.columns.num_live[rows])
         out = np.empty((2, starts[-1]), dtype=np.int64)
-        _live(rows, self.facts, self.arena, starts, out)
+        _live(rows, self.columns.arrays, starts, out)
         return Ragged(out[0], starts), Ragged(out[1], starts)
 
     def newest(self, rows: Ints, counts: Ints) -> Ragged:
         """The slots of the newest `counts` [n] tokens of `rows` [n], -1 for dead ones."""
-        first = self.facts[OFFSET, rows] + self.facts[TOKENS, rows] - counts
-        places = spans(first, counts)
-        return Ragged(self.arena[places.values].astype(np.int64), places.starts)
+        columns = self.columns
+        places = spans(columns.first_token[rows] + columns.num_tokens[rows] - counts, counts)
+        return Ragged(columns.slots[places.values].astype(np.int64), places.starts)
 
     def split(self, rows: Ints, block_size: int) -> tuple[Ragged, Ragged]:
         """What attention reads of `rows` [n]: blocks full of live tokens, and the slots of the
         live tokens in partial blocks, the newest last.
         """
-        most = int(self.facts[LIVE, rows].sum())
+        num_live = self.columns.num_live[rows]
+        most = int(num_live.sum())
         full, partial = (np.empty(size, dtype=np.int64) for size in (most // block_size, most))
         starts = np.zeros((2, len(rows) + 1), dtype=np.int64)
-        longest = int(self.facts[LIVE, rows].max(initial=0))
-        runs = np.empty((2, longest), dtype=np.int64)
+        runs = np.empty((2, int(num_live.max(initial=0))), dtype=np.int64)
         while True:
             missing = _split(
                 rows,
-                self.facts,
-                self.arena,
+                self.columns.arrays,
                 block_size,
                 self._counts,
                 runs,
@@ -298,40 +327,37 @@ class Mirrors(Mapping[str, Mirror]):
 def _place(
     first: int,
     rows: Ints,
-    facts: Ints,
-    arena: Ints32,
+    columns: MirrorArrays,
     num_tokens: Ints,
     block_size: int,
-    blocks: Ints32,
-    bases: Ints,
-    counts: Ints,
+    tables: BlockTables,
     fault: Ints,
 ) -> int:
-    """Append up to `num_tokens` to `rows[first:]`: arena[o + t] = S * blocks[base + t // S] + t % S
+    """Append up to `num_tokens` to `rows[first:]`: slots[o + t] = S * blocks[base + t // S] + t % S
 
     Returns the index of the first request that could not be placed, len(rows) if there is none.
     """
     for i in range(first, len(rows)):
-        row = rows[i]
-        base, token, end = facts[OFFSET, row], facts[TOKENS, row], num_tokens[i]
+        fact, table, size = columns.facts[rows[i]], tables.bases[i], tables.counts[i]
+        base, token, end = fact.first_token, fact.num_tokens, num_tokens[i]
         fault[1] = end
         if token > end:
             fault[0], fault[2] = COUNT, token
             return i
-        if end > counts[i] * block_size or bases[i] < 0 or bases[i] + counts[i] > len(blocks):
-            fault[0], fault[2] = NO_BLOCK, counts[i] * block_size
+        if end > size * block_size or table < 0 or table + size > len(tables.blocks):
+            fault[0], fault[2] = NO_BLOCK, size * block_size
             return i
-        if end > facts[CAPACITY, row]:
+        if end > fact.token_capacity:
             fault[0] = FULL
             return i
-        facts[LIVE, row] += end - token
-        facts[TOKENS, row] = end
+        fact.num_live += end - token
+        fact.num_tokens = end
         while token < end:
             rank = token // block_size
             stop = min(end, (rank + 1) * block_size)
-            slot = np.int64(blocks[bases[i] + rank]) * block_size + token - rank * block_size
+            slot = np.int64(tables.blocks[table + rank]) * block_size + token - rank * block_size
             for t in range(token, stop):
-                arena[base + t] = slot
+                columns.slots[base + t] = slot
                 slot += 1
             token = stop
     return len(rows)
@@ -341,22 +367,18 @@ def _place(
 def _apply(
     first: int,
     rows: Ints,
-    facts: Ints,
-    arena: Ints32,
+    columns: MirrorArrays,
     num_tokens: Ints,
     num_live: Ints,
-    evicted: Ints,
-    evicted_starts: Ints,
-    moved_ids: Ints,
-    moved_slots: Ints,
-    moved_starts: Ints,
-    new_slots: Ints,
-    new_starts: Ints,
+    evicted: Ragged,
+    moved_ids: Ragged,
+    moved_slots: Ragged,
+    new_slots: Ragged,
     fault: Ints,
 ) -> int:
-    """Apply the steps of `rows[first:]`. For each row, with o = offset and T = tokens before:
+    """Apply the steps of `rows[first:]`. For each row, with o = first_token and T = tokens before:
 
-    arena[o + t] = -1 for evicted t, moved_slots[j] for moved_ids[j], new_slots[j] for t = T + j
+    slots[o + t] = -1 for evicted t, moved_slots[j] for moved_ids[j], new_slots[j] for t = T + j
     tokens = T + |new|,  live = live - |evicted| + |new|,  version + 1 if a token died or moved
 
     Checks that every id is live and < T and that every slot is valid, so no plan can write outside
@@ -365,61 +387,66 @@ def _apply(
     """
     size = len(rows)
     fault[0], fault[1] = SHAPE, size
-    for found in (len(num_tokens) + 1, len(num_live) + 1, len(moved_starts), len(new_starts)):
+    for found in (
+        len(num_tokens) + 1,
+        len(num_live) + 1,
+        len(moved_ids.starts),
+        len(new_slots.starts),
+    ):
         if found != size + 1:
             fault[2] = found - 1
             return first
-    if len(evicted_starts) != size + 1 or len(moved_slots) != len(moved_ids):
-        fault[1], fault[2] = len(moved_slots), len(moved_ids)
+    if len(evicted.starts) != size + 1 or len(moved_slots.values) != len(moved_ids.values):
+        fault[1], fault[2] = len(moved_slots.values), len(moved_ids.values)
         return first
     for i in range(first, size):
-        row = rows[i]
-        base, before, live = facts[OFFSET, row], facts[TOKENS, row], facts[LIVE, row]
-        e0, e1 = evicted_starts[i], evicted_starts[i + 1]
-        m0, m1 = moved_starts[i], moved_starts[i + 1]
-        n0, n1 = new_starts[i], new_starts[i + 1]
+        fact = columns.facts[rows[i]]
+        base, before, live = fact.first_token, fact.num_tokens, fact.num_live
+        e0, e1 = evicted.starts[i], evicted.starts[i + 1]
+        m0, m1 = moved_ids.starts[i], moved_ids.starts[i + 1]
+        n0, n1 = new_slots.starts[i], new_slots.starts[i + 1]
         fault[0] = SHAPE
-        if not 0 <= e0 <= e1 <= len(evicted):
-            fault[1], fault[2] = len(evicted), e1
+        if not 0 <= e0 <= e1 <= len(evicted.values):
+            fault[1], fault[2] = len(evicted.values), e1
             return i
-        if not 0 <= m0 <= m1 <= len(moved_ids):
-            fault[1], fault[2] = len(moved_ids), m1
+        if not 0 <= m0 <= m1 <= len(moved_ids.values):
+            fault[1], fault[2] = len(moved_ids.values), m1
             return i
-        if not 0 <= n0 <= n1 <= len(new_slots):
-            fault[1], fault[2] = len(new_slots), n1
+        if not 0 <= n0 <= n1 <= len(new_slots.values):
+            fault[1], fault[2] = len(new_slots.values), n1
             return i
         fault[2] = before
         if num_tokens[i] != before:
             fault[0], fault[1] = COUNT, num_tokens[i]
             return i
-        if before + n1 - n0 > facts[CAPACITY, row]:
+        if before + n1 - n0 > fact.token_capacity:
             fault[0], fault[1] = FULL, before + n1 - n0
             return i
         if e1 > e0 or m1 > m0:
-            facts[VERSION, row] += 1
+            fact.version += 1
         for j in range(e0, e1):
-            token = evicted[j]
-            if token < 0 or token >= before or arena[base + token] < 0:
+            token = evicted.values[j]
+            if token < 0 or token >= before or columns.slots[base + token] < 0:
                 fault[0], fault[1] = DEAD_EVICTED, token
                 return i
-            arena[base + token] = -1
+            columns.slots[base + token] = -1
         for j in range(m0, m1):
-            token, slot = moved_ids[j], moved_slots[j]
-            if token < 0 or token >= before or arena[base + token] < 0:
+            token, slot = moved_ids.values[j], moved_slots.values[j]
+            if token < 0 or token >= before or columns.slots[base + token] < 0:
                 fault[0], fault[1] = DEAD_MOVED, token
                 return i
             if slot < 0 or slot > MAX_SLOT:
                 fault[0], fault[1] = NO_SLOT, slot
                 return i
-            arena[base + token] = slot
+            columns.slots[base + token] = slot
         for j in range(n0, n1):
-            slot = new_slots[j]
+            slot = new_slots.values[j]
             if slot < 0 or slot > MAX_SLOT:
                 fault[0], fault[1] = NO_SLOT, slot
                 return i
-            arena[base + before + j - n0] = slot
+            columns.slots[base + before + j - n0] = slot
         live += n1 - n0 - (e1 - e0)
-        facts[TOKENS, row], facts[LIVE, row] = before + n1 - n0, live
+        fact.num_tokens, fact.num_live = before + n1 - n0, live
         if live != num_live[i]:
             fault[0], fault[1], fault[2] = LIVE_COUNT, num_live[i], live
             return i
@@ -427,12 +454,12 @@ def _apply(
 
 
 @kernel
-def _live(rows: Ints, facts: Ints, arena: Ints32, starts: Ints, out: Ints) -> None:
+def _live(rows: Ints, columns: MirrorArrays, starts: Ints, out: Ints) -> None:
     """out[:, starts[i]:starts[i + 1]] = ids and slots of row rows[i]'s live tokens, by id."""
     for i in range(len(rows)):
-        base, at, end = facts[OFFSET, rows[i]], starts[i], starts[i + 1]
-        for token in range(facts[TOKENS, rows[i]]):
-            slot = arena[base + token]
+        fact, at, end = columns.facts[rows[i]], starts[i], starts[i + 1]
+        for token in range(fact.num_tokens):
+            slot = columns.slots[fact.first_token + token]
             if slot >= 0 and at < end:
                 out[0, at], out[1, at] = token, slot
                 at += 1
@@ -441,8 +468,7 @@ def _live(rows: Ints, facts: Ints, arena: Ints32, starts: Ints, out: Ints) -> No
 @kernel
 def _split(
     rows: Ints,
-    facts: Ints,
-    arena: Ints32,
+    columns: MirrorArrays,
     block_size: int,
     counts: Ints32,
     runs: Ints,
@@ -455,16 +481,17 @@ def _split(
     full = {b: n(b) = S} by the first token in each,  partial = slots in blocks with 0 < n(b) < S
     S * |full| + |partial| = live
 
-    Scans runs of consecutive live tokens in one block: `runs[:, k]` is the arena index where run k
-    begins, and its block. `counts` is 0 before and after. Returns 0, or the length that `counts`
-    requires.
+    Scans runs of consecutive live tokens in one block: `runs[:, k]` is the index in `slots`
+    where run k begins, and its block. `counts` is 0 before and after. Returns 0, or the length that
+    `counts` requires.
     """
     num_full = num_partial = 0
     for i in range(len(rows)):
-        base, end = facts[OFFSET, rows[i]], facts[OFFSET, rows[i]] + facts[TOKENS, rows[i]]
+        base = columns.facts[rows[i]].first_token
+        end = base + columns.facts[rows[i]].num_tokens
         low, high, length, num_runs, missing = 0, 0, 0, 0, 0
         for at in range(base, end):
-            slot = int(arena[at])
+            slot = int(columns.slots[at])
             if slot < low or slot >= high:
                 if slot < 0:
                     continue
@@ -494,8 +521,8 @@ def _split(
                 continue
             stop = runs[0, k + 1] if k + 1 < num_runs else end
             for at in range(runs[0, k], stop):
-                if arena[at] >= 0:
-                    partial[num_partial] = arena[at]
+                if columns.slots[at] >= 0:
+                    partial[num_partial] = columns.slots[at]
                     num_partial += 1
         for k in range(num_runs):
             counts[runs[1, k]] = 0

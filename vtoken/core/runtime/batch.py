@@ -49,12 +49,11 @@ class TableBatch:
 
     def oldest(self, sinks: int) -> Ragged:
         """Each request's `num_victims` oldest ids, except the first `sinks` positions."""
-        columns = self._tables.columns
         starts = np.empty(len(self.rows) + 1, dtype=np.int64)
         out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
         kernels.oldest(
-            self.rows, self.num_victims, sinks, self._protected.starts, self._protected.values,
-            columns.records, columns.index, starts, out,
+            self.rows, self.num_victims, sinks, self._protected, self._tables.columns.arrays,
+            starts, out,
         )  # fmt: skip
         return Ragged(out[: starts[-1]], starts)
 
@@ -72,7 +71,7 @@ class TableBatch:
         for j, row in enumerate(self.rows.tolist()):
             found = kernels.evictable(
                 row, sinks, recent[j], self._scores[j], self._protected.of(j),
-                columns.records, columns.index, ids, values,
+                columns.arrays, ids, values,
             )  # fmt: skip
             starts[j + 1] = starts[j] + lowest_scores(
                 ids[:found], values[:found], self.num_victims[j], keys, count, out[starts[j] :]

@@ -18,7 +18,7 @@ def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
     starts = np.empty(len(wanted) + 1, dtype=np.int64)
     out = np.empty(len(given.values), dtype=np.int64)
     place = np.full(num_rows, -1, dtype=np.int64)
-    total = kernels.pick(wanted, rows, given.values, given.starts, place, out, starts)
+    total = kernels.pick(wanted, rows, given, place, out, starts)
     return Ragged(out[:total], starts)
 
 

@@ -12,18 +12,33 @@ phases of its rules:
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 
 from vtoken.base.arrays import Bools, Ints, Ragged
+from vtoken.base.rows import Rows
 from vtoken.core.config.protection import NOTHING, Protection
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.runtime import kernels
+from vtoken.core.tables.columns import Columns
 from vtoken.wire import MAX_TOKENS
 
 NEVER = MAX_TOKENS << 1
-COLUMNS = (
-    "limit", "floor", "target", "interval", "prefill_end", "in_prefill", "in_decode", "waits",
-)  # fmt: skip
+DUE_FACTS = np.dtype(
+    [
+        ("limit", np.int64),  # budget + interval
+        ("floor", np.int64),  # the budget of requests that give under pressure, else `NEVER`
+        ("target", np.int64),  # the live tokens that a due request is cut down to
+        ("interval", np.int64),
+        ("prefill_end", np.int64),  # tokens to compute before it decodes
+        ("in_prefill", np.bool_),
+        ("in_decode", np.bool_),
+        ("waits", np.bool_),  # it had no scores at its prompt's end
+    ],
+    align=True,
+)
 
 
 def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
@@ -36,34 +51,37 @@ def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
     return limit, rules.evict_during != "decode", rules.evict_during != "prefill"
 
 
-class DueColumns:
-    """By row: `limit` = budget + interval; `floor` = budget of requests that give under pressure,
-    of others `NEVER`; `target`: the live tokens that a due request is cut down to; the interval,
-    the phases, the prompt's end, and `waits`: the request had no scores at its prompt's end.
-    `protection`: only rows that protect tokens.
-    """
+class DueArrays(NamedTuple):
+    """The array of `DueColumns`, for kernels: one record per row."""
+
+    facts: Any
+
+
+class DueColumns(Rows):
+    """`DUE_FACTS` by row of the tables. `protection`: only rows that protect tokens."""
+
+    limit: Ints
+    floor: Ints
+    target: Ints
+    interval: Ints
+    prefill_end: Ints
+    in_prefill: Bools
+    in_decode: Bools
+    waits: Bools
 
     def __init__(self) -> None:
-        self.limit: Ints = np.zeros(0, dtype=np.int64)
-        self.floor: Ints = np.zeros(0, dtype=np.int64)
-        self.target: Ints = np.zeros(0, dtype=np.int64)
-        self.interval: Ints = np.zeros(0, dtype=np.int64)
-        self.prefill_end: Ints = np.zeros(0, dtype=np.int64)
-        self.in_prefill: Bools = np.zeros(0, dtype=np.bool_)
-        self.in_decode: Bools = np.zeros(0, dtype=np.bool_)
-        self.waits: Bools = np.zeros(0, dtype=np.bool_)
+        super().__init__(DUE_FACTS)
         self.protection: dict[int, Protection] = {}
+
+    def _set(self, facts: npt.NDArray[Any]) -> None:
+        super()._set(facts)
+        self.arrays = DueArrays(self.records)
 
     def admit(
         self, row: int, rules: VTokenConfig, prefill_end: int, protection: Protection
     ) -> None:
         """Set the columns of a new request that computes `prefill_end` tokens before it decodes."""
-        if row >= len(self.limit):
-            for name in COLUMNS:
-                old = getattr(self, name)
-                grown = np.zeros(max(8, 2 * row), dtype=old.dtype)
-                grown[: len(old)] = old
-                setattr(self, name, grown)
+        self.extend(row + 1)
         self.prefill_end[row] = prefill_end
         self.waits[row] = False
         self.set_rules(row, rules, protection)
@@ -86,18 +104,13 @@ class DueColumns:
         found = (self.protection.get(row, NOTHING) for row in rows.tolist())
         return Ragged.joined([protection.pairs for protection in found])
 
-    def select(self, rows: Ints, num_live: Ints, num_tokens: Ints) -> Ints:
-        """Those of `rows` [k] that are due by length; `num_live`, `num_tokens` by row."""
-        return self._longer_than(self.limit, rows, num_live, num_tokens)
+    def select(self, rows: Ints, columns: Columns, *, gives: bool = False) -> Ints:
+        """Those of `rows` [k] of `columns` that are due by length.
 
-    def above_floor(self, rows: Ints, num_live: Ints, num_tokens: Ints) -> Ints:
-        """Those of `rows` [k] that may give tokens under pressure now; otherwise as `select`."""
-        return self._longer_than(self.floor, rows, num_live, num_tokens)
-
-    def _longer_than(self, limit: Ints, rows: Ints, num_live: Ints, num_tokens: Ints) -> Ints:
+        `gives`: those that may give tokens under pressure now.
+        """
         out = np.empty(len(rows), dtype=np.int64)
         found = kernels.select_due(
-            rows, num_live, num_tokens, self.prefill_end, self.waits,
-            limit, self.in_prefill, self.in_decode, out,
-        )  # fmt: skip
+            rows, gives, columns.num_live, columns.num_tokens, self.arrays, out
+        )
         return out[:found]

@@ -69,11 +69,11 @@ class Evictor:
         token died. Dropped blocks go to `freed`.
         """
         state, tables = self._state, self._state.tables
-        columns, rows = tables.columns, tables.rows_of(ready)
+        rows = tables.rows_of(ready)
         if self._policy_runner.profiles():
             for row in rows.tolist():
                 self._policy_runner.take_profiles(tables.at(row))
-        due = self._not_moved(state.due.select(rows, columns.num_live, columns.num_tokens))
+        due = self._not_moved(state.due.select(rows, tables.columns))
         if shortage.blocks:
             able, least = self._able_to_give(rows)
             due = np.append(due, self._shortages.share(able, least, shortage))
@@ -100,7 +100,7 @@ class Evictor:
         each: its floor, or what its forgotten tokens leave while its policy cannot choose.
         """
         state, tables = self._state, self._state.tables
-        above = state.due.above_floor(rows, tables.columns.num_live, tables.columns.num_tokens)
+        above = state.due.select(rows, tables.columns, gives=True)
         able = np.array(
             [r for r in above.tolist() if not state.requests[tables.names[r]].in_flight_step],
             dtype=np.int64,
@@ -142,9 +142,7 @@ class Evictor:
         for row in rows[tables.columns.virtual[rows] == 0].tolist():
             state.begin_evicting(tables.at(row))
         num_due = tables.columns.num_live[rows] - due.target[rows]
-        codes, num_emptied = tables.evict(
-            rows, victims.starts, victims.values, num_due, due.protected(rows)
-        )
+        codes, num_emptied = tables.evict(rows, victims, num_due, due.protected(rows))
         died = codes == kernels.DONE
         state.draft.evict(rows if died.all() else np.where(died, rows, -1), victims)
         for i in np.flatnonzero(~died).tolist():

@@ -17,7 +17,7 @@ from vtoken.core.protocol.step import RequestSteps
 from vtoken.core.runtime.draft import pick
 from vtoken.core.runtime.requests import RequestState
 from vtoken.core.runtime.state import RuntimeState
-from vtoken.core.tables.token_tables import NO_BLOCKS, AppendedTokens, Places
+from vtoken.core.tables.token_tables import AppendedTokens, Places
 
 NO_STEPS = RequestSteps()  # no request has evicted
 
@@ -89,9 +89,9 @@ class TokenAppender:
             )
         known = tables.rows
         rows = np.array([known[name] for name in scheduled.request_ids], dtype=np.int64)
-        starts, added = self._added_blocks(scheduled, rows)
+        added = self._added_blocks(scheduled, rows)
         totals = np.array(scheduled.num_tokens, dtype=np.int64)
-        grown = tables.grow(rows, totals, starts, added)
+        grown = tables.grow(rows, totals, added)
         state.counters.reclamation.recycled_slots += grown.num_recycled
         self._check_private(grown.written.tolist())
         return rows, grown
@@ -103,13 +103,13 @@ class TokenAppender:
         if foreign is not None:
             state.violated(InvariantViolation("I4", f"block {foreign} is written but not private"))
 
-    def _added_blocks(self, scheduled: Scheduled, rows: Ints) -> tuple[Ints, Ints]:
-        """The blocks that requests gained since the last step: starts [k + 1], and the blocks."""
+    def _added_blocks(self, scheduled: Scheduled, rows: Ints) -> Ragged:
+        """The blocks that requests gained since the last step."""
         tables = self._state.tables
         known = tables.columns.num_blocks[rows]
         more = np.array(scheduled.num_blocks, dtype=np.int64) - known
         if np.count_nonzero(more) == 0:
-            return np.zeros(len(rows) + 1, dtype=np.int64), NO_BLOCKS
+            return Ragged.empty(len(rows))
         added: list[int] = []
         for i in np.flatnonzero(more).tolist():
             name = scheduled.request_ids[i]
@@ -118,7 +118,7 @@ class TokenAppender:
                     "I4", f"{name} holds {scheduled.num_blocks[i]} blocks, its table has {known[i]}"
                 )
             added += self._state.store.blocks_from(name, int(known[i]))
-        return starts_of(more), np.array(added, dtype=np.int64)
+        return Ragged(np.array(added, dtype=np.int64), starts_of(more))
 
     def plan(self, rows: Ints, grown: AppendedTokens, *, borrows: bool) -> RequestSteps:
         """The worker's part of the step: the scheduled `rows` [k] that have evicted something, and

@@ -21,19 +21,21 @@ def is_due(num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decod
 
 
 @kernel
-def select_due(rows, num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decode, out):
-    """Write the due ones of `rows` [k] to `out` [k]; returns their number. Other arrays are by row.
+def select_due(rows, gives, num_live, num_tokens, dues, out):
+    """Write the due ones of `rows` [k] to `out` [k]; returns their number.
 
-    Resets `waits` where a prompt ends.
+    `num_live`, `num_tokens`: by row. `gives`: those above their floor, not their limit. Resets
+    `waits` where a prompt ends.
     """
     found = 0
     for j in range(len(rows)):
         r = rows[j]
-        if num_tokens[r] == prefill_end[r]:
-            waits[r] = False
+        due = dues.facts[r]
+        if num_tokens[r] == due.prefill_end:
+            due.waits = False
         if is_due(
-            num_live[r], num_tokens[r], prefill_end[r], waits[r],
-            limit[r], in_prefill[r], in_decode[r],
+            num_live[r], num_tokens[r], due.prefill_end, due.waits,
+            due.floor if gives else due.limit, due.in_prefill, due.in_decode,
         ):  # fmt: skip
             out[found] = r
             found += 1
@@ -41,26 +43,26 @@ def select_due(rows, num_live, num_tokens, prefill_end, waits, limit, in_prefill
 
 
 @kernel
-def oldest(rows, num_victims, sinks, span_starts, spans, facts, index, starts, out):
+def oldest(rows, num_victims, sinks, spans, cols, starts, out):
     """Each row's first num_victims[j] live ids from `sinks` on, or fewer if there are no more.
 
-    Skips ids within the (start, end) pairs spans[span_starts[j] : span_starts[j + 1]]. Writes the
-    ids to `out` and their offsets to `starts` [k + 1].
+    Skips ids within the (start, end) pairs of `spans` [k]. Writes the ids to `out`, and their
+    offsets to `starts` [k + 1].
     """
     put = 0
     starts[0] = 0
     for j in range(len(rows)):
-        fact = facts[rows[j]]
+        fact = cols.facts[rows[j]]
         left = num_victims[j]
         t = sinks
-        span = span_starts[j]
+        span = spans.starts[j]
         while left > 0 and t < fact.num_tokens:
-            while span < span_starts[j + 1] and spans[span + 1] <= t:
+            while span < spans.starts[j + 1] and spans.values[span + 1] <= t:
                 span += 2
-            if span < span_starts[j + 1] and spans[span] <= t:
-                t = spans[span + 1]
+            if span < spans.starts[j + 1] and spans.values[span] <= t:
+                t = spans.values[span + 1]
                 continue
-            if index[fact.first_token + t] >= 0:
+            if cols.index_of[fact.first_token + t] >= 0:
                 out[put] = t
                 put += 1
                 left -= 1
@@ -69,12 +71,12 @@ def oldest(rows, num_victims, sinks, span_starts, spans, facts, index, starts, o
 
 
 @kernel
-def evictable(row, sinks, recent, scores, spans, facts, index, ids, values):
+def evictable(row, sinks, recent, scores, spans, cols, ids, values):
     """Write the live ids from `sinks` on, except the newest `recent` (at least one), to `ids`, and
     their `scores` [n], which are by token id, to `values`; returns their number. Newer tokens count
     as infinite. Ids within the (start, end) pairs `spans` [2 m] are ignored.
     """
-    fact = facts[row]
+    fact = cols.facts[row]
     found = 0
     span = 0
     for t in range(sinks, fact.num_tokens):
@@ -82,7 +84,7 @@ def evictable(row, sinks, recent, scores, spans, facts, index, ids, values):
             span += 2
         if span < len(spans) and spans[span] <= t:
             continue
-        if index[fact.first_token + t] >= 0:
+        if cols.index_of[fact.first_token + t] >= 0:
             ids[found] = t
             values[found] = scores[t] if t < len(scores) else np.float32(np.inf)
             found += 1
@@ -90,11 +92,11 @@ def evictable(row, sinks, recent, scores, spans, facts, index, ids, values):
 
 
 @kernel
-def pick(wanted, rows, values, starts, place, out, out_starts):
+def pick(wanted, rows, given, place, out, out_starts):
     """Copy the numbers of the rows `wanted` [k], distinct, to `out`; returns their count.
 
-    Row rows[j] has values[starts[j] : starts[j + 1]]; a row not in `rows` has none. Writes offsets
-    to `out_starts` [k + 1]. `place`: scratch by row, -1 before.
+    Row rows[j] has the numbers of request j of `given`; a row not in `rows` has none. Writes
+    offsets to `out_starts` [k + 1]. `place`: scratch by row, -1 before.
     """
     for j in range(len(rows)):
         if rows[j] >= 0:
@@ -104,8 +106,8 @@ def pick(wanted, rows, values, starts, place, out, out_starts):
     for i in range(len(wanted)):
         j = place[wanted[i]]
         if j >= 0:
-            for at in range(starts[j], starts[j + 1]):
-                out[total] = values[at]
+            for at in range(given.starts[j], given.starts[j + 1]):
+                out[total] = given.values[at]
                 total += 1
         out_starts[i + 1] = total
     return total

@@ -258,8 +258,10 @@ class RuntimeState:
     def giving_rows(self) -> Ints:
         """The rows that may give tokens under pressure, now or later in their lives."""
         due, rows = self.due, self.tables.all_rows
-        later = due.in_decode[rows] | (self.left_of_prompts(rows) >= 0)
-        return rows[(due.floor[rows] < NEVER) & later]
+        rows = rows[due.floor[rows] < NEVER]
+        if len(rows) == 0:
+            return rows
+        return rows[due.in_decode[rows] | (self.left_of_prompts(rows) >= 0)]
 
     @property
     def evicts_by_length(self) -> bool:

@@ -3,7 +3,7 @@
 Facts with one number per request are fields of `facts`, by row. Facts with one number per token,
 place or block are segments of arenas, because request lengths differ by orders of magnitude:
 
-    index[first_token + id]          id: any token the request ever had
+    index_of[first_token + id]       id: any token the request ever had
     naive_live[first_token / S + k]  k: naive block, the tokens with ids k * S .. (k + 1) * S - 1
     token_at[(first_block + gap) * S + p]    p: physical index, a place in the request's block table
     block_id, block_live, readonly[first_block + gap + i]      i: logical block
@@ -16,12 +16,14 @@ per token ever computed, 4 per place and 9 per block.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from vtoken.base.arena import GROWTH, Arena, Column
+from vtoken.base.arrays import Bools, Ints
+from vtoken.base.rows import Rows
 from vtoken.core.tables import kernels
 
 Int32s = npt.NDArray[np.int32]
@@ -50,66 +52,55 @@ ROW_FACTS = np.dtype(
 MIN_GROWTH_BLOCKS = 8
 
 
-class Columns:
+class TableArrays(NamedTuple):
+    """The arrays of `Columns`, for kernels; `facts`: one record per row."""
+
+    facts: Any
+    index_of: Int32s
+    naive_live: Int32s
+    token_at: Int32s
+    block_id: Int32s
+    block_live: Int32s
+    readonly: Bools
+
+
+class Columns(Rows):
     """The arrays. This class allocates rows and capacity; the kernels own the contents."""
 
+    num_tokens: Ints
+    num_live: Ints
+    extent: Ints
+    num_blocks: Ints
+    num_full: Ints
+    virtual: Ints
+    hole: Ints
+    number: Ints
+    first_token: Ints
+    token_capacity: Ints
+    first_block: Ints
+    gap: Ints
+    block_capacity: Ints
+
     def __init__(self, block_size: int) -> None:
-        self.block_size = block_size
-        self._free_rows: list[int] = []
-        self.num_rows = 0  # ever allocated
-        self._set_facts(np.zeros(8, dtype=ROW_FACTS))
         s, i4 = block_size, np.int32
+        self.block_size = block_size
         self._tokens = Arena(Column(i4, fill=-1), Column(i4, group=s))
         self._blocks = Arena(Column(i4, fill=-1, width=s), Column(i4), Column(i4), Column(np.bool_))
+        super().__init__(ROW_FACTS)
+
+    def _set(self, facts: npt.NDArray[Any]) -> None:
+        super()._set(facts)
         self._set_arrays()
 
     def _set_arrays(self) -> None:
-        self.index: Int32s
-        self.naive_live: Int32s
-        self.index, self.naive_live = self._tokens.arrays
-        self.token_at: Int32s
-        self.block_id: Int32s
-        self.block_live: Int32s
-        self.readonly: npt.NDArray[np.bool_]
-        self.token_at, self.block_id, self.block_live, self.readonly = self._blocks.arrays
-
-    def _set_facts(self, facts: npt.NDArray[Any]) -> None:
-        self.facts = facts
-        self.records = facts.view(np.recarray)  # the same memory, for kernels
-        self.num_tokens = facts["num_tokens"]
-        self.num_live = facts["num_live"]
-        self.extent = facts["extent"]
-        self.num_blocks = facts["num_blocks"]
-        self.num_full = facts["num_full"]
-        self.virtual = facts["virtual"]
-        self.hole = facts["hole"]
-        self.number = facts["number"]
-        self.first_token = facts["first_token"]
-        self.first_block = facts["first_block"]
-        self.gap = facts["gap"]
-        self.token_capacity = facts["token_capacity"]
-        self.block_capacity = facts["block_capacity"]
+        self.arrays = TableArrays(self.records, *self._tokens.arrays, *self._blocks.arrays)
 
     def take_row(self, number: int) -> int:
         """Allocate a row without tokens and blocks."""
-        if self._free_rows:
-            row = self._free_rows.pop()
-        else:
-            row = self.num_rows
-            self.num_rows += 1
-            if row == len(self.facts):
-                grown = np.zeros(2 * row, dtype=ROW_FACTS)
-                grown[:row] = self.facts
-                self._set_facts(grown)
-        self.facts[row] = 0
+        row = self.take()
         self.hole[row] = -1
         self.number[row] = number
         return row
-
-    def give_back_row(self, row: int) -> None:
-        self.facts[row] = 0
-        self.hole[row] = -1
-        self._free_rows.append(row)
 
     def reserve(self, row: int, num_tokens: int, num_blocks: int) -> None:
         """Ensure capacity for this many tokens and blocks of `row`."""
@@ -124,10 +115,7 @@ class Columns:
         used = int(self.gap[row] + self.num_blocks[row])
         more = num_blocks - int(self.num_blocks[row])
         if used + more > block_capacity and GROWTH * int(self.gap[row]) >= block_capacity:
-            kernels.close_gap(
-                row, s, self.records, self.index, self.token_at,
-                self.block_id, self.block_live, self.readonly,
-            )  # fmt: skip
+            kernels.close_gap(row, s, self.arrays)
             used = int(self.num_blocks[row])
         if used + more > block_capacity:
             wanted = _capacity(used + more, block_capacity)

@@ -3,9 +3,9 @@
 Names: S block size; p place, a physical index; i logical block; b block; slot = b * S + p % S.
 State of one token, for id t and place p of one row, with q = gap * S + p:
 
-    index[t] = q       t is live at p                <=>  token_at[p] = t
-    index[t] = -2 - q  t is dead, its K/V still at p <=>  token_at[p] = -2 - t
-    index[t] = -1      t is dead and has no slot          token_at[p] = -1: nothing written
+    index_of[t] = q       t is live at p                <=>  token_at[p] = t
+    index_of[t] = -2 - q  t is dead, its K/V still at p <=>  token_at[p] = -2 - t
+    index_of[t] = -1      t is dead and has no slot          token_at[p] = -1: nothing written
 
 q counts from the start of the row's segment, where `gap` blocks have left at the front. So a block
 that leaves near the front moves the few blocks before it, not the many behind it:
@@ -18,16 +18,17 @@ that leaves near the front moves the few blocks before it, not the many behind i
 
 Equations that hold before and after every kernel, for each row:
 
-    num_live = |{t : index[t] >= 0}|             extent = 1 + max {p : token_at[p] >= 0}, 0 if none
+    num_live = |{t : index_of[t] >= 0}|     extent = 1 + max {p : token_at[p] >= 0}, 0 if none
     block_live[i] = |{p in block i : token_at[p] >= 0}|     num_full = |{i : block_live[i] = S}|
     num_dead_slots = |{p : token_at[p] < -1}|               every place below front is live
-    naive_live[k] = |{t : t // S = k, index[t] >= 0}|     num_naive = |{k : naive_live[k] > 0}|
+    naive_live[k] = |{t : t // S = k, index_of[t] >= 0}|     num_naive = |{k : naive_live[k] > 0}|
 
 and for the pool: readers[slot] = live tokens in the slot, over all rows; live[b] = slots of b with
 a reader; holders[b] = rows that hold b; counts = [held blocks, slots with a reader].
 
-A kernel that refuses a request returns a code, writes the numbers of the error message to
-`detail` [3] and leaves that request unchanged.
+`cols` are the `TableArrays` of the columns, `pool` the pool's `PoolArrays`. A kernel that refuses a
+request returns a code, writes the numbers of the error message to `detail` [3] and leaves that
+request unchanged.
 """
 
 from __future__ import annotations
@@ -56,80 +57,75 @@ WRITTEN, RECYCLED = 0, 1
 
 
 @kernel
-def _hold(b, number, holders, usage, owner, counts):
-    if holders[b] == 0:
-        counts[0] += 1
-        usage[b] = USED
+def _hold(b, number, pool):
+    if pool.holders[b] == 0:
+        pool.counts[0] += 1
+        pool.usage[b] = USED
     else:
-        usage[b] = USED | SHARED
-    holders[b] += 1
-    owner[b] = number
+        pool.usage[b] = USED | SHARED
+    pool.holders[b] += 1
+    pool.owner[b] = number
 
 
 @kernel
-def _drop(b, number, holders, usage, owner, owner_stale, counts):
-    holders[b] -= 1
-    if holders[b] == 0:
-        counts[0] -= 1
-        usage[b] = 0
-        owner[b] = 0
+def _drop(b, number, pool):
+    pool.holders[b] -= 1
+    if pool.holders[b] == 0:
+        pool.counts[0] -= 1
+        pool.usage[b] = 0
+        pool.owner[b] = 0
         return
-    if holders[b] == 1:
-        usage[b] = USED
-    if owner[b] == number:
-        owner_stale[b] = True
+    if pool.holders[b] == 1:
+        pool.usage[b] = USED
+    if pool.owner[b] == number:
+        pool.owner_stale[b] = True
 
 
 @kernel
-def _add_reader(slot, s, readers, live, counts):
-    if readers[slot] == 0:
-        live[slot // s] += 1
-        counts[1] += 1
-    readers[slot] += 1
+def _add_reader(slot, s, pool):
+    if pool.readers[slot] == 0:
+        pool.live[slot // s] += 1
+        pool.counts[1] += 1
+    pool.readers[slot] += 1
 
 
 @kernel
-def _remove_reader(slot, s, readers, live, counts):
-    readers[slot] -= 1
-    if readers[slot] == 0:
-        live[slot // s] -= 1
-        counts[1] -= 1
+def _remove_reader(slot, s, pool):
+    pool.readers[slot] -= 1
+    if pool.readers[slot] == 0:
+        pool.live[slot // s] -= 1
+        pool.counts[1] -= 1
 
 
 # ---------------------------------------------------------------- growth
 
 
 @kernel
-def _append_start(fact, s, readonly):
+def _append_start(fact, s, cols):
     """The first place behind the last live token and behind all read-only blocks."""
     start = fact.extent
     base = fact.first_block + fact.gap
     for i in range(start // s, fact.num_blocks):
-        if readonly[base + i]:
+        if cols.readonly[base + i]:
             start = (i + 1) * s
     return start
 
 
 @kernel
-def append(
-    first, rows, totals, added_starts, added, s,
-    facts, index, naive_live, token_at, block_id, block_live, readonly,
-    readers, live, holders, usage, owner, counts,
-    slots, starts, written, counted, detail,
-):  # fmt: skip
+def append(first, rows, totals, added, s, cols, pool, slots, starts, written, counted, detail):
     """Grow requests `rows` [k], from the `first`-th on, to `totals` [k] tokens.
 
-    Each gains the blocks added[added_starts[j]:added_starts[j + 1]]. A single new
-    token goes into the row's `hole`, if there is one. Writes the new tokens' slots to `slots`, with
-    offsets in `starts` [k + 1]; to `written` the counted[WRITTEN] blocks that requests which have
-    evicted write to; and counted[RECYCLED], the number of holes filled. Returns a code and the
-    index of the request at which it stopped.
+    Each gains the blocks added.values[added.starts[j]:added.starts[j + 1]]. A single new token goes
+    into the row's `hole`, if there is one. Writes the new tokens' slots to `slots`, with offsets in
+    `starts` [k + 1]; to `written` the counted[WRITTEN] blocks that requests which have evicted
+    write to; and counted[RECYCLED], the number of holes filled. Returns a code and the index of the
+    request at which it stopped.
     """
     for j in range(first, len(rows)):
         r = rows[j]
-        fact = facts[r]
+        fact = cols.facts[r]
         num_new = totals[j] - fact.num_tokens
-        num_added = added_starts[j + 1] - added_starts[j]
+        num_added = added.starts[j + 1] - added.starts[j]
         if num_new < 0:
             return SHRANK, j
         if (
@@ -138,35 +134,33 @@ def append(
             or starts[j] + num_new > len(slots)
         ):
             return NO_CAPACITY, j
-        for at in range(added_starts[j], added_starts[j + 1]):
-            if added[at] < 0 or added[at] >= len(holders):
-                detail[0] = added[at]
+        for at in range(added.starts[j], added.starts[j + 1]):
+            if added.values[at] < 0 or added.values[at] >= len(pool.holders):
+                detail[0] = added.values[at]
                 return NO_BLOCK, j
-            if holders[added[at]] == MAX_HOLDERS:
-                detail[0] = added[at]
+            if pool.holders[added.values[at]] == MAX_HOLDERS:
+                detail[0] = added.values[at]
                 return CROWDED, j
         base, shift = fact.first_block + fact.gap, fact.gap * s
         place = fact.extent
         if fact.virtual:
-            if num_new == 1 and fact.hole >= 0:
-                place = fact.hole
-            else:
-                place = _append_start(fact, s, readonly)
+            alone = num_new == 1 and fact.hole >= 0
+            place = fact.hole if alone else _append_start(fact, s, cols)
         if place + num_new > (fact.num_blocks + num_added) * s:
             detail[0], detail[1], detail[2] = num_new, place, fact.num_blocks + num_added
             return NO_PLACE, j
         for p in range(place, place + num_new):
-            if p < fact.num_blocks * s and token_at[base * s + p] >= 0:
+            if p < fact.num_blocks * s and cols.token_at[base * s + p] >= 0:
                 detail[0] = p
                 return OCCUPIED, j
-        for at in range(added_starts[j], added_starts[j + 1]):
+        for at in range(added.starts[j], added.starts[j + 1]):
             i = base + fact.num_blocks
-            block_id[i] = added[at]
-            block_live[i] = 0
-            readonly[i] = False
+            cols.block_id[i] = added.values[at]
+            cols.block_live[i] = 0
+            cols.readonly[i] = False
             for p in range(i * s, (i + 1) * s):
-                token_at[p] = -1
-            _hold(added[at], fact.number, holders, usage, owner, counts)
+                cols.token_at[p] = -1
+            _hold(added.values[at], fact.number, pool)
             fact.num_blocks += 1
         if fact.virtual and num_new == 1 and place == fact.hole:
             counted[RECYCLED] += 1
@@ -176,20 +170,20 @@ def append(
         for p in range(place, place + num_new):
             at = base * s + p
             i = base + p // s
-            b = block_id[i]
+            b = cols.block_id[i]
             t = fact.num_tokens
-            if token_at[at] < -1:
-                index[fact.first_token - 2 - token_at[at]] = -1
+            if cols.token_at[at] < -1:
+                cols.index_of[fact.first_token - 2 - cols.token_at[at]] = -1
                 fact.num_dead_slots -= 1
-            token_at[at] = t
-            index[fact.first_token + t] = shift + p
-            block_live[i] += 1
-            fact.num_full += block_live[i] == s
+            cols.token_at[at] = t
+            cols.index_of[fact.first_token + t] = shift + p
+            cols.block_live[i] += 1
+            fact.num_full += cols.block_live[i] == s
             k = (fact.first_token + t) // s
-            fact.num_naive += naive_live[k] == 0
-            naive_live[k] += 1
+            fact.num_naive += cols.naive_live[k] == 0
+            cols.naive_live[k] += 1
             slot = b * s + p % s
-            _add_reader(slot, s, readers, live, counts)
+            _add_reader(slot, s, pool)
             slots[put] = slot
             put += 1
             if fact.virtual and (p == place or p % s == 0):
@@ -204,7 +198,7 @@ def append(
 
 
 @kernel
-def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent, start_of):
+def choose_places(s, recycling, num_rows, cols, next_extent, start_of):
     """Choose where each request writes next: a hole in `facts.hole`, or `start_of`.
 
     By row, `start_of` is the first place of appended tokens and `next_extent` the number of places
@@ -213,23 +207,23 @@ def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent
     """
     spare = False
     for r in range(num_rows):
-        fact = facts[r]
+        fact = cols.facts[r]
         fact.hole = -1
         start = fact.extent
         if fact.virtual:
-            start = _append_start(fact, s, readonly)
+            start = _append_start(fact, s, cols)
             if fact.extent != fact.num_live:
                 spare = spare or fact.num_blocks > fact.num_live // s + 1
                 if recycling:
                     base = fact.first_block + fact.gap
                     p = fact.front
-                    while p < fact.extent and token_at[base * s + p] >= 0:
+                    while p < fact.extent and cols.token_at[base * s + p] >= 0:
                         p += 1
                     fact.front = p
                     while p < fact.extent:
-                        if readonly[base + p // s]:
+                        if cols.readonly[base + p // s]:
                             p = (p // s + 1) * s
-                        elif token_at[base * s + p] >= 0:
+                        elif cols.token_at[base * s + p] >= 0:
                             p += 1
                         else:
                             fact.hole = p
@@ -243,48 +237,42 @@ def choose_places(s, recycling, num_rows, facts, token_at, readonly, next_extent
 
 
 @kernel
-def num_live_in(rows, span_starts, spans, facts, index, out):
+def num_live_in(rows, spans, cols, out):
     """Count the live tokens within each row's spans (start, end pairs) into `out` [k]."""
     for j in range(len(rows)):
-        fact = facts[rows[j]]
+        fact = cols.facts[rows[j]]
         out[j] = 0
-        for span in range(span_starts[j], span_starts[j + 1], 2):
-            for t in range(spans[span], min(spans[span + 1], fact.num_tokens)):
-                out[j] += index[fact.first_token + t] >= 0
+        for span in range(spans.starts[j], spans.starts[j + 1], 2):
+            for t in range(spans.values[span], min(spans.values[span + 1], fact.num_tokens)):
+                out[j] += cols.index_of[fact.first_token + t] >= 0
 
 
 @kernel
-def evict(
-    rows, starts, ids, num_due, span_starts, spans, s,
-    facts, index, naive_live, token_at, block_id, block_live,
-    readers, live, counts,
-    codes, num_emptied,
-):  # fmt: skip
-    """Evict tokens ids[starts[j]:starts[j + 1]], ascending, of each request rows[j].
+def evict(rows, victims, num_due, spans, s, cols, pool, codes, num_emptied):
+    """Evict the `victims` of request j, ascending token ids, of each request rows[j].
 
     `num_due` [k]: the required number of victims, the newest token excluded; -1: any. No victim may
-    be inside the protected (start, end) pairs spans[span_starts[j] : span_starts[j + 1]]. Writes
-    `codes` [k], the reason a request was refused, and `num_emptied` [k], its blocks that lost their
-    last live token.
+    be inside the protected (start, end) pairs of `spans` [k]. Writes `codes` [k], the reason a
+    request was refused, and `num_emptied` [k], its blocks that lost their last live token.
     """
     for j in range(len(rows)):
-        fact = facts[rows[j]]
+        fact = cols.facts[rows[j]]
         codes[j] = DONE
         num_emptied[j] = 0
-        low, high = starts[j], starts[j + 1]
+        low, high = victims.starts[j], victims.starts[j + 1]
         last = -1
-        span = span_starts[j]
+        span = spans.starts[j]
         for at in range(low, high):
-            t = ids[at]
+            t = victims.values[at]
             if t <= last or t >= fact.num_tokens:
                 codes[j] = UNKNOWN
                 break
-            while span < span_starts[j + 1] and spans[span + 1] <= t:
+            while span < spans.starts[j + 1] and spans.values[span + 1] <= t:
                 span += 2
-            if span < span_starts[j + 1] and spans[span] <= t:
+            if span < spans.starts[j + 1] and spans.values[span] <= t:
                 codes[j] = PROTECTED
                 break
-            if index[fact.first_token + t] < 0:
+            if cols.index_of[fact.first_token + t] < 0:
                 codes[j] = DEAD
                 break
             last = t
@@ -297,23 +285,23 @@ def evict(
             continue
         fact.virtual = 1
         for at in range(low, high):
-            t = ids[at]
-            q = index[fact.first_token + t]
+            t = victims.values[at]
+            q = cols.index_of[fact.first_token + t]
             i = fact.first_block + q // s
-            index[fact.first_token + t] = -2 - q
-            token_at[fact.first_block * s + q] = -2 - t
-            fact.num_full -= block_live[i] == s
-            block_live[i] -= 1
-            num_emptied[j] += block_live[i] == 0
+            cols.index_of[fact.first_token + t] = -2 - q
+            cols.token_at[fact.first_block * s + q] = -2 - t
+            fact.num_full -= cols.block_live[i] == s
+            cols.block_live[i] -= 1
+            num_emptied[j] += cols.block_live[i] == 0
             k = (fact.first_token + t) // s
-            naive_live[k] -= 1
-            fact.num_naive -= naive_live[k] == 0
-            _remove_reader(block_id[i] * s + q % s, s, readers, live, counts)
+            cols.naive_live[k] -= 1
+            fact.num_naive -= cols.naive_live[k] == 0
+            _remove_reader(cols.block_id[i] * s + q % s, s, pool)
             fact.front = min(fact.front, q - fact.gap * s)
         fact.num_dead_slots += high - low
         fact.num_live -= high - low
         base = (fact.first_block + fact.gap) * s
-        while fact.extent > 0 and token_at[base + fact.extent - 1] < 0:
+        while fact.extent > 0 and cols.token_at[base + fact.extent - 1] < 0:
             fact.extent -= 1
 
 
@@ -321,12 +309,7 @@ def evict(
 
 
 @kernel
-def relocate(
-    r, ids, slots, blocks, s,
-    facts, index, token_at, block_id, block_live, readonly,
-    readers, live, holders, usage, owner, owner_stale, counts,
-    rank, old_rank, dropped, detail,
-):  # fmt: skip
+def relocate(r, ids, slots, blocks, s, cols, pool, rank, old_rank, dropped, detail):
     """Move live tokens `ids` [k] of row `r` to `slots` [k] and set its block table to `blocks` [n].
 
     The row acquires blocks that are new in `blocks`; missing ones are dropped and written to
@@ -344,12 +327,12 @@ def relocate(
         new table       A       B       F
         token_at    | a f b | c d e | g . . |              C and D hold no live token: dropped
     """
-    fact = facts[r]
+    fact = cols.facts[r]
     segment, first = fact.first_block, fact.first_token
     base = segment + fact.gap
     code = DONE
     for n in range(fact.num_blocks):
-        old_rank[block_id[base + n]] = n
+        old_rank[cols.block_id[base + n]] = n
     num_ranked = 0
     for n in range(len(blocks)):
         if blocks[n] < 0 or blocks[n] >= len(rank):
@@ -364,13 +347,13 @@ def relocate(
     num_left = 0  # live tokens left in dropped blocks
     if code == DONE:
         for n in range(fact.num_blocks):
-            if rank[block_id[base + n]] < 0:
-                num_left += block_live[base + n]
+            if rank[cols.block_id[base + n]] < 0:
+                num_left += cols.block_live[base + n]
     num_marked = 0
     if code == DONE:
         for n in range(len(ids)):
             t = ids[n]
-            if t < 0 or t >= fact.num_tokens or index[first + t] < 0:
+            if t < 0 or t >= fact.num_tokens or cols.index_of[first + t] < 0:
                 code = DEAD
                 break
             b = slots[n] // s
@@ -380,63 +363,63 @@ def relocate(
             o = slots[n] % s
             to = rank[b] * s + o
             if new_at[to] >= 0 or (
-                old_rank[b] >= 0 and token_at[(base + old_rank[b]) * s + o] >= 0
+                old_rank[b] >= 0 and cols.token_at[(base + old_rank[b]) * s + o] >= 0
             ):
                 code = TAKEN
                 break
             new_at[to] = t
-            q = index[first + t]
-            num_left -= rank[block_id[segment + q // s]] < 0
-            index[first + t] = -2 - q  # marks the token as moved; undone below
+            q = cols.index_of[first + t]
+            num_left -= rank[cols.block_id[segment + q // s]] < 0
+            cols.index_of[first + t] = -2 - q  # marks the token as moved; undone below
             num_marked += 1
         for n in range(num_marked):
-            index[first + ids[n]] = -2 - index[first + ids[n]]
+            cols.index_of[first + ids[n]] = -2 - cols.index_of[first + ids[n]]
     if code == DONE and num_left:
         code, detail[0] = LOST, fact.num_live - num_left
     if code != DONE:
         for n in range(num_ranked):
             rank[blocks[n]] = -1
         for n in range(fact.num_blocks):
-            old_rank[block_id[base + n]] = -1
+            old_rank[cols.block_id[base + n]] = -1
         return code, 0
     for n in range(len(blocks)):
         if old_rank[blocks[n]] < 0:
-            _hold(blocks[n], fact.number, holders, usage, owner, counts)
+            _hold(blocks[n], fact.number, pool)
     for n in range(len(ids)):
-        q = index[first + ids[n]]
-        _remove_reader(block_id[segment + q // s] * s + q % s, s, readers, live, counts)
-        token_at[segment * s + q] = -1
-        _add_reader(slots[n], s, readers, live, counts)
+        q = cols.index_of[first + ids[n]]
+        _remove_reader(cols.block_id[segment + q // s] * s + q % s, s, pool)
+        cols.token_at[segment * s + q] = -1
+        _add_reader(slots[n], s, pool)
     num_dropped = 0
     for n in range(fact.num_blocks):
-        b = block_id[base + n]
+        b = cols.block_id[base + n]
         to = rank[b]
         for o in range(s):
-            t = token_at[(base + n) * s + o]
+            t = cols.token_at[(base + n) * s + o]
             if t == -1:
                 continue
             if to < 0:
-                index[first - 2 - t] = -1  # dead: a dropped block holds no live token
+                cols.index_of[first - 2 - t] = -1  # dead: a dropped block holds no live token
             elif t >= 0:
                 new_at[to * s + o] = t
-                index[first + t] = to * s + o
+                cols.index_of[first + t] = to * s + o
             elif new_at[to * s + o] >= 0:
-                index[first - 2 - t] = -1  # a moved token overwrites its slot
+                cols.index_of[first - 2 - t] = -1  # a moved token overwrites its slot
             else:
                 new_at[to * s + o] = t
-                index[first - 2 - t] = -2 - (to * s + o)
+                cols.index_of[first - 2 - t] = -2 - (to * s + o)
         if to < 0:
             dropped[num_dropped] = b
             num_dropped += 1
-            _drop(b, fact.number, holders, usage, owner, owner_stale, counts)
+            _drop(b, fact.number, pool)
     for n in range(len(ids)):
-        index[first + ids[n]] = rank[slots[n] // s] * s + slots[n] % s
+        cols.index_of[first + ids[n]] = rank[slots[n] // s] * s + slots[n] % s
     was_readonly = np.zeros(len(blocks), dtype=np.bool_)
     for n in range(len(blocks)):
         if old_rank[blocks[n]] >= 0:
-            was_readonly[n] = readonly[base + old_rank[blocks[n]]]
+            was_readonly[n] = cols.readonly[base + old_rank[blocks[n]]]
     for n in range(fact.num_blocks):
-        old_rank[block_id[base + n]] = -1
+        old_rank[cols.block_id[base + n]] = -1
     fact.gap = 0
     fact.num_blocks = len(blocks)
     fact.num_full = fact.num_dead_slots = fact.extent = fact.front = 0
@@ -444,54 +427,51 @@ def relocate(
     fact.virtual = 1
     for n in range(len(blocks)):
         rank[blocks[n]] = -1
-        block_id[segment + n] = blocks[n]
-        readonly[segment + n] = was_readonly[n]
+        cols.block_id[segment + n] = blocks[n]
+        cols.readonly[segment + n] = was_readonly[n]
         held = 0
         for p in range(n * s, (n + 1) * s):
             t = new_at[p]
-            token_at[segment * s + p] = t
+            cols.token_at[segment * s + p] = t
             fact.num_dead_slots += t < -1
             if t >= 0:
                 held += 1
                 fact.extent = p + 1
-        block_live[segment + n] = held
+        cols.block_live[segment + n] = held
         fact.num_full += held == s
     return DONE, num_dropped
 
 
 @kernel
-def _move_block(i, to, s, first, index, token_at, block_id, block_live, readonly):
+def _move_block(i, to, s, first, cols):
     """Move entry `i` of the arenas of blocks to `to`, with the tokens of a row.
 
-    Both are of the row's segment; its tokens begin at `first` in `index`.
+    Both are of the row's segment; its tokens begin at `first` in `index_of`.
     """
-    block_id[to], block_live[to], readonly[to] = block_id[i], block_live[i], readonly[i]
+    cols.block_id[to], cols.block_live[to] = cols.block_id[i], cols.block_live[i]
+    cols.readonly[to] = cols.readonly[i]
     shift = (to - i) * s
     for at in range(i * s, (i + 1) * s):
-        t = token_at[at]
-        token_at[at + shift] = t
+        t = cols.token_at[at]
+        cols.token_at[at + shift] = t
         if t >= 0:
-            index[first + t] += shift
+            cols.index_of[first + t] += shift
         elif t < -1:
-            index[first - 2 - t] -= shift
+            cols.index_of[first - 2 - t] -= shift
 
 
 @kernel
-def drop_blocks(
-    r, leaves, s,
-    facts, index, token_at, block_id, block_live, readonly,
-    holders, usage, owner, owner_stale, counts, dropped,
-):  # fmt: skip
+def drop_blocks(r, leaves, s, cols, pool, dropped):
     """Drop the blocks of row `r` where `leaves` [n] is set; the others close up.
 
     The longest run of blocks between dropped ones stays where it is in the segment, the others move
     to it. Refuses, without any change, to drop a block with a live token. Writes the dropped blocks
     to `dropped` in table order. Returns a code and their number.
     """
-    fact = facts[r]
+    fact = cols.facts[r]
     base, first = fact.first_block + fact.gap, fact.first_token
     for i in range(fact.num_blocks):
-        if leaves[i] and block_live[base + i]:
+        if leaves[i] and cols.block_live[base + i]:
             return LOST, 0
     num_dropped = 0
     begin, stay, stop = 0, 0, 0  # the run that begins here; the longest so far
@@ -504,54 +484,50 @@ def drop_blocks(
         if i == fact.num_blocks:
             break
         for at in range((base + i) * s, (base + i + 1) * s):
-            if token_at[at] < -1:
-                index[first - 2 - token_at[at]] = -1
+            if cols.token_at[at] < -1:
+                cols.index_of[first - 2 - cols.token_at[at]] = -1
                 fact.num_dead_slots -= 1
-        dropped[num_dropped] = block_id[base + i]
+        dropped[num_dropped] = cols.block_id[base + i]
         num_dropped += 1
-        _drop(block_id[base + i], fact.number, holders, usage, owner, owner_stale, counts)
+        _drop(cols.block_id[base + i], fact.number, pool)
     to = base + stop
     for i in range(base + stop, base + fact.num_blocks):
         if not leaves[i - base]:
-            _move_block(i, to, s, first, index, token_at, block_id, block_live, readonly)
+            _move_block(i, to, s, first, cols)
             to += 1
     to = base + stay
     for i in range(base + stay - 1, base - 1, -1):
         if not leaves[i - base]:
             to -= 1
-            _move_block(i, to, s, first, index, token_at, block_id, block_live, readonly)
+            _move_block(i, to, s, first, cols)
     fact.gap = to - fact.first_block
     fact.num_blocks -= num_dropped
     fact.hole = -1
     fact.extent = min(fact.extent, fact.num_blocks * s)
-    while fact.extent > 0 and token_at[to * s + fact.extent - 1] < 0:
+    while fact.extent > 0 and cols.token_at[to * s + fact.extent - 1] < 0:
         fact.extent -= 1
     fact.front = min(fact.front, fact.extent)
     return DONE, num_dropped
 
 
 @kernel
-def close_gap(r, s, facts, index, token_at, block_id, block_live, readonly):
+def close_gap(r, s, cols):
     """Move the blocks of row `r` to the start of its segment."""
-    fact = facts[r]
+    fact = cols.facts[r]
     for i in range(fact.first_block + fact.gap, fact.first_block + fact.gap + fact.num_blocks):
-        _move_block(
-            i, i - fact.gap, s, fact.first_token, index, token_at, block_id, block_live, readonly
-        )
+        _move_block(i, i - fact.gap, s, fact.first_token, cols)
     fact.gap = 0
 
 
 @kernel
-def release(
-    r, s, facts, index, block_id, readers, live, holders, usage, owner, owner_stale, counts
-):  # fmt: skip
+def release(r, s, cols, pool):
     """Remove all tokens and drop all blocks of row `r`."""
-    fact = facts[r]
+    fact = cols.facts[r]
     for t in range(fact.first_token, fact.first_token + fact.num_tokens):
-        q = index[t]
+        q = cols.index_of[t]
         if q >= 0:
-            slot = block_id[fact.first_block + q // s] * s + q % s
-            _remove_reader(slot, s, readers, live, counts)
+            slot = cols.block_id[fact.first_block + q // s] * s + q % s
+            _remove_reader(slot, s, pool)
     base = fact.first_block + fact.gap
     for i in range(base, base + fact.num_blocks):
-        _drop(block_id[i], fact.number, holders, usage, owner, owner_stale, counts)
+        _drop(cols.block_id[i], fact.number, pool)

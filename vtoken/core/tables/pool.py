@@ -15,15 +15,29 @@ Invariants, maintained incrementally (`check` recomputes them):
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.base.arrays import Ints
+from vtoken.base.arrays import Bools, Ints
 from vtoken.base.errors import InvariantViolation, UnsupportedError
 from vtoken.wire import FLAG_SHARED, FLAG_USED
 
 MAX_BLOCK_SIZE = 65_535  # `live` is uint16
 MAX_SLOTS = 2**31 - 1  # slots and places are int32 in columns, mirrors and page tables
+
+
+class PoolArrays(NamedTuple):
+    """The arrays of `PoolLiveness`, for kernels."""
+
+    readers: npt.NDArray[np.uint16]
+    live: npt.NDArray[np.uint16]
+    holders: npt.NDArray[np.uint16]
+    usage: npt.NDArray[np.uint8]
+    owner: npt.NDArray[np.uint16]
+    owner_stale: Bools
+    counts: Ints
 
 
 class PoolLiveness:
@@ -51,6 +65,15 @@ class PoolLiveness:
         self.owner = np.zeros(num_blocks, dtype=np.uint16)
         self.owner_stale = np.zeros(num_blocks, dtype=np.bool_)
         self.counts: Ints = np.zeros(2, dtype=np.int64)
+        self.arrays = PoolArrays(
+            self.readers,
+            self.live,
+            self.holders,
+            self.usage,
+            self.owner,
+            self.owner_stale,
+            self.counts,
+        )
 
     @property
     def num_used(self) -> int:

@@ -1,17 +1,16 @@
 """The token table of one request: a view of its row in `vtoken.core.tables.columns`.
 
 Token ids are RoPE positions. A physical index p is a place in the request's block table: block
-`blocks[p // S]`, offset `p % S`. Until the first eviction the layout is the identity (index = id).
-Only `TokenTables` changes tables.
+`blocks[p // S]`, offset `p % S`. Until the first eviction the layout is the identity: p = id. Only
+`TokenTables` changes tables.
 
-Invariants (`check`), recomputed from the arrays `index`, whose places are counted from the first
-held block, and `token_at`:
-1. token_at[index[id]] = id for a live id, -2 - id for a dead one whose slot is still held, and no
-   other place contains an id; so no two live tokens share a place
+Invariants (`check`), recomputed from the arrays `index_of`, here without the gap, and `token_at`:
+1. token_at[index_of[id]] = id for a live id, -2 - id for a dead one whose slot is still held, and
+   no other place contains an id; so no two live tokens share a place
 2. num_live = |live ids|, and every count per block, naive block and request is correct
 3. E = 1 + the highest place of a live token (0 when none),  E <= S * num_blocks
 4. dense  <=>  E = num_live: live tokens fill the front of the block table
-5. identity layout  =>  T = num_live = E, and index[id] = id
+5. identity layout  =>  T = num_live = E, and index_of[id] = id
 6. gap + num_blocks <= block_capacity
 """
 
@@ -25,7 +24,7 @@ from vtoken.base.arrays import Bools, Ints
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.tables.columns import Columns, Int32s
 
-NONE = -1  # in `index`: the token has no slot; in `token_at`: nothing written
+NONE = -1  # in `index_of`: the token has no slot; in `token_at`: nothing written
 
 
 class TokenTable:
@@ -106,7 +105,7 @@ class TokenTable:
     @property
     def _index(self) -> Int32s:
         first = int(self._columns.first_token[self.row])
-        return self._columns.index[first : first + self.num_tokens]
+        return self._columns.arrays.index_of[first : first + self.num_tokens]
 
     def live_ids(self) -> Ints:
         """Ids of the live tokens [num_live], ascending."""
@@ -146,27 +145,27 @@ class TokenTable:
         """By place [num_blocks * S]."""
         s = self.block_size
         first = self._first_block * s
-        return self._columns.token_at[first : first + self.num_blocks * s]
+        return self._columns.arrays.token_at[first : first + self.num_blocks * s]
 
     @property
     def blocks(self) -> list[int]:
         """The block table."""
-        out: list[int] = self._of_blocks(self._columns.block_id).tolist()
+        out: list[int] = self._of_blocks(self._columns.arrays.block_id).tolist()
         return out
 
     def block_ids(self) -> Ints:
         """`blocks` as an array [num_blocks]."""
-        return self._of_blocks(self._columns.block_id).astype(np.int64)
+        return self._of_blocks(self._columns.arrays.block_id).astype(np.int64)
 
     def block_live(self) -> Ints:
         """Live tokens of this request in each block of its table [num_blocks]."""
-        return self._of_blocks(self._columns.block_live).astype(np.int64)
+        return self._of_blocks(self._columns.arrays.block_live).astype(np.int64)
 
     @property
     def readonly(self) -> Bools:
         """Blocks [num_blocks] that were shared or hashed at the first eviction."""
         first = self._first_block
-        return self._columns.readonly[first : first + self.num_blocks]
+        return self._columns.arrays.readonly[first : first + self.num_blocks]
 
     def protect(self, blocks: Iterable[int]) -> None:
         """Make exactly these of its blocks read-only."""
@@ -231,7 +230,7 @@ class TokenTable:
 
     def _check_blocks(self, live: Ints, naive: Ints) -> None:
         first = int(self._columns.first_token[self.row]) // self.block_size
-        naive_live = self._columns.naive_live[first : first + len(naive)]
+        naive_live = self._columns.arrays.naive_live[first : first + len(naive)]
         for name, recorded, counted in (
             ("live", self.block_live(), live),
             ("naive live", naive_live, naive),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,9 @@ from vtoken.core.tables.token_table import TokenTable
 
 MAX_NUMBER = 65_535
 ONE = np.uint16(1)  # `ufunc.at` is a hundred times slower when it has to cast
-NO_BLOCKS: Ints = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedTokens:
+class AppendedTokens(NamedTuple):
     """The slots of new tokens; request i has slots[starts[i]:starts[i + 1]].
 
     `written`: blocks written by requests that have evicted. `num_recycled`: tokens written into a
@@ -115,7 +113,7 @@ class TokenTables:
     @property
     def any_virtual(self) -> bool:
         """Whether any request's layout is no longer the identity."""
-        return bool(self.columns.virtual.any())
+        return bool(np.count_nonzero(self.columns.virtual))
 
     # ------------------------------------------------------------ growth
 
@@ -128,15 +126,14 @@ class TokenTables:
         self.num_changes += 1
         return table
 
-    def grow(self, rows: Ints, totals: Ints, added_starts: Ints, added: Ints) -> AppendedTokens:
-        """Grow requests `rows` [k] to `totals` [k] tokens.
+    def grow(self, rows: Ints, totals: Ints, added: Ragged) -> AppendedTokens:
+        """Grow requests `rows` [k] to `totals` [k] tokens, with the `added` blocks of each.
 
-        Request i gains the blocks added[added_starts[i]:added_starts[i + 1]]. A single
-        new token goes into the row's hole if one was chosen, other tokens behind the last one.
+        A single new token goes into the row's hole if one was chosen, others behind the last one.
         Raises InvariantViolation when blocks are too few, a place is occupied or the total shrank;
         requests before that one have grown by then.
         """
-        columns, pool = self.columns, self.pool
+        columns = self.columns
         num_new = int((totals - columns.num_tokens[rows]).sum())
         slots, written = np.empty((2, max(num_new, 0)), dtype=np.int64)
         starts = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -144,15 +141,12 @@ class TokenTables:
         first = 0
         while first < len(rows):
             code, first = kernels.append(
-                first, rows, totals, added_starts, added, self.block_size,
-                columns.records, columns.index, columns.naive_live, columns.token_at,
-                columns.block_id, columns.block_live, columns.readonly,
-                pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.counts,
+                first, rows, totals, added, self.block_size, columns.arrays, self.pool.arrays,
                 slots, starts, written, counted, self._detail,
             )  # fmt: skip
             if code == kernels.NO_CAPACITY:
                 row = int(rows[first])
-                more = int(added_starts[first + 1] - added_starts[first])
+                more = int(added.counts[first])
                 columns.reserve(row, int(totals[first]), int(columns.num_blocks[row]) + more)
             elif code != kernels.DONE:
                 self._refuse_growth(code, int(rows[first]), int(totals[first]))
@@ -184,9 +178,8 @@ class TokenTables:
         columns = self.columns
         next_extent, start = np.zeros((2, columns.num_rows), dtype=np.int64)
         spare = kernels.choose_places(
-            self.block_size, recycling, columns.num_rows,
-            columns.records, columns.token_at, columns.readonly, next_extent, start,
-        )  # fmt: skip
+            self.block_size, recycling, columns.num_rows, columns.arrays, next_extent, start
+        )
         num_tokens = columns.num_tokens.tolist()
         return Places(num_tokens, next_extent.tolist(), start.tolist(), bool(spare))
 
@@ -195,28 +188,24 @@ class TokenTables:
     def num_live_in(self, rows: Ints, spans: Ragged) -> Ints:
         """Count the live tokens [k] of `rows` [k] within their `spans`, (start, end) pairs."""
         out = np.empty(len(rows), dtype=np.int64)
-        columns = self.columns
-        kernels.num_live_in(rows, spans.starts, spans.values, columns.records, columns.index, out)
+        kernels.num_live_in(rows, spans, self.columns.arrays, out)
         return out
 
     def evict(
-        self, rows: Ints, starts: Ints, ids: Ints, num_due: Ints, protected: Ragged
+        self, rows: Ints, victims: Ragged, num_due: Ints, protected: Ragged
     ) -> tuple[Ints, Ints]:
-        """Mark tokens dead: ids[starts[i]:starts[i + 1]], ascending, of each request rows[i].
+        """Mark tokens dead: the `victims` of each request of `rows` [k], ascending.
 
         Attention does not read them from the next step on. `num_due` [k]: the required number of
         victims, the newest token excluded; -1: any. `protected`: (start, end) pairs of each request
         [k] that must contain no victim. A refused request is unchanged. Returns codes of `kernels`
         [k], and how many blocks of each request [k] lost their last live token.
         """
-        columns, pool = self.columns, self.pool
         codes = np.empty(len(rows), dtype=np.int64)
         num_emptied = np.empty(len(rows), dtype=np.int64)
         kernels.evict(
-            rows, starts, ids, num_due, protected.starts, protected.values, self.block_size,
-            columns.records, columns.index, columns.naive_live, columns.token_at,
-            columns.block_id, columns.block_live, pool.readers, pool.live, pool.counts,
-            codes, num_emptied,
+            rows, victims, num_due, protected, self.block_size,
+            self.columns.arrays, self.pool.arrays, codes, num_emptied,
         )  # fmt: skip
         return codes, num_emptied
 
@@ -230,16 +219,14 @@ class TokenTables:
         returned. Atomic: everything is verified first (I2: destinations are distinct and hold no
         live token; no live token stays in a dropped block), and a violation changes nothing.
         """
-        table, columns, pool = self[request_id], self.columns, self.pool
+        table = self[request_id]
         blocks = np.asarray(block_ids, dtype=np.int64)
-        columns.reserve(table.row, table.num_tokens, len(blocks))
+        self.columns.reserve(table.row, table.num_tokens, len(blocks))
         dropped = np.empty(table.num_blocks, dtype=np.int64)
         code, num_dropped = kernels.relocate(
             table.row, token_ids, slots, blocks, self.block_size,
-            columns.records, columns.index, columns.token_at,
-            columns.block_id, columns.block_live, columns.readonly,
-            pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.owner_stale,
-            pool.counts, self._rank, self._old_rank, dropped, self._detail,
+            self.columns.arrays, self.pool.arrays,
+            self._rank, self._old_rank, dropped, self._detail,
         )  # fmt: skip
         if code != kernels.DONE:
             self._refuse_moves(code, table)
@@ -251,14 +238,10 @@ class TokenTables:
 
         Raises InvariantViolation, without any change, if one of them has a live token.
         """
-        columns, pool = self.columns, self.pool
         dropped = np.empty(len(leaves), dtype=np.int64)
         code, num_dropped = kernels.drop_blocks(
-            table.row, leaves, self.block_size,
-            columns.records, columns.index, columns.token_at,
-            columns.block_id, columns.block_live, columns.readonly,
-            pool.holders, pool.usage, pool.owner, pool.owner_stale, pool.counts, dropped,
-        )  # fmt: skip
+            table.row, leaves, self.block_size, self.columns.arrays, self.pool.arrays, dropped
+        )
         if code != kernels.DONE:
             raise InvariantViolation("I1", f"a dropped block of {table.request_id} has live tokens")
         out: list[int] = dropped[:num_dropped].tolist()
@@ -285,14 +268,9 @@ class TokenTables:
         """Remove a finished or preempted request."""
         table = self[request_id]
         del self._tables[request_id]
-        columns, pool = self.columns, self.pool
         number = table.number
-        kernels.release(
-            table.row, self.block_size, columns.records, columns.index, columns.block_id,
-            pool.readers, pool.live, pool.holders, pool.usage, pool.owner, pool.owner_stale,
-            pool.counts,
-        )  # fmt: skip
-        columns.give_back_row(table.row)
+        kernels.release(table.row, self.block_size, self.columns.arrays, self.pool.arrays)
+        self.columns.give_back(table.row)
         del self.rows[request_id]
         self.num_changes += 1
         if number:
@@ -315,7 +293,7 @@ class TokenTables:
         facts = self.columns.facts[rows]
         facts = facts[facts["num_blocks"] > 0]
         last = facts["first_block"] + facts["gap"] + facts["num_blocks"] - 1
-        tails: Ints = self.columns.block_id[last]
+        tails: Ints = self.columns.arrays.block_id[last]
         return tails.astype(np.int64)
 
     def owners(self) -> npt.NDArray[np.uint16]:

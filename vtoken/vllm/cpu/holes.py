@@ -124,12 +124,9 @@ class PackedSlots:
         source, target = np.empty_like(partial.values), np.empty_like(partial.values)
         num_copies = plan_borrowed(
             requests.rows,
-            requests.full_blocks.values,
-            requests.full_blocks.starts,
-            partial.values,
-            partial.starts,
-            requests.borrowed.values,
-            requests.borrowed.starts,
+            requests.full_blocks,
+            partial,
+            requests.borrowed,
             self._block_size,
             self._index,
             self.packed_at,
@@ -152,10 +149,8 @@ class PackedSlots:
 
 
 def _plan_error(requests: BorrowingRequests, r: int, num_blocks: int, block_size: int) -> Exception:
-    num_borrowed, num_tokens = (
-        int(part.starts[r + 1] - part.starts[r])
-        for part in (requests.borrowed, requests.partial_slots)
-    )
+    num_borrowed = int(requests.borrowed.counts[r])
+    num_tokens = int(requests.partial_slots.counts[r])
     if num_tokens > num_borrowed * block_size:
         return ValueError(
             f"{num_tokens} tokens of partial blocks do not fit {num_borrowed} borrowed blocks"
@@ -183,15 +178,13 @@ def plan_side_buffer(
 
     Raises IndexError for a slot outside the pool.
     """
-    slots, starts = requests.slots.values, requests.slots.starts
-    lengths = np.diff(starts)
+    slots, lengths = requests.slots, requests.slots.counts
     counts = -(-lengths // block_size)
     table: Table = np.zeros((len(lengths), int(counts.max())), dtype=np.int32)
     full_from, full_to = (np.empty(int(counts.sum()), dtype=np.int64) for _ in range(2))
-    source, target = np.empty_like(slots), np.empty_like(slots)
+    source, target = np.empty_like(slots.values), np.empty_like(slots.values)
     num_full, num_tokens = place_in_buffer(
         slots,
-        starts,
         requests.num_new,
         block_size,
         np.zeros(num_blocks, dtype=np.int64),
@@ -202,7 +195,9 @@ def plan_side_buffer(
         table,
     )
     if num_full < 0:
-        raise IndexError(f"slot {slots[num_tokens]} is not in a cache of {num_blocks} blocks")
+        raise IndexError(
+            f"slot {slots.values[num_tokens]} is not in a cache of {num_blocks} blocks"
+        )
     return SideBufferPlan(
         PackCopies(
             full_from[:num_full], full_to[:num_full], source[:num_tokens], target[:num_tokens]
@@ -234,12 +229,9 @@ def unlink_one(slot: int, packed_at: Slots, source_of: Slots) -> None:
 @kernel
 def plan_borrowed(
     rows: Ints,
-    full: Ints,
-    full_starts: Ints,
-    partial: Ints,
-    partial_starts: Ints,
-    borrowed: Ints,
-    borrowed_starts: Ints,
+    full: Ragged,
+    partial: Ragged,
+    borrowed: Ragged,
     block_size: int,
     index: Ints,
     packed_at: Slots,
@@ -265,25 +257,25 @@ def plan_borrowed(
         row of table    A  X  Y                                  attention reads the first 3 + 4
     """
     num_blocks, copies = len(index), 0
-    taken = np.zeros(len(borrowed) * block_size, dtype=np.bool_)
+    taken = np.zeros(len(borrowed.values) * block_size, dtype=np.bool_)
     for r in range(len(rows)):
-        first, num_borrowed = borrowed_starts[r], borrowed_starts[r + 1] - borrowed_starts[r]
-        num_full = full_starts[r + 1] - full_starts[r]
-        num_tokens = partial_starts[r + 1] - partial_starts[r]
+        own = borrowed.values[borrowed.starts[r] : borrowed.starts[r + 1]]
+        slots = partial.values[partial.starts[r] : partial.starts[r + 1]]
+        num_full, num_tokens = full.starts[r + 1] - full.starts[r], len(slots)
+        num_borrowed = len(own)
         if num_tokens > num_borrowed * block_size or num_full + num_borrowed > table.shape[1]:
             return -1 - r
         for i in range(num_full):
-            table[rows[r], i] = full[full_starts[r] + i]
+            table[rows[r], i] = full.values[full.starts[r] + i]
         for i in range(num_borrowed):
-            block = borrowed[first + i]
+            block = own[i]
             if block < 0 or block >= num_blocks:
                 return -1 - r
             table[rows[r], num_full + i] = block
             index[block] = i
         taken[:num_tokens] = False
         start = copies
-        for j in range(partial_starts[r], partial_starts[r + 1]):
-            slot = partial[j]
+        for slot in slots:
             if slot < 0 or slot >= num_blocks * block_size:
                 return -1 - r
             place, there = -1, packed_at[slot]
@@ -298,7 +290,7 @@ def plan_borrowed(
         for i in range(start, copies):
             while taken[place]:
                 place += 1
-            slot, to = source[i], borrowed[first + place // block_size] * block_size
+            slot, to = source[i], own[place // block_size] * block_size
             to += place % block_size
             place += 1
             unlink_one(slot, packed_at, source_of)
@@ -306,14 +298,13 @@ def plan_borrowed(
             packed_at[slot], source_of[to] = to, slot
             target[i] = to
         for i in range(num_borrowed):
-            index[borrowed[first + i]] = -1
+            index[own[i]] = -1
     return copies
 
 
 @kernel
 def place_in_buffer(
-    slots: Ints,
-    starts: Ints,
+    slots: Ragged,
     num_new: Ints,
     block_size: int,
     counts: Ints,
@@ -332,17 +323,17 @@ def place_in_buffer(
         blocks of a request = ceil(its tokens / S), full ones at the front
     """
     num_full, num_tokens, next_block = 0, 0, 0
-    for r in range(len(starts) - 1):
-        first, end = starts[r], starts[r + 1]
+    for r in range(len(slots.starts) - 1):
+        first, end = slots.starts[r], slots.starts[r + 1]
         old = end if num_new[r] == 1 else end - num_new[r]
         for j in range(first, end):
-            if slots[j] < 0 or slots[j] >= len(counts) * block_size:
+            if slots.values[j] < 0 or slots.values[j] >= len(counts) * block_size:
                 return -1, j
         for j in range(first, old):
-            counts[slots[j] // block_size] += 1
+            counts[slots.values[j] // block_size] += 1
         begin = num_full
         for j in range(first, old):
-            block = slots[j] // block_size
+            block = slots.values[j] // block_size
             if counts[block] == block_size:
                 full_from[num_full] = block
                 full_to[num_full] = next_block + num_full - begin
@@ -350,13 +341,13 @@ def place_in_buffer(
                 counts[block] = -1  # copied as a block
         to = (next_block + num_full - begin) * block_size
         for j in range(first, end):
-            if j >= old or counts[slots[j] // block_size] >= 0:
-                source[num_tokens] = slots[j]
+            if j >= old or counts[slots.values[j] // block_size] >= 0:
+                source[num_tokens] = slots.values[j]
                 target[num_tokens] = to
                 num_tokens += 1
                 to += 1
         for j in range(first, old):
-            counts[slots[j] // block_size] = 0
+            counts[slots.values[j] // block_size] = 0
         num_blocks = (end - first + block_size - 1) // block_size
         for i in range(num_blocks):
             table[r, i] = next_block + i

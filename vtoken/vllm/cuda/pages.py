@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from vtoken.base.arrays import Ints
-from vtoken.core.protocol.mirror import LIVE, TOKENS, VERSION, Mirrors
+from vtoken.core.protocol.mirror import Mirrors
 from vtoken.core.protocol.step import NO_IDS
 from vtoken.vllm.cuda.copies.transfer import upload
 
@@ -46,7 +46,7 @@ class PageTables:
     def release(self, mirrors: Mirrors) -> None:
         """Free the rows of requests that ended, or whose tokens died or moved since the upload."""
         self._extend(mirrors)
-        stale = (self._resident >= 0) & (self._version != mirrors.facts[VERSION])
+        stale = (self._resident >= 0) & (self._version != mirrors.columns.version)
         self._free += self._resident[stale].tolist()
         self._resident[stale] = -1
 
@@ -58,19 +58,20 @@ class PageTables:
         if len(rows) == 0:
             return NO_IDS
         self._extend(mirrors)
-        facts = mirrors.facts
+        columns = mirrors.columns
         new = rows[self._resident[rows] < 0]
-        self._reserve(len(new), int(facts[LIVE, rows].max()))
+        self._reserve(len(new), int(columns.num_live[rows].max()))
         if len(new):
             self._resident[new] = self._free[-len(new) :]
             del self._free[-len(new) :]
             self._version[new] = -1
-        current = self._version[rows] == facts[VERSION, rows]
-        gained = facts[TOKENS, rows] - self._tokens[rows]
+        current = self._version[rows] == columns.version[rows]
+        gained = columns.num_tokens[rows] - self._tokens[rows]
         self._upload_rows(mirrors, rows[~current])
         grown = np.flatnonzero(current & (gained > 0))
         self._upload_new_tokens(mirrors, rows[grown], gained[grown])
-        self._version[rows], self._tokens[rows] = facts[VERSION, rows], facts[TOKENS, rows]
+        self._version[rows] = columns.version[rows]
+        self._tokens[rows] = columns.num_tokens[rows]
         return self._resident[rows]
 
     def slots(self, row: int, num_live: int) -> torch.Tensor:
@@ -104,7 +105,7 @@ class PageTables:
 
     def _extend(self, mirrors: Mirrors) -> None:
         """Extend the columns to every row of `mirrors`."""
-        known, rows = len(self._resident), mirrors.facts.shape[1]
+        known, rows = len(self._resident), len(mirrors.columns.facts)
         if known < rows:
             more = np.full(rows - known, -1, dtype=np.int64)
             self._resident = np.concatenate([self._resident, more])
@@ -141,7 +142,7 @@ class PageTables:
         if len(rows) == 0:
             return
         slots = mirrors.newest(rows, gained)
-        first = mirrors.facts[LIVE, rows] - gained
+        first = mirrors.columns.num_live[rows] - gained
         columns = np.repeat(first - slots.starts[:-1], gained) + np.arange(len(slots.values))
         cells = np.stack([np.repeat(self._resident[rows], gained), columns, slots.values])
         uploaded = upload(cells, self._device)

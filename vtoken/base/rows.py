@@ -1,0 +1,53 @@
+"""Rows of facts: one record per row, in an array that grows; rows are reused.
+
+Independent of tokens and requests. A subclass names its fields; each is an attribute, an array by
+row. The arrays are replaced when they grow: read them anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MIN_ROWS = 8
+
+
+class Rows:
+    """One record per row in `facts` and, over the same memory, in `records`, for kernels.
+
+    A kernel gets `records` inside a named tuple: Numba takes 3 µs to recognise it alone, and 0.5 µs
+    as a field.
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.num_rows = 0  # ever taken
+        self._free: list[int] = []
+        self._set(np.zeros(MIN_ROWS, dtype=dtype))
+
+    def _set(self, facts: npt.NDArray[Any]) -> None:
+        self.facts = facts
+        self.records = facts.view(np.recarray)
+        for name in facts.dtype.names or ():
+            setattr(self, name, facts[name])
+
+    def take(self) -> int:
+        """Allocate a row; it is 0."""
+        if self._free:
+            return self._free.pop()
+        self.num_rows += 1
+        self.extend(self.num_rows)
+        return self.num_rows - 1
+
+    def give_back(self, row: int) -> None:
+        """Set the row to 0 and let it be reused."""
+        self.facts[row] = 0
+        self._free.append(row)
+
+    def extend(self, num_rows: int) -> None:
+        """Ensure that there are this many rows; new ones are 0."""
+        if num_rows > len(self.facts):
+            grown = np.zeros(max(num_rows, 2 * len(self.facts)), dtype=self.facts.dtype)
+            grown[: len(self.facts)] = self.facts
+            self._set(grown)
