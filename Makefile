@@ -33,7 +33,7 @@ demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PO
 		$(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: $(SETUP) ## the whole suite, on CPU [JOBS=2]
-	@$(BIN)/pytest -m "not gpu" -n $(or $(JOBS),2) --dist loadfile $(ARGS)
+	@$(BIN)/pytest -m "not gpu" -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(SETUP) ## tests without engine and torch, in less than two minutes [JOBS=4]
 	@$(BIN)/pytest -m "not vllm and not gpu and not slow" -n $(or $(JOBS),4) --dist worksteal \

@@ -45,6 +45,14 @@ settings.register_profile(
 settings.load_profile("vtoken")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with engines and servers begin first, so that short ones fill the end of a run: each
+    file has one process, which its engines and servers belong to.
+    """
+    long = {item.path for item in items if {"slow", "vllm"} & {m.name for m in item.iter_markers()}}
+    items.sort(key=lambda item: item.path not in long)
+
+
 def pytest_collection_finish() -> None:
     freeze_heap()  # imports and tests last until the end
 

@@ -26,7 +26,7 @@ def test_a_headless_run_works_every_control_and_the_answers_are_english(tmp_path
         fetch()
     except TrainedModelError as error:
         pytest.skip(str(error))
-    command = [*VTOKEN, "demo", "--headless", "--duration=20", "--workers=4", f"--out={tmp_path}"]
+    command = [*VTOKEN, "demo", "--headless", "--duration=10", "--workers=4", f"--out={tmp_path}"]
     command += [f"--port={any_free_port()}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]

@@ -22,8 +22,8 @@ from vtoken.demo.trained_model import TrainedModelError, fetch
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 NUM_STREAMS = 4
-PROMPT_WORDS = 220  # about 320 tokens
-BUDGET_TOKENS = 32  # a tenth of the prompt
+PROMPT_WORDS = 110  # about 160 tokens
+BUDGET_TOKENS = 16  # a tenth of the prompt
 NUM_NEW = 24
 LEAST_AGREEMENT = 0.9
 
