@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 class EngineBus:
-    """Calls into the engine core, at most `MAX_IN_FLIGHT` at a time, each within CALL_TIMEOUT_S."""
+    """Calls into the engine core, at most `MAX_IN_FLIGHT` at a time, each within `timeout_s`."""
 
     def __init__(self, engine_client: Any) -> None:
         self._client = engine_client
-        self._timeout_s = CALL_TIMEOUT_S
+        self.timeout_s = CALL_TIMEOUT_S
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting = 0
         self._open_changes: set[str] = set()
@@ -62,7 +62,7 @@ class EngineBus:
         does not come in time is never applied later; `problem.change` names it.
         """
         try:
-            deadline = time.time() + self._timeout_s
+            deadline = time.time() + self.timeout_s
             payload = msgspec.msgpack.encode(msgspec.structs.replace(command, expires_ts=deadline))
         except OverflowError as error:
             raise refuse(422, f"a number is too large: {error}", bound="64 bit") from error
@@ -81,14 +81,14 @@ class EngineBus:
         if change_id is not None:
             self._open_changes.add(change_id)
         try:
-            async with asyncio.timeout(self._timeout_s), self._slots:
+            async with asyncio.timeout(self.timeout_s), self._slots:
                 if bill is not None:
                     bill.require_no_debt()
                 answer = await self._client.engine_core.call_utility_async(UTILITY_METHOD, payload)
         except ProblemError:
             raise
         except TimeoutError as error:
-            raise _late(command, self._timeout_s) from error
+            raise _late(command, self.timeout_s) from error
         except Exception as error:
             logger.warning("vtoken: %s failed in the engine: %s", command.op, error)
             if not self.alive or type(error).__name__ == "EngineDeadError":

@@ -33,7 +33,7 @@ async def http(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A change is on trial, so that every call of CALLS but the first is possible."""
     core.call("patch_config", patch={"theta_f": 0.75}, confirm_within_s=300)
-    served.service.bus._timeout_s = 0.3
+    served.service.bus.timeout_s = 0.3
     monkeypatch.setattr(service, "LOOKUP_S", 0.02)
     async with httpx.AsyncClient(base_url=served.url + BASE, timeout=30) as http:
         yield http

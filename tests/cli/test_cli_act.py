@@ -52,7 +52,7 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
 ) -> None:
     if command == "undo":
         core.call("patch_config", patch={"theta_f": 0.75})
-    served.service.bus._timeout_s = 0.3
+    served.service.bus.timeout_s = 0.3
     server, config = served.client, core.runtime.config
     server.answers_late, server.hangs = state == "applied", state != "applied"
     running = asyncio.create_task(run(*command.split(), "--url", served.url))

@@ -133,7 +133,7 @@ async def test_change_without_an_answer_is_told_later(
 ) -> None:
     core.call("patch_config", patch={"theta_f": 0.75})
     if lost_at == "engine":
-        served.service.bus._timeout_s = 0.2
+        served.service.bus.timeout_s = 0.2
     else:
         either.client.timeout_s = 0.2
     served.client.answers_late = True
@@ -159,7 +159,7 @@ async def test_client_that_looks_up_answers_late_what_was_done(
     either: Either, served: Served, core: LiveEngine, name: str, arguments: tuple[Any, ...]
 ) -> None:
     core.call("patch_config", patch={"theta_f": 0.75})
-    served.service.bus._timeout_s = 0.2
+    served.service.bus.timeout_s = 0.2
     told: list[str] = []
 
     def tell(lost: OutcomeUnknown) -> None:
@@ -189,7 +189,7 @@ async def test_change_that_did_not_reach_the_engine_is_an_error_that_says_so(
     either: Either, served: Served
 ) -> None:
     either.client.lookup_s = 30.0
-    served.service.bus._timeout_s = 0.2
+    served.service.bus.timeout_s = 0.2
     slots = served.service.bus._slots
     for _ in range(MAX_IN_FLIGHT):
         await slots.acquire()

@@ -274,7 +274,7 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
     core: LiveEngine, served: Served, state: str
 ) -> None:
     server = served.client
-    served.service.bus._timeout_s = 0.3
+    served.service.bus.timeout_s = 0.3
     async with running(served.url) as (app, pilot):
         server.answers_late, server.hangs = state == "applied", state != "applied"
         await pilot.press("p")
@@ -293,7 +293,7 @@ async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
     core: LiveEngine, served: Served
 ) -> None:
     server = served.client
-    served.service.bus._timeout_s = 0.3
+    served.service.bus.timeout_s = 0.3
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
         await until(lambda: isinstance(app.screen, ControlScreen), "no page")

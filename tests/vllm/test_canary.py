@@ -203,7 +203,7 @@ def test_a_check_leaves_no_trace_but_its_metrics(engine: Any, greedy: Any) -> No
         state = runtime.state
         assert (len(runtime.tables), state.request_rules, state.own_policies) == (0, {}, {})
         assert runtime.canary.document().checked == 3
-        assert scheduler_of(llm).vtoken_canary.samples._samples == {}
+        assert len(scheduler_of(llm).vtoken_canary.samples) == 0
 
 
 def test_sampled_requests_have_a_loss_but_no_agreement(engine: Any, greedy: Any) -> None:
@@ -270,7 +270,7 @@ def test_a_request_that_ends_on_a_stop_string_is_checked(
         found = finish_checks(llm)
         num = len(output.token_ids)
         assert output.token_ids == whole[:num]
-        assert scheduler_of(llm).vtoken_canary.samples._samples == {}
+        assert len(scheduler_of(llm).vtoken_canary.samples) == 0
     assert (found.checked, found.dropped, found.skipped) == (1, 0, {})
     assert (found.count, found.tokens) == (1, num)
     expected = full_logprobs(hf_model, PROMPTS[0], whole[:num])
