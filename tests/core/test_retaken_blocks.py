@@ -74,15 +74,16 @@ def test_reclaimed_blocks_are_those_that_stay_free(planner: str, recycle: bool) 
         allocated: Counter[str] = Counter()
         honest, extend = runtime.relocator._apply, store.extend
 
-        def apply(plan: Any, *args: Any) -> None:
+        def apply(plan: Any, *args: Any) -> list[int]:
             table = runtime.tables[plan.request_id]
             readonly = table.block_ids()[table.readonly].tolist()
             took_a_block[plan.request_id] = next_takes_block(
                 runtime.tables, plan.request_id, readonly, recycle
             )
             held = len(table.blocks)
-            honest(plan, *args)
+            dropped = honest(plan, *args)
             freed[plan.request_id] = held - len(table.blocks)
+            return dropped
 
         def extended(request_id: str, num_blocks: int) -> list[int]:
             allocated[request_id] += num_blocks

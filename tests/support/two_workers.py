@@ -21,6 +21,7 @@ from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.cuda.step import make_step
 from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
 from vtoken.vllm.worker.probe import probe
+from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import HostScores, PendingScores
 
 S, BLOCKS, LAYERS, HEADS, KV_HEADS, DIM = 4, 80, 3, 4, 2, 8
@@ -135,7 +136,7 @@ class Worker:
     def __init__(self, life: Life, scores: Any = None) -> None:
         self.life = life
         scores = scores or HostScores(lambda layer: keys_of(life.caches[layer]), HEADS)
-        self.executor = StepExecutor(S, lambda _: iter(()), scores)
+        self.executor = StepExecutor(S, lambda _: iter(()), scores, Ranks())
 
     def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> PendingScores:
         """Run one step with `query` on the caches' device; return its pending scores."""

@@ -27,6 +27,7 @@ from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
 from vtoken.vllm.cuda.support import check_layers
 from vtoken.vllm.startup.cuda_rules import OPT_IN, cuda_rules
 from vtoken.vllm.touchpoints import register
+from vtoken.vllm.worker.ranks import Ranks
 
 pytestmark = pytest.mark.vllm
 
@@ -97,7 +98,9 @@ class Runner(VTokenV2Mixin, StandIn):  # type: ignore[misc]
         torch.manual_seed(0)
         memory = torch.randn(2, BLOCKS, S, 2, 8)
         self.memory = memory
-        half = DeviceExecutor([m.permute(0, 2, 1, 3) for m in memory], 2, torch.device("cpu"))
+        half = DeviceExecutor(
+            [m.permute(0, 2, 1, 3) for m in memory], 2, torch.device("cpu"), ranks=Ranks()
+        )
         self.vtoken_device, self.vtoken_blocks = half, {}
         stages = half.copies.stages
         for name in ("begin", "guard", "forward_ended"):

@@ -6,6 +6,7 @@ Independent of relocation and of the engine.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,16 @@ REFUSED = {
     kernels.NEWEST: "the newest token among others",
     kernels.PROTECTED: "protected",
 }
+
+
+class Evicted(NamedTuple):
+    """Whether a token died, and the blocks that left a table, one entry a table."""
+
+    died: bool
+    freed: list[int]
+
+
+NOTHING_DIED = Evicted(False, [])
 
 
 class Evictor:
@@ -64,10 +75,8 @@ class Evictor:
             )
         )
 
-    def evict_due(self, ready: Iterable[str], freed: list[int], shortage: Shortage) -> bool:
-        """Evict what is due among `ready`, and what they give for `shortage`; returns whether any
-        token died. Dropped blocks go to `freed`.
-        """
+    def evict_due(self, ready: Iterable[str], shortage: Shortage) -> Evicted:
+        """Evict what is due among `ready`, and what they give for `shortage`."""
         state, tables = self._state, self._state.tables
         rows = tables.rows_of(ready)
         if self._policy_runner.profiles():
@@ -78,9 +87,8 @@ class Evictor:
             able, least = self._able_to_give(rows)
             due = np.append(due, self._shortages.share(able, least, shortage))
         if len(due) == 0:
-            return False
-        rows, victims, policies = self.choose(due)
-        return self._evict(rows, victims, policies, freed)
+            return NOTHING_DIED
+        return self._evict(*self.choose(due))
 
     def _not_moved(self, rows: Ints) -> Ints:
         """Those of the due `rows` that this step has not relocated; the others stay due.
@@ -133,10 +141,10 @@ class Evictor:
             found.setdefault(state.rules(state.tables.names[row]).policy, []).append(row)
         return {policy: np.array(own) for policy, own in found.items()}
 
-    def _evict(self, rows: Ints, victims: Ragged, policies: set[str], freed: list[int]) -> bool:
+    def _evict(self, rows: Ints, victims: Ragged, policies: set[str]) -> Evicted:
         state, tables = self._state, self._state.tables
         if len(rows) == 0:
-            return False
+            return NOTHING_DIED
         due = state.due
         due.waits[rows] = False
         for row in rows[tables.columns.virtual[rows] == 0].tolist():
@@ -151,11 +159,11 @@ class Evictor:
             self._policy_runner.refuse(state.rules(name).policy, f"victims of {name} are {why}")
         num_tokens = int(victims.counts[died].sum())
         if num_tokens == 0:
-            return False
-        num_blocks = 0
+            return NOTHING_DIED
+        freed: list[int] = []
         for i in np.flatnonzero(died & (num_emptied > 0)).tolist():
             table = tables.at(rows[i])
-            num_blocks += self._drop_dead_blocks(table, table.block_live() == 0, freed)
+            freed += self._drop_dead_blocks(table, table.block_live() == 0)
         name = ", ".join(sorted(policies))
         gave = state.due.floor[rows] < NEVER
         num_given = 0
@@ -167,7 +175,6 @@ class Evictor:
         state.counters.tokens.evicted += num_tokens
         state.counters.pressure.given_tokens += num_given
         state.counters.reclamation.moved_then_evicted_tokens += self._num_wasted(rows[died])
-        state.counters.reclamation.reclaimed_blocks += num_blocks
         num_requests = int(np.count_nonzero(died))
         state.events.add(
             state.step,
@@ -181,8 +188,8 @@ class Evictor:
                 "policy": name,
             },
         )
-        self._note_reclaimed(num_blocks)
-        return True
+        self._note_reclaimed(freed)
+        return Evicted(True, freed)
 
     def _num_wasted(self, rows: Ints) -> int:
         """Victims of `rows` [k] that were moved shortly before."""
@@ -203,22 +210,27 @@ class Evictor:
             wasted += moves.num_recent(victims.of(i), state.step)
         return wasted
 
-    def drop_retained(self, freed: list[int]) -> None:
-        """Drop all-dead blocks that were retained while shared and no longer need to be."""
+    def drop_retained(self) -> list[int]:
+        """Drop all-dead blocks that were retained while shared and no longer need to be.
+
+        Returns them; they go back to the store after all plans.
+        """
+        freed: list[int] = []
         if not self._any_retained:
-            return
-        num_blocks = 0
+            return freed
         for request_id, request in self._state.requests.items():
             if request.retained_dead_blocks:
                 table = self._state.tables[request_id]
                 dead = np.isin(table.block_ids(), list(request.retained_dead_blocks))
-                num_blocks += self._drop_dead_blocks(table, dead, freed)
+                freed += self._drop_dead_blocks(table, dead)
         self._any_retained = any(r.retained_dead_blocks for r in self._state.requests.values())
-        self._state.counters.reclamation.reclaimed_blocks += num_blocks
-        self._note_reclaimed(num_blocks)
+        self._note_reclaimed(freed)
+        return freed
 
-    def _note_reclaimed(self, num_blocks: int) -> None:
+    def _note_reclaimed(self, freed: list[int]) -> None:
+        num_blocks = self._state.tables.pool.num_without_holder(freed)
         if num_blocks:
+            self._state.counters.reclamation.reclaimed_blocks += num_blocks
             self._state.events.add(
                 self._state.step,
                 "reclaimed",
@@ -226,10 +238,10 @@ class Evictor:
                 {"blocks": num_blocks, "reason": "all dead"},
             )
 
-    def _drop_dead_blocks(self, table: TokenTable, dead: Bools, freed: list[int]) -> int:
+    def _drop_dead_blocks(self, table: TokenTable, dead: Bools) -> list[int]:
         """Drop the blocks without live tokens where `dead` [num_blocks] is set.
 
-        Returns how many of them have no holder left. Under `skip` the request retains shared ones.
+        Returns those that left the table. Under `skip` the request retains shared ones.
 
             block table       A     B     C     D     E         a: live, .: dead or never written
             places         | a a | . . | . . | a . | a . |      B is shared, C is private
@@ -252,8 +264,4 @@ class Evictor:
             dead = dead & ~shared
         else:
             state.counters.reclamation.shared_released_blocks += int(np.count_nonzero(shared))
-        if not dead.any():
-            return 0
-        dropped = state.drop_blocks(table, dead)
-        freed.extend(dropped)
-        return int(np.count_nonzero(state.tables.pool.holders[dropped] == 0))
+        return state.drop_blocks(table, dead) if dead.any() else []

@@ -243,18 +243,21 @@ class Runtime:
         """
         state = self.state
         state.begin_step()
-        freed: list[int] = []
-        self.evictor.drop_retained(freed)
+        freed = self.evictor.drop_retained()
         self.relocator.forget_step()
         ready = list(ready)
-        shortage = self._shortage(ready, prefilling, freed)
-        due = chain(ready, (request_id for request_id, _ in prefilling))
-        died = state.may_evict and self.evictor.evict_due(due, freed, shortage)
+        shortage, reclaimed = self._shortage(ready, prefilling, freed)
+        freed += reclaimed
+        died = False
+        if state.may_evict:
+            due = chain(ready, (request_id for request_id, _ in prefilling))
+            died, dropped = self.evictor.evict_due(due, shortage)
+            freed += dropped
         missing = self._missing_blocks(prefilling, freed) if prefilling else 0
         if shortage.now_blocks:
             missing = max(missing, shortage.now_blocks - self._num_free(freed))
-        self.relocator.plan_step(
-            freed, new_holes=died, missing_blocks=missing, short_blocks=shortage.blocks
+        freed += self.relocator.plan_step(
+            new_holes=died, missing_blocks=missing, short_blocks=shortage.blocks
         )
         state.begin_allocation()
         if freed:
@@ -301,22 +304,26 @@ class Runtime:
 
     def _num_free(self, freed: list[int]) -> int:
         """The free blocks once `freed` are returned."""
-        holders = self.tables.pool.holders
-        return self.state.store.num_free_blocks() + len({b for b in freed if holders[b] == 0})
+        pool = self.tables.pool
+        return self.state.store.num_free_blocks() + pool.num_without_holder(freed)
 
     def _shortage(
         self, ready: list[str], prefilling: Sequence[tuple[str, int]], freed: list[int]
-    ) -> Shortage:
-        """The shortage that remains after a round, if requests may give for it."""
+    ) -> tuple[Shortage, list[int]]:
+        """The shortage that remains after a round, if requests may give for it, and the blocks that
+        the round freed. `freed`: those that the step has freed before.
+        """
         self.state.set_near(self.shortages.is_near())
         if not self.state.is_short_soon:
-            return NO_SHORTAGE
+            return NO_SHORTAGE, []
         shortage = self.shortages.measure(ready, prefilling, self._num_free(freed))
-        if shortage.blocks and self.relocator.reclaim_excess(
-            freed, missing_blocks=shortage.missing_blocks
-        ):
-            return self.shortages.measure(ready, prefilling, self._num_free(freed))
-        return shortage
+        if shortage.blocks == 0:
+            return shortage, []
+        reclaimed = self.relocator.reclaim_excess(missing_blocks=shortage.missing_blocks)
+        if reclaimed:
+            num_free = self._num_free(freed + reclaimed)
+            shortage = self.shortages.measure(ready, prefilling, num_free)
+        return shortage, reclaimed
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """Process the end of `step`; `report` is None if the worker sent none."""

@@ -15,6 +15,7 @@ Invariants, maintained incrementally (`check` recomputes them):
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -99,6 +100,10 @@ class PoolLiveness:
         """Used blocks with n_b <= S / 2 (paper figure 2)."""
         num_free = self.num_blocks - self.num_used  # n_b = 0 there
         return int(np.count_nonzero(self.live <= self.block_size // 2)) - num_free
+
+    def num_without_holder(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks`, which may contain one twice, no request holds."""
+        return int(np.count_nonzero(self.holders[[*{*blocks}]] == 0))
 
     def num_shared(self) -> int:
         return int(np.count_nonzero(self.usage > FLAG_USED))

@@ -17,6 +17,7 @@ from vtoken.vllm.cpu.data_path import CPUDataPath
 from vtoken.vllm.cpu.holes import PackedSlots
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
+from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 from vtoken.vllm.worker.scores import HostScores
 from vtoken.vllm.worker.selftest import SelfTest
@@ -41,7 +42,7 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         seconds = time.perf_counter() - started
         log.info("vToken: self-test of the data path: %.1f s, %s", seconds, describe_kernels())
         scores = HostScores(self._vtoken_keys, layer.impl.num_heads)
-        return StepExecutor(block_size, self.vtoken_copies.contents, scores)
+        return StepExecutor(block_size, self.vtoken_copies.contents, scores, Ranks.of_this_worker())
 
     def _vtoken_keys(self, layer: int) -> torch.Tensor:
         keys, _ = self.vtoken_layout.views(self.kv_caches[layer])

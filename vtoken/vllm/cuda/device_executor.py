@@ -20,13 +20,14 @@ from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.cuda.step import make_step
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
+from vtoken.vllm.worker.ranks import Ranks
 
 
 class DeviceExecutor:
     """One worker's device state.
 
     `caches`: one [N, H, S, C] a layer, in layout LBNHC, on `device`, read by `num_heads` query
-    heads of this rank.
+    heads of this rank. `ranks`: this worker's peers.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class DeviceExecutor:
         num_heads: int,
         device: torch.device,
         *,
+        ranks: Ranks,
         copy_sync: bool = False,
     ) -> None:
         block_size = caches[0].shape[2]
@@ -44,7 +46,7 @@ class DeviceExecutor:
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
         keys = [keys_of(cache) for cache in caches]
         scores = DeviceScores(keys.__getitem__, num_heads, device, streams)
-        self.executor = StepExecutor(block_size, self.copies.contents, scores)
+        self.executor = StepExecutor(block_size, self.copies.contents, scores, ranks)
         self.pages = PageTables(block_size, device)
         self.triton_probe = on_cuda
 

@@ -17,6 +17,7 @@ from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.support import check_layers
 from vtoken.vllm.startup.settings import read_settings
 from vtoken.vllm.worker.executor import PhysicalStep, StepExecutor
+from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
 from vtoken.vllm.worker.selftest import SelfTest
 
@@ -38,7 +39,11 @@ def make_executor(runner: Any, layers: dict[str, Any]) -> DeviceExecutor:
     settings = read_settings(runner.vllm_config.additional_config or {})
     num_heads = layer.impl.num_heads
     return DeviceExecutor(
-        runner.kv_caches, num_heads, runner.device, copy_sync=settings.experiment.copy_sync
+        runner.kv_caches,
+        num_heads,
+        runner.device,
+        ranks=Ranks.of_this_worker(),
+        copy_sync=settings.experiment.copy_sync,
     )
 
 

@@ -30,7 +30,6 @@ from vtoken.vllm.cuda.runner import make_executor, writes_blocks
 from vtoken.vllm.spec import VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.worker.executor import Batch
-from vtoken.vllm.worker.ranks import Ranks
 
 
 class VTokenV2Mixin:
@@ -55,7 +54,6 @@ class VTokenV2Mixin:
             support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
             support.check_layers(layers)
             self.vtoken_device = make_executor(self, layers)
-        self.vtoken_device.executor.ranks = Ranks.of_this_worker()
 
     # ------------------------------------------------------------ before the forward
 

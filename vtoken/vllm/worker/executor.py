@@ -113,9 +113,9 @@ class StepExecutor:
     `ranks.deferred_errors()`, so that all ranks learn of an error before the forward.
     """
 
-    def __init__(self, block_size: int, contents: Contents, scores: Scores) -> None:
+    def __init__(self, block_size: int, contents: Contents, scores: Scores, ranks: Ranks) -> None:
         self.block_size = block_size
-        self.ranks = Ranks()
+        self.ranks = ranks
         self._scores = scores
         self._check = ContentCheck(contents, block_size)
         self.mirrors = Mirrors()

@@ -20,7 +20,6 @@ from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.spec import VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
-from vtoken.vllm.worker.ranks import Ranks
 
 
 class VTokenRunnerMixin:
@@ -66,7 +65,6 @@ class VTokenRunnerMixin:
             support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
             support.check_layers(layers)
             self.executor = self._vtoken_prepare(layers)
-        self.executor.ranks = Ranks.of_this_worker()
 
     # ------------------------------------------------------------ before the forward
 

@@ -3,7 +3,7 @@
 Independent of policies and of the engine. Invariants:
 1. a request has at most one relocation in flight (I4)
 2. destinations are in private, unhashed blocks
-3. blocks dropped from a table are added to `freed`; the caller returns them after all plans
+3. blocks dropped from a table are returned; the caller gives them back after all plans
 """
 
 from __future__ import annotations
@@ -61,23 +61,22 @@ class Relocator:
         self.num_rounds = 0  # with at least one plan
         self._in_flight: dict[int, list[InFlight]] = {}
 
-    def reclaim_excess(self, freed: list[int], *, missing_blocks: int) -> bool:
-        """Run a round before anybody gives tokens, if one may free blocks; returns whether it did.
+    def reclaim_excess(self, *, missing_blocks: int) -> list[int]:
+        """Run a round before anybody gives tokens, if one may free blocks.
 
-        `missing_blocks` as in `plan_step`.
+        `missing_blocks` and the result as in `plan_step`.
         """
         if self.num_excess_blocks() == 0:
-            return False
+            return []
         if missing_blocks > 0:
-            found = self._reclaim(freed, batch_size=self._state.geometry.num_blocks)
-        else:
-            found = self._reclaim(freed)
-        return bool(found.plans)
+            return self._reclaim(batch_size=self._state.geometry.num_blocks)[1]
+        return self._reclaim()[1]
 
     def plan_step(
-        self, freed: list[int], *, new_holes: bool, missing_blocks: int, short_blocks: int = 0
-    ) -> None:
-        """Run pending operations, else an automatic round if the gates are open.
+        self, *, new_holes: bool, missing_blocks: int, short_blocks: int = 0
+    ) -> list[int]:
+        """Run pending operations, else an automatic round if the gates are open; returns the blocks
+        that left a table.
 
         `missing_blocks`: how many more blocks than are free running requests need in this step. If
         any, a round runs regardless of F and B, because the alternative is a preemption, which
@@ -89,15 +88,13 @@ class Relocator:
         if new_holes:
             self._last_round_empty = False
         if self._operations.pending:
-            self._run_operations(freed)
-        elif not state.tables.any_virtual:
-            return  # only the last block of a request can have free slots
-        elif missing_blocks > 0 and state.config.reclamation == "auto":
-            self._reclaim(freed, batch_size=state.geometry.num_blocks)
-        else:
-            self._closed_gate = first_closed(state.config, self.pressure())
-            if self._closed_gate is None:
-                self._run_round(freed)
+            return self._run_operations()
+        if not state.tables.any_virtual:
+            return []  # only the last block of a request can have free slots
+        if missing_blocks > 0 and state.config.reclamation == "auto":
+            return self._reclaim(batch_size=state.geometry.num_blocks)[1]
+        self._closed_gate = first_closed(state.config, self.pressure())
+        return [] if self._closed_gate is not None else self._run_round()
 
     def num_excess_blocks(self) -> int:
         """Blocks beyond their need that requests hold and that a round may reclaim now; 0 if the
@@ -217,16 +214,17 @@ class Relocator:
             worth=cache(partial(self._pricer.worth, state.config)),
         )
 
-    def _run_round(self, freed: list[int]) -> None:
+    def _run_round(self) -> list[int]:
         """Run an automatic round. Waiting for reports does not make it an empty round."""
         started = time.perf_counter_ns()
-        found = self._reclaim(freed)
+        found, freed = self._reclaim()
         self._prices.plans.add((time.perf_counter_ns() - started) / 1000, len(found.plans))
         if found.missing_blocks:
             self._state.counters.reclamation.deferrals["headroom"] += 1
         elif not found.plans and self._waits_for_reports():
             self._state.counters.reclamation.deferrals["in_flight"] += 1
             self._last_round_empty = False
+        return freed
 
     def _defer(self, missing: int, available: int) -> None:
         """Count a round, automatic or manual, that lacked `missing` fresh blocks beyond
@@ -260,12 +258,12 @@ class Relocator:
 
     def _reclaim(
         self,
-        freed: list[int],
         *,
         batch_size: int | None = None,
         request_ids: list[str] | None = None,
         operation_id: str | None = None,
-    ) -> Round:
+    ) -> tuple[Round, list[int]]:
+        """Plan and apply a round; returns it, and the blocks that left a table."""
         started = time.perf_counter_ns()
         self._last_round_step = self._state.step
         preview = self._planner.preview(
@@ -280,8 +278,9 @@ class Relocator:
             self._defer(found.missing_blocks, preview.available_blocks)
         self._state.counters.reclamation.shared_skipped_blocks += found.shared_skipped_blocks
         used = self._state.tables.pool.num_used
+        freed: list[int] = []
         for plan in found.plans:
-            self._apply(plan, freed, plan_us // len(found.plans), operation_id)
+            freed += self._apply(plan, plan_us // len(found.plans), operation_id)
         num_freed = used - self._state.tables.pool.num_used
         if num_freed != found.num_freed_blocks:
             self._state.violated(
@@ -290,11 +289,10 @@ class Relocator:
                     f"a round promised to free {found.num_freed_blocks} blocks, freed {num_freed}",
                 )
             )
-        return found
+        return found, freed
 
-    def _apply(
-        self, plan: RelocationPlan, freed: list[int], plan_us: int, operation_id: str | None
-    ) -> None:
+    def _apply(self, plan: RelocationPlan, plan_us: int, operation_id: str | None) -> list[int]:
+        """Apply one plan of a round; returns the blocks that left the table."""
         state, size = self._state, self._state.geometry.block_size
         table = state.tables[plan.request_id]
         request = state.requests[plan.request_id]
@@ -318,9 +316,8 @@ class Relocator:
                 plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks
             )
         except InvariantViolation as violation:  # nothing changed
-            freed.extend(fresh)
             state.violated(violation)
-            return
+            return fresh
         if len(dropped) - len(fresh) != num_shed or num_shed <= 0:
             state.violated(
                 InvariantViolation(
@@ -332,7 +329,6 @@ class Relocator:
             ids = table.live_ids()
             state.draft.retained[table.row] = Retained(ids, table.slots_of(ids))
         state.rebound(table)
-        freed.extend(dropped)
         request.in_flight_step = state.step
         request.moved_tokens += plan.num_moved_tokens
         request.last_moves = request.last_moves or LastMoves()
@@ -347,6 +343,7 @@ class Relocator:
             operation_id=operation_id,
         )
         self.planned[plan.request_id] = (bound, moving)
+        return dropped
 
     def _samples(self) -> bool:
         """Whether to verify this relocation by content: an evenly spread share `verify_ratio`."""
@@ -356,18 +353,19 @@ class Relocator:
         self._verify_credit -= 1.0
         return True
 
-    def _run_operations(self, freed: list[int]) -> None:
+    def _run_operations(self) -> list[int]:
+        freed: list[int] = []
         for operation in self._operations.list_pending():
             if self._is_in_flight(operation.request_id):
                 continue  # I4: runs once that relocation is reported
             self._operations.start(operation)
             ids = None if operation.request_id is None else [operation.request_id]
-            found = self._reclaim(
-                freed,
+            found, dropped = self._reclaim(
                 batch_size=operation.batch_size,
                 request_ids=ids,
                 operation_id=operation.id,
             )
+            freed += dropped
             self._operations.planned(operation, found, self._state.geometry.bytes_per_token)
             if not found.plans:
                 self._operations.finish(operation)
@@ -375,6 +373,7 @@ class Relocator:
                 if plan.request_id not in self.planned:
                     why = f"the plan for {plan.request_id} could not be applied, see the events"
                     self._operations.part_ended(operation.id, fault=why)
+        return freed
 
     def _is_in_flight(self, request_id: str | None) -> bool:
         """Whether this request, or any request for None, has a relocation in flight."""
