@@ -363,7 +363,7 @@ def test_i4_a_request_has_one_relocation_in_flight() -> None:
         theta_f=0.0,
         low_watermark_blocks=24,
         batch_size=2,
-        planner="plug",
+        experiment=replace(engine.runtime.config.experiment, planner="plug"),
     )
     steps: dict[str, list[int]] = {}
     for _ in range(40):
