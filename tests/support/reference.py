@@ -192,7 +192,7 @@ def _forward(
     appended = len(ids)
     visible = torch.ones(appended, cached + appended, dtype=torch.bool).tril(cached)
     mask = hide(visible, model.dtype)
-    with torch.no_grad():
+    with torch.inference_mode():
         output = model(
             input_ids=torch.tensor([ids]),
             position_ids=torch.arange(start, start + appended)[None],

@@ -30,7 +30,7 @@ NUM_PROMPTS = 6
 KEEP = 1 / 3
 POLICY = "snapkv"  # the demo's
 EXACT = {POLICY: {}, "streaming_llm": {}}
-EXACT_PROMPT, EXACT_BUDGET, EXACT_NEW = 160, 96, 200
+EXACT_PROMPT, EXACT_BUDGET, EXACT_NEW = 160, 96, 101
 
 
 @pytest.fixture(scope="module")
