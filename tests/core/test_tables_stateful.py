@@ -268,6 +268,8 @@ class Tables(RuleBasedStateMachine):
             return
         self.tables.check()
         assert {t.request_id for t in self.tables} == set(self.shadows)
+        rows = self.tables.rows_of(["nobody", *self.shadows]).tolist()
+        assert rows == [self.tables[name].row for name in self.shadows]
         for name, shadow in self.shadows.items():
             table = self.tables[name]
             ids = table.live_ids()

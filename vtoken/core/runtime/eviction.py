@@ -5,7 +5,6 @@ Independent of relocation and of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -75,7 +74,7 @@ class Evictor:
             )
         )
 
-    def evict_due(self, ready: Iterable[str], shortage: Shortage) -> Evicted:
+    def evict_due(self, ready: list[str], shortage: Shortage) -> Evicted:
         """Evict what is due among `ready`, and what they give for `shortage`."""
         state, tables = self._state, self._state.tables
         rows = tables.rows_of(ready)

@@ -66,7 +66,7 @@ class TokenAppender:
         return self._places is not None and self._places.spare
 
     def required_extent(self, request_id: str, num_tokens: int) -> int:
-        """Places that `num_tokens` tokens in total require."""
+        """Places that `num_tokens` tokens in total require, dead ones included."""
         row = self._state.tables.rows.get(request_id)
         if self._places is None or row is None:
             return num_tokens
@@ -87,8 +87,10 @@ class TokenAppender:
                     new.seed,
                 )
             )
-        known = tables.rows
-        rows = np.array([known[name] for name in scheduled.request_ids], dtype=np.int64)
+        rows = tables.rows_of(scheduled.request_ids)
+        if len(rows) != len(scheduled.request_ids):
+            unknown = {*scheduled.request_ids}.difference(tables.rows)
+            raise InvariantViolation("I4", f"{min(unknown)} is scheduled and has no table")
         added = self._added_blocks(scheduled, rows)
         totals = np.array(scheduled.num_tokens, dtype=np.int64)
         grown = tables.grow(rows, totals, added)

@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 import numpy as np
 
@@ -95,6 +94,7 @@ class Runtime:
         self.canary = self.state.canary
         self.operations = Operations(partial(record_operation, self.state))
         self.appender = TokenAppender(self.state)
+        self.required_extent = self.appender.required_extent
         self.scoring = Scoring(self.state)
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
         self.admission = Admission(self.state, max_chunk_tokens)
@@ -250,7 +250,7 @@ class Runtime:
         freed += reclaimed
         died = False
         if state.may_evict:
-            due = chain(ready, (request_id for request_id, _ in prefilling))
+            due = ready + [request_id for request_id, _ in prefilling]
             died, dropped = self.evictor.evict_due(due, shortage)
             freed += dropped
         missing = self._missing_blocks(prefilling, freed) if prefilling else 0
@@ -265,10 +265,6 @@ class Runtime:
             state.store.give_back(freed)
         if self.appender.choose_places():
             self.relocator.note_held_back()
-
-    def required_extent(self, request_id: str, num_tokens: int) -> int:
-        """Places that `num_tokens` tokens in total require, dead ones included."""
-        return self.appender.required_extent(request_id, num_tokens)
 
     def commit_step(self, scheduled: Scheduled) -> StepPlan:
         """Append the tokens of the scheduled requests; returns the plan for the worker."""

@@ -106,7 +106,7 @@ class ShortageMonitor:
         return free < growth + state.config.headroom_blocks
 
     def measure(
-        self, ready: Sequence[str], prefilling: Sequence[tuple[str, int]], free_blocks: int
+        self, ready: list[str], prefilling: Sequence[tuple[str, int]], free_blocks: int
     ) -> Shortage:
         """The shortage of the coming step. `ready` and `prefilling`: as in `Runtime.begin_step`.
 

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -74,6 +74,9 @@ class TokenTables:
         self._free_numbers: list[int] = []  # heap of released numbers
         self._last_number = 0  # the highest number assigned so far
         self.num_changes = 0  # tables created and released since the start
+        self._asked: list[str] = []  # `names` of the newest `rows_of`, at `num_changes`
+        self._asked_at = 0
+        self._answer: Ints = np.zeros(0, dtype=np.int64)
         self._detail: Ints = np.zeros(3, dtype=np.int64)
         self._rank: Int32s = np.full(num_blocks, -1, dtype=np.int32)
         self._old_rank: Int32s = np.full(num_blocks, -1, dtype=np.int32)
@@ -100,10 +103,17 @@ class TokenTables:
         """The table in `row`, which must be in use."""
         return self._tables[self.names[row]]
 
-    def rows_of(self, names: Iterable[str]) -> Ints:
-        """The rows [k] of those of `names` that have a table."""
-        known = self.rows
-        return np.array([known[name] for name in names if name in known], dtype=np.int64)
+    def rows_of(self, names: list[str]) -> Ints:
+        """The rows [k] of those of `names` that have a table; do not write to them.
+
+        The newest answer is kept: within a step, and in most steps, it is asked for again.
+        """
+        if self._asked_at != self.num_changes or self._asked != names:
+            known = self.rows
+            rows = [known[name] for name in names if name in known]
+            self._answer = np.array(rows, dtype=np.int64)
+            self._asked, self._asked_at = names.copy(), self.num_changes
+        return self._answer
 
     @property
     def all_rows(self) -> Ints:
