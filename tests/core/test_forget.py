@@ -57,10 +57,10 @@ def victims_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[int]]]:
     found: dict[str, list[list[int]]] = {}
     evict = TokenTables.evict
 
-    def noting(self: TokenTables, rows: Any, starts: Any, ids: Any, *more: Any) -> Any:
+    def noting(self: TokenTables, rows: Any, victims: Any, *more: Any) -> Any:
         for i, row in enumerate(rows.tolist()):
-            found.setdefault(self.names[row], []).append(ids[starts[i] : starts[i + 1]].tolist())
-        return evict(self, rows, starts, ids, *more)
+            found.setdefault(self.names[row], []).append(victims.of(i).tolist())
+        return evict(self, rows, victims, *more)
 
     monkeypatch.setattr(TokenTables, "evict", noting)
     return found
