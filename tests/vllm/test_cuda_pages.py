@@ -121,7 +121,7 @@ def test_a_row_whose_request_ended_is_released() -> None:
     walk.pages.update(walk.mirrors, walk.mirrors.rows_of(["a", "b"]))
     walk.mirrors.drop(["a"])
     walk.pages.release(walk.mirrors)
-    assert int((walk.pages._resident >= 0).sum()) == 1
+    assert int((walk.pages._uploads.resident >= 0).sum()) == 1
 
 
 def attention(

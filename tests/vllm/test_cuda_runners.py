@@ -269,7 +269,7 @@ def test_v2_drops_finished_and_preempted_requests() -> None:
         runner.execute_model(message(StepPlan(3), **{reason: {"a"}}))
         assert not half.executor.mirrors
         assert not runner.vtoken_blocks
-        assert int((half.pages._resident >= 0).sum()) == 0
+        assert int((half.pages._uploads.resident >= 0).sum()) == 0
 
 
 def test_v1_is_no_uniform_decode_in_a_step_with_holes() -> None:

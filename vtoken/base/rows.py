@@ -21,10 +21,11 @@ class Rows:
     as a field.
     """
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    def __init__(self, dtype: np.dtype[Any], *, unused: int = 0) -> None:
         self.num_rows = 0  # ever taken
+        self._unused = unused  # every field of a row that nobody uses
         self._free: list[int] = []
-        self._set(np.zeros(MIN_ROWS, dtype=dtype))
+        self._set(np.full(MIN_ROWS, unused, dtype=dtype))
 
     def _set(self, facts: npt.NDArray[Any]) -> None:
         self.facts = facts
@@ -33,7 +34,7 @@ class Rows:
             setattr(self, name, facts[name])
 
     def take(self) -> int:
-        """Allocate a row; it is 0."""
+        """Allocate an unused row."""
         if self._free:
             return self._free.pop()
         self.num_rows += 1
@@ -41,13 +42,14 @@ class Rows:
         return self.num_rows - 1
 
     def give_back(self, row: int) -> None:
-        """Set the row to 0 and let it be reused."""
-        self.facts[row] = 0
+        """Let the row be reused."""
+        self.facts[row] = self._unused
         self._free.append(row)
 
     def extend(self, num_rows: int) -> None:
-        """Ensure that there are this many rows; new ones are 0."""
-        if num_rows > len(self.facts):
-            grown = np.zeros(max(num_rows, 2 * len(self.facts)), dtype=self.facts.dtype)
-            grown[: len(self.facts)] = self.facts
+        """Ensure that there are this many rows."""
+        known = len(self.facts)
+        if num_rows > known:
+            grown = np.full(max(num_rows, 2 * known), self._unused, dtype=self.facts.dtype)
+            grown[:known] = self.facts
             self._set(grown)

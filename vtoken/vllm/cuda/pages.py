@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from vtoken.base.arrays import Ints
+from vtoken.base.rows import Rows
 from vtoken.core.protocol.mirror import Mirrors
 from vtoken.core.protocol.step import NO_IDS
 from vtoken.vllm.cuda.copies.transfer import upload
@@ -28,27 +29,37 @@ from vtoken.vllm.cuda.copies.transfer import upload
 ROW_ALIGNMENT = 256  # tokens; a row's length is a multiple of it
 
 
-class PageTables:
-    """The resident rows of one worker, and the page table of a batch.
+class Uploads(Rows):
+    """By row of the mirrors: what of it is on the device."""
 
-    Indexed by row of the mirrors: `_resident`, the row of the table, -1 for none; `_version` and
-    `_tokens`, the mirror's version and number of tokens at the last upload.
-    """
+    resident: Ints  # the row of the table; -1: none
+    version: Ints  # of the mirror, at the last upload
+    num_tokens: Ints  # of the mirror, at the last upload
+
+    def __init__(self) -> None:
+        names = ("resident", "version", "num_tokens")
+        super().__init__(np.dtype([(name, np.int64) for name in names]), unused=-1)
+
+
+class PageTables:
+    """The resident rows of one worker, and the page table of a batch."""
 
     def __init__(self, block_size: int, device: torch.device) -> None:
         self._block_size = block_size
         self._device = device
         self._table = torch.zeros((0, 0), dtype=torch.int32, device=device)
-        self._resident = self._version = self._tokens = NO_IDS
+        self._uploads = Uploads()
         self._free: list[int] = []
         self._offsets = torch.arange(block_size, dtype=torch.int32, device=device)
 
     def release(self, mirrors: Mirrors) -> None:
         """Free the rows of requests that ended, or whose tokens died or moved since the upload."""
-        self._extend(mirrors)
-        stale = (self._resident >= 0) & (self._version != mirrors.columns.version)
-        self._free += self._resident[stale].tolist()
-        self._resident[stale] = -1
+        known = self._extended(mirrors)
+        num_rows = len(mirrors.columns.facts)
+        changed = known.version[:num_rows] != mirrors.columns.version
+        stale = np.flatnonzero((known.resident[:num_rows] >= 0) & changed)
+        self._free += known.resident[stale].tolist()
+        known.resident[stale] = -1
 
     def update(self, mirrors: Mirrors, rows: Ints) -> Ints:
         """Update the resident rows of the requests `rows` [n] of `mirrors`, without duplicates.
@@ -57,22 +68,21 @@ class PageTables:
         """
         if len(rows) == 0:
             return NO_IDS
-        self._extend(mirrors)
-        columns = mirrors.columns
-        new = rows[self._resident[rows] < 0]
+        known, columns = self._extended(mirrors), mirrors.columns
+        new = rows[known.resident[rows] < 0]
         self._reserve(len(new), int(columns.num_live[rows].max()))
         if len(new):
-            self._resident[new] = self._free[-len(new) :]
+            known.resident[new] = self._free[-len(new) :]
             del self._free[-len(new) :]
-            self._version[new] = -1
-        current = self._version[rows] == columns.version[rows]
-        gained = columns.num_tokens[rows] - self._tokens[rows]
+            known.version[new] = -1
+        current = known.version[rows] == columns.version[rows]
+        gained = columns.num_tokens[rows] - known.num_tokens[rows]
         self._upload_rows(mirrors, rows[~current])
         grown = np.flatnonzero(current & (gained > 0))
         self._upload_new_tokens(mirrors, rows[grown], gained[grown])
-        self._version[rows] = columns.version[rows]
-        self._tokens[rows] = columns.num_tokens[rows]
-        return self._resident[rows]
+        known.version[rows] = columns.version[rows]
+        known.num_tokens[rows] = columns.num_tokens[rows]
+        return known.resident[rows]
 
     def slots(self, row: int, num_live: int) -> torch.Tensor:
         """The first `num_live` slots of a resident row, int32, until the next `update`."""
@@ -103,14 +113,10 @@ class PageTables:
         pages[:, :copied].index_copy_(0, index[0], rows_of_table)
         return pages
 
-    def _extend(self, mirrors: Mirrors) -> None:
-        """Extend the columns to every row of `mirrors`."""
-        known, rows = len(self._resident), len(mirrors.columns.facts)
-        if known < rows:
-            more = np.full(rows - known, -1, dtype=np.int64)
-            self._resident = np.concatenate([self._resident, more])
-            self._version = np.concatenate([self._version, more])
-            self._tokens = np.concatenate([self._tokens, more])
+    def _extended(self, mirrors: Mirrors) -> Uploads:
+        """What is uploaded of every row of `mirrors`."""
+        self._uploads.extend(len(mirrors.columns.facts))
+        return self._uploads
 
     def _reserve(self, num_new: int, longest: int) -> None:
         rows, width = self._table.shape
@@ -131,7 +137,7 @@ class PageTables:
         _, slots = mirrors.live(rows)
         counts = slots.counts
         host = np.zeros((len(rows), int(counts.max()) + 1), dtype=np.int32)
-        host[:, 0] = self._resident[rows]
+        host[:, 0] = self._uploads.resident[rows]
         columns = 1 + np.arange(len(slots.values)) - np.repeat(slots.starts[:-1], counts)
         host[np.repeat(np.arange(len(rows)), counts), columns] = slots.values
         uploaded = upload(host, self._device)
@@ -144,6 +150,6 @@ class PageTables:
         slots = mirrors.newest(rows, gained)
         first = mirrors.columns.num_live[rows] - gained
         columns = np.repeat(first - slots.starts[:-1], gained) + np.arange(len(slots.values))
-        cells = np.stack([np.repeat(self._resident[rows], gained), columns, slots.values])
+        cells = np.stack([np.repeat(self._uploads.resident[rows], gained), columns, slots.values])
         uploaded = upload(cells, self._device)
         self._table.index_put_((uploaded[0], uploaded[1]), uploaded[2].int())
