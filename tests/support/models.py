@@ -42,6 +42,7 @@ class Recipe:
     architecture: str = ""  # where the library's choice is not the decoder
     alone: bool = False
     why: str = ""
+    dtype: str = "float32"  # that the kernels can compute
 
 
 SERVED = {
@@ -104,6 +105,97 @@ SERVED = {
     "persimmon": Recipe("persimmon", {"num_key_value_heads": 4}),
 }
 
+# One group of full attention beside groups of windows or chunks.
+MIXED = {
+    "gemma2": Recipe(
+        "gemma2",
+        {"sliding_window": 64, "head_dim": 32, "query_pre_attn_scalar": 32}
+        | {"num_hidden_layers": 4, "tie_word_embeddings": True},
+    ),
+    "gemma3": Recipe(
+        "gemma3_text",
+        {"sliding_window": 64, "num_hidden_layers": 6, "head_dim": 32}
+        | {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+        architecture="Gemma3ForCausalLM",
+    ),
+    "gpt_oss": Recipe(
+        "gpt_oss",
+        LOCAL_EXPERTS | {"sliding_window": 64, "head_dim": 32, "num_hidden_layers": 4},
+    ),
+    "llama4": Recipe(
+        "llama4_text",
+        LOCAL_EXPERTS
+        | {"num_experts_per_tok": 1}
+        | {"attention_chunk_size": 128, "num_hidden_layers": 4, "head_dim": 32},
+        architecture="Llama4ForCausalLM",
+    ),
+    "ministral": Recipe(
+        "ministral",
+        {"sliding_window": 64, "num_hidden_layers": 4, "head_dim": 32}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        architecture="MinistralForCausalLM",
+    ),
+    "olmo3": Recipe("olmo3", {"sliding_window": 64, "num_hidden_layers": 4}),
+    "exaone4": Recipe("exaone4", {"sliding_window": 64, "num_hidden_layers": 4}),
+    "cwm": Recipe(
+        "cwm",
+        {"sliding_window": 64, "num_hidden_layers": 4, "head_dim": 32}
+        | {"layer_types": ["full_attention", *["sliding_attention"] * 3]},
+    ),
+    "vaultgemma": Recipe(
+        "vaultgemma",
+        {"sliding_window": 64, "num_hidden_layers": 4, "head_dim": 32}
+        | {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+    ),
+    "exaone_moe": Recipe(
+        "exaone_moe",
+        EXPERTS | {"sliding_window": 64, "num_hidden_layers": 4, "head_dim": 32},
+    ),
+}
+
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 1}
+# One group of full attention beside groups of layers with a state.
+HYBRID = {
+    "granitemoehybrid": Recipe(
+        "granitemoehybrid",
+        LOCAL_EXPERTS
+        | MAMBA
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "shared_intermediate_size": 64,
+        },
+    ),
+    "nemotron_h": Recipe(
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 32,
+            "n_groups": 1,
+            "n_routed_experts": 4,
+        },
+    ),
+    "qwen3_next": Recipe(
+        "qwen3_next",
+        EXPERTS
+        | {
+            "shared_expert_intermediate_size": 64,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "num_hidden_layers": 4,
+            "head_dim": 64,
+        },
+        dtype="bfloat16",
+    ),
+    "falcon_h1": Recipe("falcon_h1", MAMBA | {"mamba_d_ssm": 256, "head_dim": 32}),
+}
+
 REFUSED = {
     "mistral, window": Recipe(
         "mistral",
@@ -111,23 +203,6 @@ REFUSED = {
         why="--disable-sliding-window serves contexts of up to 64",
     ),
     "phi3, window": Recipe("phi3", {"sliding_window": 64}, why="sliding-window attention"),
-    "gemma2": Recipe("gemma2", {"sliding_window": 64}, why="sliding-window layers mixed with full"),
-    "gemma3": Recipe(
-        "gemma3_text",
-        {"sliding_window": 64, "num_hidden_layers": 6},
-        architecture="Gemma3ForCausalLM",
-        why="sliding-window layers mixed with full",
-    ),
-    "cohere2": Recipe(
-        "cohere2", {"sliding_window": 64, "num_hidden_layers": 4}, why="sliding-window layers"
-    ),
-    "gpt_oss": Recipe("gpt_oss", LOCAL_EXPERTS | {"sliding_window": 64}, why="sliding-window"),
-    "llama4": Recipe(
-        "llama4_text",
-        LOCAL_EXPERTS | {"attention_chunk_size": 64},
-        architecture="Llama4ForCausalLM",
-        why="chunked-local attention",
-    ),
     "deepseek_v3": Recipe(
         "deepseek_v3",
         {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32},
@@ -137,12 +212,10 @@ REFUSED = {
     "bloom": Recipe("bloom", {"n_layer": 2, "n_head": 4}, why="ALiBi"),
     "mamba": Recipe("mamba", {"state_size": 16}, why="there is no KV cache"),
     "jamba": Recipe(
-        "jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, why="hybrid models: Mamba"
+        "jamba",
+        {"attn_layer_period": 2, "attn_layer_offset": 1},
+        why="jamba: vLLM has no Mamba 1 kernel on the CPU",
     ),
-    "bamba": Recipe(
-        "bamba", {"attn_layer_indices": [1], "mamba_n_heads": 8}, why="layers of type linear_"
-    ),
-    "qwen3_next": Recipe("qwen3_next", EXPERTS | {"num_hidden_layers": 4}, why="hybrid models"),
     "bert": Recipe("bert", {}, architecture="BertModel", why="runner pooling: nothing is decoded"),
     "whisper": Recipe(
         "whisper",

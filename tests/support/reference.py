@@ -10,7 +10,8 @@ returned positions are invisible from the next forward on. `step` counts these c
 `step + 1` tokens are sampled so far. `evict_prompt` is called in the same way between two chunks of
 the prompt, with a negative `step`: the tokens computed so far less the entire prompt.
 
-1. Row i of the cache is position live[i]; RoPE positions are logical and never renumbered.
+1. Row i of the cache is position live[i]; RoPE positions are logical and never renumbered. Layers
+   with a window or chunks keep all positions, and see those of their window or chunk.
 2. len(live) + evicted == num_tokens.
 """
 
@@ -94,10 +95,14 @@ class Trace:
     logits: list[torch.Tensor] = field(default_factory=list)
     victims: dict[int, set[int]] = field(default_factory=dict)
 
+    def gaps(self) -> list[float]:
+        """The distance between the best and the second best logit, a token."""
+        top = torch.stack(self.logits).float().topk(2, dim=-1).values
+        found: list[float] = (top[:, 0] - top[:, 1]).tolist()
+        return found
+
     def smallest_gap(self) -> float:
-        """The smallest distance between the best and the second best logit."""
-        top = torch.stack(self.logits).topk(2, dim=-1).values
-        return float((top[:, 0] - top[:, 1]).min())
+        return min(self.gaps())
 
 
 def generate(
@@ -132,7 +137,8 @@ def trace(
     `watch(live, appended, output)` is called after every forward with the positions in the cache,
     how many of them it appended, and the model's output with its attentions and cache.
     """
-    cache = DynamicCache()
+    has_states = not set(layer_types(model)) <= {"full_attention"} | WINDOWS
+    cache = DynamicCache(config=model.config) if has_states else DynamicCache()
     prompt = list(prompt_ids)
     size = chunk or len(prompt)
     result = Trace()
@@ -140,7 +146,7 @@ def trace(
     for start in range(0, len(prompt), size):
         step = start - len(prompt)
         if start and (victims := evict_prompt(start, list(live), step)):
-            live = prune(cache, live, victims)
+            live = prune(cache, live, victims, full_layers(model))
             result.victims[step] = victims
         piece = prompt[start : start + size]
         logits = _forward(model, piece, start, cache, live, watch)
@@ -152,18 +158,42 @@ def trace(
             return result
         step = len(result.tokens) - 1
         if victims := evict(num_tokens, list(live), step):
-            live = prune(cache, live, victims)
+            live = prune(cache, live, victims, full_layers(model))
             result.victims[step] = victims
         logits = _forward(model, result.tokens[-1:], num_tokens, cache, live, watch)
         num_tokens += 1
 
 
-def prune(cache: DynamicCache, live: list[int], victims: set[int]) -> list[int]:
-    """Drop the rows of `victims` from every layer of `cache`; returns the positions left."""
+FULL = {"full_attention", "attention", "hybrid"}
+WINDOWS = {"sliding_attention", "chunked_attention"}
+
+
+def layer_types(model: Any) -> list[str]:
+    config = model.config
+    if config.model_type == "falcon_h1":  # attention and a state in every layer
+        return ["hybrid"] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    return kinds or ["full_attention"] * config.num_hidden_layers
+
+
+def full_layers(model: Any) -> list[int]:
+    """The layers whose tokens a policy evicts."""
+    return [
+        i
+        for i, kind in enumerate(layer_types(model))
+        if kind in ("full_attention", "attention", "hybrid")
+    ]
+
+
+def prune(
+    cache: DynamicCache, live: list[int], victims: set[int], layers: Sequence[int] | None = None
+) -> list[int]:
+    """Drop the rows of `victims` from `layers` (None: all) of `cache`; the positions left."""
     if unknown_ids := victims - set(live):
         raise ValueError(f"victims {sorted(unknown_ids)} are not live")
     rows = torch.tensor([row for row, position in enumerate(live) if position not in victims])
-    for layer in cache.layers:  # keys, values: [1, H, tokens, D]
+    for layer in cache.layers if layers is None else [cache.layers[i] for i in layers]:
+        # keys, values: [1, H, tokens, D]
         layer.keys = layer.keys.index_select(2, rows)
         layer.values = layer.values.index_select(2, rows)
     return [position for position in live if position not in victims]
@@ -173,6 +203,33 @@ def hide(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The additive attention mask [1, 1, Q, K] of `visible` (bool [Q, K])."""
     mask = torch.zeros(visible.shape, dtype=dtype)
     return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
+
+
+def masks(model: Any, start: int, appended: int, live: list[int]) -> Any:
+    """The attention mask of `appended` queries at positions start.., by kind of layer.
+
+    `live`: the positions in the caches of layers of full attention, before this forward.
+    """
+    visible = torch.ones(appended, len(live) + appended, dtype=torch.bool).tril(len(live))
+    full_mask = hide(visible, model.dtype)
+    kinds = set(layer_types(model))
+    if kinds == {"full_attention"}:
+        return full_mask
+    if not kinds <= {"full_attention"} | WINDOWS:  # layers with a state take no mask
+        if live and appended > 1:
+            raise ValueError("a model with states computes its prompt at once")
+        return None
+    query = torch.arange(start, start + appended)[:, None]
+    key = torch.arange(start + appended)[None]
+    found = {"full_attention": full_mask}
+    if "sliding_attention" in kinds:
+        near = (key <= query) & (key > query - model.config.sliding_window)
+        found["sliding_attention"] = hide(near, model.dtype)
+    if "chunked_attention" in kinds:
+        size = model.config.attention_chunk_size
+        same = (key <= query) & (key // size == query // size)
+        found["chunked_attention"] = hide(same, model.dtype)
+    return found
 
 
 def _forward(
@@ -188,10 +245,8 @@ def _forward(
     Queries see every cached token, and appended tokens up to themselves. The mask is explicit,
     because the model would derive it from the cache's length instead of positions.
     """
-    cached = cache.get_seq_length()
     appended = len(ids)
-    visible = torch.ones(appended, cached + appended, dtype=torch.bool).tril(cached)
-    mask = hide(visible, model.dtype)
+    mask = masks(model, start, appended, live)
     with torch.inference_mode():
         output = model(
             input_ids=torch.tensor([ids]),

@@ -29,9 +29,11 @@ from vtoken.wire.commands import Command, PatchConfig
 pytestmark = pytest.mark.vllm
 
 ALL = bool(os.environ.get("VTOKEN_ALL_MODELS"))
-SERVED = list(models.SERVED) if ALL else ["qwen3", "opt"]
-REFUSED = list(models.REFUSED) if ALL else ["mistral, window", "gemma2", "deepseek_v3", "jamba"]
+FAMILIES = models.SERVED | models.MIXED | models.HYBRID
+SERVED = list(FAMILIES) if ALL else ["qwen3", "llama4", "nemotron_h", "qwen3_next"]
+REFUSED = list(models.REFUSED) if ALL else ["mistral, window", "deepseek_v3", "jamba"]
 NUM_NEW = 64
+NEAR_TIE = 0.2  # of the median distance: bfloat16 may decide it otherwise
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 90, 61))]
 H2O = {
     "policy": {"name": "h2o"},
@@ -42,7 +44,7 @@ H2O = {
 RELOCATING = {
     "recycle": False,
     "theta_f": 0.0,
-    "low_watermark_blocks": 255,
+    "low_watermark_blocks": 511,
     "batch_size": 64,
     "headroom_blocks": 64,
 }
@@ -63,15 +65,25 @@ def no_subprocess_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
 
 
-def replay(folder: Path, logs: list[Log]) -> tuple[list[list[int]], list[list[int]]]:
-    """The reference's tokens with the victims of `logs`, and with none."""
+Gaps = list[list[float]]
+
+
+def replay(
+    folder: Path, dtype: str, logs: list[Log]
+) -> tuple[list[list[int]], Gaps, list[list[int]]]:
+    """The reference's tokens with the victims of `logs`, the distances of the two best logits, and
+    the tokens without victims.
+    """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    evicts = [reference.replay(log) for log in logs]
-    pairs = list(zip(PROMPTS, evicts, strict=True))
-    evicted = [reference.generate(model, prompt, NUM_NEW, evict) for prompt, evict in pairs]
-    return evicted, [reference.generate(model, p, NUM_NEW, reference.full) for p in PROMPTS]
+    load = AutoModelForCausalLM.from_pretrained
+    model = load(folder, attn_implementation="eager", dtype=dtype).eval()
+    traces = [
+        reference.trace(model, prompt, NUM_NEW, reference.replay(log))
+        for prompt, log in zip(PROMPTS, logs, strict=True)
+    ]
+    full = [reference.generate(model, prompt, NUM_NEW, reference.full) for prompt in PROMPTS]
+    return [trace.tokens for trace in traces], [trace.gaps() for trace in traces], full
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +103,14 @@ def in_process() -> Iterator[Callable[..., Any]]:
 def test_tokens_under_h2o_equal_the_reference(
     name: str, engine: Any, greedy: Any, in_process: Callable[..., Any], tmp_path: Path
 ) -> None:
-    folder = in_process(models.make, models.SERVED[name], tmp_path / "model")
+    folder = in_process(models.make, FAMILIES[name], tmp_path / "model")
     settings: dict[str, Any] = {
         "model": str(folder),
         "max_model_len": 512,
-        "block_size": 16,
-        "num_gpu_blocks_override": 256,
+        "dtype": FAMILIES[name].dtype,
+        "block_size": None if name in models.HYBRID else 16,  # vLLM fits it to the states
+        "num_gpu_blocks_override": 512,
+        "kv_cache_memory_bytes": 256 << 20,
         "enable_prefix_caching": False,
         "skip_tokenizer_init": True,
     }
@@ -111,10 +125,15 @@ def test_tokens_under_h2o_equal_the_reference(
         assert reply.problem is None
         assert greedy(llm, PROMPTS, NUM_NEW) == tokens
         assert observer.logs()[len(PROMPTS) :] == logs
-        assert observer.runtime.counters.reclamation.relocations > 5
+        counters, size = observer.runtime.counters, observer.runtime.geometry.block_size
+        assert counters.reclamation.relocations > 0 or size > len(PROMPTS[0]) + NUM_NEW
         assert observer.runtime.counters.invariants.violations == 0
-    evicted, full = in_process(replay, folder, logs)
-    assert tokens == evicted
+    evicted, gaps, full = in_process(replay, folder, FAMILIES[name].dtype, logs)
+    if FAMILIES[name].dtype == "float32":
+        assert tokens == evicted
+    for got, wanted, gap in zip(tokens, evicted, gaps, strict=True):
+        first = next((i for i in range(NUM_NEW) if got[i] != wanted[i]), None)
+        assert first is None or gap[first] < NEAR_TIE * sorted(gap)[NUM_NEW // 2]
     assert all(with_all != got for with_all, got in zip(full, tokens, strict=True))
 
 
@@ -208,5 +227,3 @@ def test_unsupported_layers_are_reported_once_with_their_number(odd: Any, why: s
         UnsupportedError, match=rf"{why}.* \(2 of 3 attention layers, a\.1\.attn the"
     ):
         support.check_layers({"a.0.attn": plain, "a.1.attn": odd, "a.2.attn": odd})
-    with pytest.raises(UnsupportedError, match="layers without attention: probes"):
-        support.check_layers({"a.0.attn": plain, "a.2.attn": plain})

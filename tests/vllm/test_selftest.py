@@ -90,14 +90,14 @@ def keep_what_was_packed_before(path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def read_one_token_more(path: Any, patch: pytest.MonkeyPatch) -> None:
-    common = path._common
+    physical = path._physical
 
-    def longer(reads: Any) -> Any:
-        out = common(reads)
-        out.seq_lens += 1
-        return out
+    def longer(*args: Any) -> Any:
+        step = physical(*args)
+        step.seq_lens += 1
+        return step
 
-    patch.setattr(path, "_common", longer)
+    patch.setattr(path, "_physical", longer)
 
 
 def store_elsewhere(path: Any, patch: pytest.MonkeyPatch) -> None:

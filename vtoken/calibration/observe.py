@@ -44,6 +44,11 @@ class Observer:
         except (OSError, RuntimeError, ValueError) as error:
             raise ProfileError(f"the model in {folder} cannot be run here: {error}") from None
         config = model.config.get_text_config()
+        if others := {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}:
+            raise ProfileError(
+                f"the model in {folder} has layers of type {', '.join(sorted(others))}: only "
+                "models of full attention are calibrated. Others are served with default layers"
+            )
         self.num_layers: int = config.num_hidden_layers
         self.num_heads: int = config.num_attention_heads
         self.max_tokens: int | None = getattr(config, "max_position_embeddings", None)

@@ -1,4 +1,9 @@
-"""The KV cache spec of the layers that vToken manages."""
+"""The part of vLLM's KV cache that vToken manages: its spec, and its group among the others.
+
+vLLM puts layers of one spec into groups. All groups take blocks from one pool, and layer i of every
+group lies in the same memory. A model with windows or chunks in most layers has one group of full
+attention, which grows with the context, and groups whose size is bounded.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +23,30 @@ class VTokenAttentionSpec(FullAttentionSpec):
         if type(spec) is not FullAttentionSpec:
             return spec
         return cls(**{f.name: getattr(spec, f.name) for f in fields(spec) if f.init})
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedGroup:
+    """The group whose tokens have a token table.
+
+    `index`: its number among vLLM's groups, managers and block tables. `layer_names`: its layers,
+    first to last. A layer's number, in probes and profiles, is its place among them.
+    """
+
+    index: int
+    spec: VTokenAttentionSpec
+    layer_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, kv_cache_config: Any) -> ManagedGroup:
+        """The only managed group of a cache that `support.check_kv_cache` accepted."""
+        (found,) = (
+            cls(index, group.kv_cache_spec, tuple(sorted(group.layer_names, key=_depth)))
+            for index, group in enumerate(kv_cache_config.kv_cache_groups)
+            if isinstance(group.kv_cache_spec, VTokenAttentionSpec)
+        )
+        return found
+
+
+def _depth(layer_name: str) -> list[int]:
+    return [int(part) for part in layer_name.split(".") if part.isdigit()]

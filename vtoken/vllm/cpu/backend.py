@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -67,8 +66,12 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> CPUAttentionMetadata:
-        stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        if not isinstance(self.kv_cache_spec, VTokenAttentionSpec):
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
         step = context.current()
+        if step is not None:
+            common_attn_metadata = _with_physical_lengths(common_attn_metadata, step)
+        stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
         if step is None:
             context.forget_packed()
             return stock
@@ -126,7 +129,23 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         return Part(rows, super().build(0, sub))
 
 
+def _with_physical_lengths(common: Any, step: context.StepContext) -> Any:
+    """`common` with the lengths that attention reads; layers of other groups read logical ones."""
+    if not len(step.rows):
+        return common
+    seq_lens = common.seq_lens.clone()
+    seq_lens[torch.from_numpy(step.rows)] = torch.from_numpy(step.seq_lens).to(seq_lens.dtype)
+    return replace(
+        common,
+        seq_lens=seq_lens,
+        seq_lens_cpu_upper_bound=seq_lens,
+        max_seq_len=int(seq_lens[: common.num_reqs].max()),
+    )
+
+
 class VTokenCPUImpl(CPUAttentionBackendImpl):
+    vtoken_layer: int
+
     def forward(
         self,
         layer: Any,
@@ -162,7 +181,7 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
             self._forward_parts(layer, query, key, value, kv_cache, attn_metadata, output)
         if step is not None and step.probe is not None:
             step.probe.add(
-                extract_layer_index(layer.layer_name),
+                self.vtoken_layer,
                 query,
                 kv_cache,
                 step.layout,

@@ -6,11 +6,13 @@ the context is a module global of the worker process. `current()` is None when v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from vtoken.base.arrays import Ints
+from vtoken.core.protocol.step import NO_IDS
 from vtoken.vllm.cpu.compiled_probe import StepProbe
 from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
 from vtoken.vllm.cpu.layout import KVLayout
@@ -42,6 +44,7 @@ class SideBuffer:
 class StepContext:
     """One step's requests with holes, by the way attention reads them, and its probes.
 
+    Row `rows[i]` of the batch reads `seq_lens[i]` tokens; other rows read what vLLM counts.
     `packed` and `side_buffer` belong to the worker; `num_blocks` and `block_size` to its cache.
     `pack_ns`: time spent on packing in this step so far, over all layers.
     """
@@ -55,9 +58,12 @@ class StepContext:
     buffered: BufferedRequests | None = None
     probe: StepProbe | None = None
     pack_ns: int = 0
+    rows: Ints = field(default_factory=lambda: NO_IDS)
+    seq_lens: Ints = field(default_factory=lambda: NO_IDS)
 
     def add(self, step: PhysicalStep) -> None:
-        """Add `step`'s requests with holes, by how they are read, and its probes."""
+        """Add `step`'s lengths, its requests with holes, by how they are read, and its probes."""
+        self.rows, self.seq_lens = step.rows, step.seq_lens
         requests = step.with_holes
         borrows = requests.borrowed.counts > 0
         borrowing, buffered = np.flatnonzero(borrows), np.flatnonzero(~borrows)

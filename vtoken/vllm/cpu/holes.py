@@ -94,7 +94,7 @@ class PackedSlots:
 
     def __init__(self, num_blocks: int, block_size: int, num_layers: int) -> None:
         self._num_layers = num_layers
-        self._block_size = block_size
+        self.block_size = block_size
         self._num_copied = num_layers
         self.packed_at: Slots = np.full(num_blocks * block_size, -1, dtype=np.int32)
         self.source_of: Slots = np.full(num_blocks * block_size, -1, dtype=np.int32)
@@ -127,7 +127,7 @@ class PackedSlots:
             requests.full_blocks,
             partial,
             requests.borrowed,
-            self._block_size,
+            self.block_size,
             self._index,
             self.packed_at,
             self.source_of,
@@ -139,7 +139,7 @@ class PackedSlots:
             self._index.fill(-1)
             self._any = True
             self.forget()
-            raise _plan_error(requests, -1 - num_copies, len(self._index), self._block_size)
+            raise _plan_error(requests, -1 - num_copies, len(self._index), self.block_size)
         self._any, self._num_copied = True, 0
         return PackCopies(NO_BLOCKS, NO_BLOCKS, source[:num_copies], target[:num_copies])
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -29,14 +31,17 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
     """vLLM's V1 runner on the host, where everything runs in one thread, in program order."""
 
     def _vtoken_prepare(self, layers: dict[str, Any]) -> StepExecutor:
-        cache, layer = self.kv_caches[0], next(iter(layers.values()))
+        self.vtoken_caches = [layer.kv_cache for layer in layers.values()]
+        cache, layer = self.vtoken_caches[0], next(iter(layers.values()))
         block_size: int = cache.shape[2]
         self.vtoken_layout = learn_layout(cache, layer.isa)
+        self._vtoken_shares_memory = len(self.kv_cache_config.kv_cache_groups) > 1
+        self._vtoken_borrowed: frozenset[int] = frozenset()
         self.vtoken_side_buffer = context.SideBuffer()
-        self.vtoken_packed = PackedSlots(len(cache), block_size, len(self.kv_caches))
+        self.vtoken_packed = PackedSlots(len(cache), block_size, len(self.vtoken_caches))
         context.set_packed(self.vtoken_packed)
-        self.vtoken_copies = CPUCopyEngine(self.kv_caches, self.vtoken_layout)
-        builder = self.attn_groups[0][0].get_metadata_builder()
+        self.vtoken_copies = CPUCopyEngine(self.vtoken_caches, self.vtoken_layout)
+        builder = self.attn_groups[self.vtoken_group.index][0].get_metadata_builder()
         started = time.perf_counter()
         SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
         seconds = time.perf_counter() - started
@@ -45,7 +50,7 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         return StepExecutor(block_size, self.vtoken_copies.contents, scores, Ranks.of_this_worker())
 
     def _vtoken_keys(self, layer: int) -> torch.Tensor:
-        keys, _ = self.vtoken_layout.views(self.kv_caches[layer])
+        keys, _ = self.vtoken_layout.views(self.vtoken_caches[layer])
         return keys
 
     def _vtoken_copy(self, plan: StepPlan) -> None:
@@ -59,6 +64,8 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
         assert self.executor is not None
         done = context.current()
         context.set_current(None)
+        if self._vtoken_shares_memory:
+            self._vtoken_borrow(() if step is None else step.with_holes.borrowed.values.tolist())
         if step is None:
             if done is not None:
                 self.executor.note_packing(done.pack_ns // 1000, done.packed_tokens)
@@ -66,19 +73,27 @@ class VTokenCPURunner(VTokenRunnerMixin, CPUModelRunner):
                     self.executor.note_probe(done.probe.single_ns // 1000, done.probe.num_single)
             return
         if len(step.rows):
-            slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
             tokens, slots = torch.from_numpy(step.writes)
-            slot_mapping[tokens] = slots
-            rows = torch.from_numpy(step.rows)
-            seq_lens = torch.from_numpy(step.seq_lens).to(self.seq_lens.dtype)
-            self.seq_lens[rows] = seq_lens
-            self.optimistic_seq_lens_cpu[rows] = seq_lens
+            self._vtoken_table.slot_mapping.gpu[tokens] = slots
         current = context.StepContext(
             self.vtoken_layout,
             self.vtoken_packed,
             self.vtoken_side_buffer,
-            len(self.kv_caches[0]),
+            len(self.vtoken_caches[0]),
             self.executor.block_size,
         )
         current.add(step)
         context.set_current(current)
+
+    def _vtoken_borrow(self, blocks: Iterable[int]) -> None:
+        """Forget what was packed into blocks that were not borrowed a step ago.
+
+        Another group may have written them since.
+        """
+        fresh = frozenset(blocks) - self._vtoken_borrowed
+        self._vtoken_borrowed = frozenset(blocks)
+        if fresh:
+            self._vtoken_zero(fresh)
+            size = self.vtoken_packed.block_size
+            first = np.array(sorted(fresh), dtype=np.int64)[:, None] * size
+            self.vtoken_packed.written((first + np.arange(size)).ravel())

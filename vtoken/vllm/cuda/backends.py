@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
@@ -43,6 +42,7 @@ class PhysicalBuilderMixin:
     """Put before a vLLM metadata builder: physical lengths, page size 1 in steps with holes."""
 
     block_size: int
+    kv_cache_spec: Any
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
@@ -57,6 +57,8 @@ class PhysicalBuilderMixin:
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> Any:
+        if not isinstance(self.kv_cache_spec, VTokenAttentionSpec):
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)  # type: ignore[misc]
         step = steps.current()
         common = self._with_physical_lengths(common_attn_metadata, step)
         if step is None or not step.has_holes:
@@ -105,6 +107,7 @@ class PagedImplMixin:
     """
 
     vtoken_paged_impl = True
+    vtoken_layer: int
     scale: float
     logits_soft_cap: float | None
     _paged: torch.Tensor | None = None
@@ -139,15 +142,14 @@ class PagedImplMixin:
             output_block_scale,
         )
         if step is not None and step.probe is not None:
-            self._probe(step.probe, layer, query, kv_cache)
+            self._probe(step.probe, query, kv_cache)
         return result
 
-    def _probe(
-        self, probe: DeviceProbe, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor
-    ) -> None:
-        number = extract_layer_index(layer.layer_name)
+    def _probe(self, probe: DeviceProbe, query: torch.Tensor, kv_cache: torch.Tensor) -> None:
         soft_cap = float(self.logits_soft_cap or 0.0)
-        probe.add_layer(number, query, keys_of(kv_cache), scale=self.scale, soft_cap=soft_cap)
+        probe.add_layer(
+            self.vtoken_layer, query, keys_of(kv_cache), scale=self.scale, soft_cap=soft_cap
+        )
 
 
 class _SlotLayoutMixin:

@@ -16,7 +16,7 @@ from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
 from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
-from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath, Read
+from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath
 from vtoken.vllm.worker.executor import PhysicalStep
 
 
@@ -47,7 +47,3 @@ class CUDADataPath(DataPath):
             pages = PageTables(self.block_size, self.device)
             current = steps.make_step(step, pages, use_triton=self._on_cuda)
         steps.set_current(current)
-
-    def _seq_len(self, read: Read) -> int:
-        """A logical length, longer than the physical one, as the builder gets it from vLLM."""
-        return len(read.blocks) * self.block_size

@@ -33,13 +33,14 @@ def make_executor(runner: Any, layers: dict[str, Any]) -> DeviceExecutor:
     Raises UnsupportedError, see `support`, and SelfTestError.
     """
     check_layers(layers, runner.compilation_config)
-    builder = runner.attn_groups[0][0].get_metadata_builder()
+    builder = runner.attn_groups[runner.vtoken_group.index][0].get_metadata_builder()
     layer = next(iter(layers.values()))
-    SelfTest(CUDADataPath(layer, builder, runner.kv_caches[0])).run()
+    caches = [managed.kv_cache for managed in layers.values()]
+    SelfTest(CUDADataPath(layer, builder, caches[0])).run()
     settings = read_settings(runner.vllm_config.additional_config or {})
     num_heads = layer.impl.num_heads
     return DeviceExecutor(
-        runner.kv_caches,
+        caches,
         num_heads,
         runner.device,
         ranks=Ranks.of_this_worker(),
@@ -91,7 +92,7 @@ class DeviceRunnerMixin(VTokenRunnerMixin):
 
     def _vtoken_present(self, step: PhysicalStep | None) -> None:
         assert self.vtoken_device is not None
-        slot_mapping = self.input_batch.block_table[0].slot_mapping.gpu
+        slot_mapping = self._vtoken_table.slot_mapping.gpu
         self.vtoken_device.present(step, slot_mapping)
 
 

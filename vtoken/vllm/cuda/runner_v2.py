@@ -20,16 +20,17 @@ from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
-from vllm.model_executor.layers.attention import Attention
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vtoken.base.arrays import Ints
+from vtoken.base.errors import UnsupportedError
 from vtoken.core.protocol.mirror import BlockTables
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.runner import make_executor, writes_blocks
-from vtoken.vllm.spec import VTokenAttentionSpec
+from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.worker.executor import Batch
+from vtoken.vllm.worker.managed_layers import managed_layers
 
 
 class VTokenV2Mixin:
@@ -47,12 +48,16 @@ class VTokenV2Mixin:
         if is_profiling:
             return  # a small temporary cache
         config: Any = self.compilation_config  # type: ignore[attr-defined]
-        context = config.static_forward_context
-        layers = {name: layer for name, layer in context.items() if isinstance(layer, Attention)}
         self.vtoken_blocks = {}
         with startup_error.kept():
             support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
-            support.check_layers(layers)
+            if len(kv_cache_config.kv_cache_groups) > 1:
+                raise UnsupportedError(
+                    "windowed layers beside full ones under model runner V2, which keeps block "
+                    "tables on the device only; set VLLM_USE_V2_MODEL_RUNNER=0"
+                )
+            self.vtoken_group = ManagedGroup.of(kv_cache_config)  # the only one: number 0
+            layers = managed_layers(config.static_forward_context, self.vtoken_group)
             self.vtoken_device = make_executor(self, layers)
 
     # ------------------------------------------------------------ before the forward

@@ -1,14 +1,15 @@
 """vToken's KV cache spec and its block manager: vLLM's full attention, counting places, not tokens.
 
 vLLM's unchanged code handles a request that has evicted nothing. After the first eviction, the
-number of blocks follows from the physical extent, and blocks are never hashed again: the layout is
-not positional, and later K and V come from a truncated context.
+number of blocks follows from the physical extent, and blocks are never hashed again (see
+`vtoken.vllm.engine.coordinator`): the layout is not positional, and later K and V come from a
+truncated context.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from vtoken.base.arrays import Bools
-from vtoken.core.runtime.admission import NO_REQUIREMENT
+from vtoken.core.runtime.admission import Requirement
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.vllm.spec import VTokenAttentionSpec
@@ -27,19 +28,28 @@ from vtoken.vllm.spec import VTokenAttentionSpec
 class VTokenAttentionManager(FullAttentionManager):
     """vLLM's full-attention manager over places.
 
-    The scheduler sets two attributes after construction: `runtime`, and `num_withheld`, which
-    returns the free blocks that vLLM's watermark currently withholds from waiting requests.
+    The scheduler sets `runtime` after construction. `requirement`: what must stay free for the
+    request that was asked about last, None unless it waits for its first blocks.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.runtime: Runtime | None = None
-        self.num_withheld: Callable[[], int] = lambda: 0
+        self.requirement: Requirement | None = None
         self.hashed: Bools = np.zeros(len(self.block_pool.blocks), dtype=np.bool_)
 
     @property
     def has_positionally_stable_blocks(self) -> bool:
         return False
+
+    def is_truncated(self, request_id: str) -> bool:
+        """Whether no block of the request may get a prefix hash from now on."""
+        if self.runtime is None:
+            return False
+        if request_id == self.runtime.canary.request_id:
+            return True  # no request may reuse the blocks of a check
+        table = self.runtime.tables.get(request_id)
+        return table is not None and table.virtual
 
     def _num_places(self, request_id: str, num_tokens: int) -> int:
         """The places needed for `num_tokens` tokens in total, dead ones included."""
@@ -58,15 +68,13 @@ class VTokenAttentionManager(FullAttentionManager):
         apply_admission_cap: bool = False,
         prefill_end: int = 0,
     ) -> int:
-        runtime = self.runtime
-        places, requirement = self._num_places(request_id, num_tokens), NO_REQUIREMENT
-        admission, is_check = None, False  # set for a request that waits for its first blocks
+        runtime, places = self.runtime, self._num_places(request_id, num_tokens)
         if runtime is not None and request_id not in runtime.state.requests:
-            admission, is_check = runtime.admission, request_id == runtime.canary.request_id
-        if admission is not None:
             if apply_admission_cap:  # vLLM queries the entire prompt, without allocating
-                places = admission.peak_tokens(request_id, num_tokens, total_computed_tokens)
-            requirement = admission.requirement(request_id, places)
+                places = runtime.admission.peak_tokens(
+                    request_id, num_tokens, total_computed_tokens
+                )
+            self.requirement = runtime.admission.requirement(request_id, places)
         needed: int = super().get_num_blocks_to_allocate(
             request_id,
             places,
@@ -77,11 +85,7 @@ class VTokenAttentionManager(FullAttentionManager):
             apply_admission_cap,
             prefill_end,
         )
-        if admission is not None and not is_check:  # no request gives for a check
-            admission.record_demand(
-                request_id, needed, requirement, withheld_blocks=self.num_withheld()
-            )
-        return needed + requirement.extra_blocks
+        return needed
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
@@ -114,12 +118,6 @@ class VTokenAttentionManager(FullAttentionManager):
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         request_id = request.request_id
-        if self.runtime is not None:
-            if request_id == self.runtime.canary.request_id:
-                return  # a check has no hashes, and no request may reuse its blocks
-            table = self.runtime.tables.get(request_id)
-            if table is not None and table.virtual:
-                return
         before = self.num_cached_block.get(request_id, 0)
         super().cache_blocks(request, num_tokens, *args, **kwargs)
         after = self.num_cached_block.get(request_id, 0)
@@ -136,8 +134,9 @@ class VTokenAttentionManager(FullAttentionManager):
 class VLLMBlockStore:
     """The core's `BlockStore` over vLLM's block pool and the manager's block tables."""
 
-    def __init__(self, manager: VTokenAttentionManager) -> None:
+    def __init__(self, manager: VTokenAttentionManager, others: Sequence[Any] = ()) -> None:
         self._manager = manager
+        self._others = others  # managers of the other groups, over the same pool
         self._pool = manager.block_pool
 
     def num_free_blocks(self) -> int:
@@ -192,6 +191,9 @@ class VLLMBlockStore:
                 wrong.append(
                     f"{table.request_id} holds blocks {owned} in vLLM, {table.blocks} in its table"
                 )
+        for manager in self._others:
+            for blocks in manager.req_to_blocks.values():
+                held.update(block.block_id for block in blocks if not block.is_null)
         wrong += [
             f"block {block.block_id} has {block.ref_cnt} references, {held[block.block_id]} holders"
             for block in self._pool.blocks[1:]

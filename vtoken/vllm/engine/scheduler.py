@@ -31,10 +31,11 @@ from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
 from vtoken.vllm.engine.canary.checks import Checks
-from vtoken.vllm.engine.manager import VLLMBlockStore, VTokenAttentionManager
+from vtoken.vllm.engine.coordinator import VTokenCoordinatorMixin
+from vtoken.vllm.engine.manager import VLLMBlockStore
 from vtoken.vllm.engine.queue import SchedulerQueue
 from vtoken.vllm.engine.tokenizer import VLLMChats, VLLMVocabulary
-from vtoken.vllm.spec import VTokenAttentionSpec
+from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.settings import initial_config, read_settings
@@ -49,18 +50,19 @@ SCHEDULING: dict[PauseState, SchedulingState] = {
 }
 
 
-def _geometry(config: Any, kv_cache_config: Any) -> Geometry:
-    """The geometry of the entire engine.
+def _geometry(config: Any, num_blocks: int, group: ManagedGroup) -> Geometry:
+    """The geometry of the managed `group` in the entire engine.
 
     A rank holds its KV heads' share of every block. Bytes include the copies of heads that exist if
     there are more ranks than heads.
     """
-    group = kv_cache_config.kv_cache_groups[0]
-    ranks = config.parallel_config.tensor_parallel_size
-    spec = group.kv_cache_spec
-    layers = len(group.layer_names)
+    ranks, spec, layers = (
+        config.parallel_config.tensor_parallel_size,
+        group.spec,
+        len(group.layer_names),
+    )
     return Geometry(
-        num_blocks=kv_cache_config.num_blocks,
+        num_blocks=num_blocks,
         block_size=spec.block_size,
         num_layers=layers,
         num_kv_heads=config.model_config.get_total_num_kv_heads(),
@@ -80,17 +82,18 @@ class VTokenSchedulerMixin:
         support.check_config(config)
         support.check_scheduler(config, is_async=isinstance(self, AsyncScheduler))
         support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
-        manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
-        assert isinstance(manager, VTokenAttentionManager)
+        group = ManagedGroup.of(kv_cache_config)
+        coordinator = VTokenCoordinatorMixin.adopt(self.kv_cache_manager.coordinator, group)  # type: ignore[attr-defined]
+        self._manager = manager = coordinator.managed
         settings = read_settings(config.additional_config or {})
         log.info("vToken: %s", selftest.run())
-        geometry = _geometry(config, kv_cache_config)
+        geometry = _geometry(config, kv_cache_config.num_blocks, group)
         calibration = load_calibration(settings.calibration, config)
         if calibration.profile is None:
             log.info("vToken: no calibration profile: %s", calibration.detail)
         self.vtoken = Runtime(
             geometry,
-            VLLMBlockStore(manager),
+            VLLMBlockStore(manager, coordinator.others),
             initial_config(settings, geometry),
             strict=settings.strict,
             check_every_step=settings.check_every_step,
@@ -103,7 +106,7 @@ class VTokenSchedulerMixin:
         )
         self._chats = VLLMChats(config.model_config, settings.chat_template)
         manager.runtime = self.vtoken
-        manager.num_withheld = self._num_withheld
+        coordinator.num_withheld = self._num_withheld
         _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],
@@ -189,8 +192,7 @@ class VTokenSchedulerMixin:
         return num_tokens
 
     def _scheduled(self, request_ids: list[str]) -> Scheduled:
-        manager = self.kv_cache_manager.coordinator.single_type_managers[0]  # type: ignore[attr-defined]
-        held, known = manager.req_to_blocks, self.vtoken.tables.rows
+        held, known = self._manager.req_to_blocks, self.vtoken.tables.rows
         requests = [self.requests[request_id] for request_id in request_ids]  # type: ignore[attr-defined]
         new = {
             request.request_id: NewRequest(

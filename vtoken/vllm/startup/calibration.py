@@ -53,7 +53,7 @@ def load_calibration(choice: str, config: Any) -> Calibration:
             path,
             model=model,
             fingerprint=weights,
-            num_layers=config.model_config.get_total_num_hidden_layers(),
+            num_layers=num_full_layers(config.model_config),
             num_heads=heads * config.parallel_config.tensor_parallel_size,
         )
     except ProfileError as error:
@@ -61,3 +61,12 @@ def load_calibration(choice: str, config: Any) -> Calibration:
             raise UnsupportedError(f"--vtoken-calibration: {error}") from None
         return Calibration(detail=str(error))
     return Calibration(profile, str(path))
+
+
+def num_full_layers(model: Any) -> int:
+    """How many layers of vLLM's `model` configuration have full attention: those of a profile."""
+    text = model.hf_text_config
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    if not kinds:
+        return int(model.get_total_num_hidden_layers())
+    return sum(kind in ("full_attention", "attention") for kind in kinds)

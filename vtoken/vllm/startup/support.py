@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, SlidingWindowSpec
+
 from vtoken.base.errors import UnsupportedError
 from vtoken.core.tables.kernels import MAX_HOLDERS
 from vtoken.core.tables.pool import MAX_BLOCK_SIZE
@@ -27,6 +30,13 @@ LAYER_TYPES = {
     "sparse",
     "dense",
 }
+MAMBA1 = {"jamba"}
+STATES = (MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.GDN_ATTN)
+BOUNDED_SPECS = (
+    SlidingWindowSpec,
+    ChunkedLocalAttentionSpec,
+    MambaSpec,
+)  # of groups that vLLM manages alone
 
 
 def _config_rules(config: Any) -> list[Rule]:
@@ -82,15 +92,24 @@ def _config_rules(config: Any) -> list[Rule]:
             f"{config.scheduler_config.max_num_seqs:,} requests at a time, which may share a "
             f"block: at most {MAX_HOLDERS:,}; set --max-num-seqs",
         ),
-        *_model_rules(config.model_config, cache.sliding_window),
+        (
+            bool(config.scheduler_config.disable_hybrid_kv_cache_manager) and _has_windows(config),
+            "one cache for full and windowed layers: leave --disable-hybrid-kv-cache-manager out",
+        ),
+        *_model_rules(config.model_config, device, cache.sliding_window),
     ]
 
 
-def _model_rules(model: Any, sliding_window: int | None) -> list[Rule]:
+def _has_windows(config: Any) -> bool:
+    model = config.model_config
+    kinds = set(getattr(model.hf_text_config, "layer_types", None) or ())
+    return bool(kinds & {"sliding_attention", "chunked_attention"})
+
+
+def _model_rules(model: Any, device: str, sliding_window: int | None) -> list[Rule]:
     """The rules on the model's configuration, which need no weights."""
     text = model.hf_text_config
     kinds = set(getattr(text, "layer_types", None) or ())
-    windowed = "sliding_attention" in kinds and model.get_sliding_window() is not None
     return [
         (model.is_encoder_decoder, "encoder-decoder models: encoder layers have no token table"),
         (model.runner_type != "generate", f"runner {model.runner_type}: nothing is decoded"),
@@ -98,28 +117,19 @@ def _model_rules(model: Any, sliding_window: int | None) -> list[Rule]:
         (bool(model.is_mm_prefix_lm), "prefix-LM models: bidirectional spans are positional"),
         (model.is_attention_free, "models without attention: there is no KV cache"),
         (
-            bool(kinds - LAYER_TYPES),
+            bool(kinds - LAYER_TYPES) and not model.is_hybrid,
             f"layers of type {', '.join(sorted(kinds - LAYER_TYPES))}: only full attention has a "
             "token table",
         ),
         (
-            model.is_hybrid,
-            "hybrid models: Mamba and linear-attention layers keep a state from which no token can "
-            "be evicted",
+            device == "cpu" and text.model_type in MAMBA1,
+            f"{text.model_type}: vLLM has no Mamba 1 kernel on the CPU",
         ),
         (model.is_diffusion, "diffusion models: cached tokens are overwritten"),
         (
             sliding_window is not None,
             f"sliding-window attention: the kernel counts slots, not positions; "
             f"--disable-sliding-window serves contexts of up to {sliding_window} tokens",
-        ),
-        (
-            sliding_window is None and windowed,
-            "sliding-window layers mixed with full ones: the token table serves one kind of layer",
-        ),
-        (
-            "chunked_attention" in kinds or model.attention_chunk_size is not None,
-            "chunked-local attention: the chunk is positional",
         ),
         (model.rswa_window is not None, "reference sliding-window attention"),
         (
@@ -164,13 +174,17 @@ def check_scheduler(config: Any, *, is_async: bool) -> None:
 
 
 def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
-    """Raises UnsupportedError unless the cache is one full-attention group with vToken's spec."""
-    groups = kv_cache_config.kv_cache_groups
+    """Raises UnsupportedError unless one group has vToken's spec, and the others are bounded."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    managed = [spec for spec in specs if isinstance(spec, spec_class)]
     reasons = []
-    if len(groups) != 1:
-        reasons.append(f"{len(groups)} KV cache groups: vToken serves exactly one")
-    for group in groups:
-        spec = group.kv_cache_spec
+    if len(managed) > 1:
+        reasons.append(f"{len(managed)} groups of full-attention layers: vToken serves one")
+    for spec in specs:
+        if type(spec) in BOUNDED_SPECS and managed:
+            if isinstance(spec, MambaSpec) and spec.mamba_type not in STATES:
+                reasons.append(f"states of type {spec.mamba_type.name}: never compared")
+            continue
         if type(spec) is spec_class.__base__:
             reasons.append(
                 "an attention backend that is not vToken's; on CUDA, use --attention-backend "
@@ -186,18 +200,15 @@ def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
 
 
 def check_layers(layers: dict[str, Any]) -> None:
-    """Raises UnsupportedError unless all layers are plain causal attention, numbered from 0."""
+    """Raises UnsupportedError unless all managed layers are plain causal attention."""
     found: dict[str, list[str]] = {}
     for name, layer in layers.items():
         for reason in _layer_reasons(layer):
             found.setdefault(reason, []).append(name)
-    numbers = sorted(int(part) for name in layers for part in name.split(".") if part.isdigit())
     reasons = [
         f"{reason} ({len(names)} of {len(layers)} attention layers, {names[0]} the first)"
         for reason, names in found.items()
     ]
-    if numbers != list(range(len(layers))):
-        reasons.append("layers without attention: probes number all layers as attention layers")
     _raise(reasons)
 
 

@@ -9,6 +9,7 @@ from vtoken.vllm.touchpoints.touchpoint import TouchPoint
 
 _CORE = "vllm.v1.core"
 _MANAGER = f"{_CORE}.single_type_kv_cache_manager:FullAttentionManager"
+_COORDINATOR = f"{_CORE}.kv_cache_coordinator:KVCacheCoordinator"
 _POOL = f"{_CORE}.block_pool:BlockPool"
 _SCHEDULER = f"{_CORE}.sched.scheduler:Scheduler"
 
@@ -157,9 +158,22 @@ ENGINE_POINTS = (
         upstream="register_kv_cache_spec",
     ),
     TouchPoint(
+        f"{_COORDINATOR}.cache_blocks",
+        "subclass",
+        "hash no group of a request after an eviction",
+        ("request", "num_computed_tokens"),
+        until="a request may be left out of the prefix cache",
+    ),
+    TouchPoint(
+        f"{_COORDINATOR}.get_num_blocks_to_allocate",
+        "subclass",
+        "count a waiting request's demand over all groups",
+        ("request_id", "num_tokens"),
+    ),
+    TouchPoint(
         f"{_MANAGER}.cache_blocks",
         "subclass",
-        "never hash after an eviction",
+        "know which blocks are cached",
         ("request", "num_tokens"),
         upstream="register_kv_cache_spec",
     ),

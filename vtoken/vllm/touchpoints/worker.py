@@ -107,9 +107,15 @@ WORKER_POINTS = (
         "vllm.distributed.parallel_state:get_tp_group", "call", "compare and reduce over the ranks"
     ),
     TouchPoint(
-        "vllm.v1.worker.block_table:MultiGroupBlockTable.add_row",
+        "vllm.v1.worker.block_table:BlockTable.add_row",
         "call",
         "replace a row of the block table",
         ("block_ids", "row_idx"),
+    ),
+    TouchPoint(
+        f"{_RUNNER}._zero_block_ids",
+        "call",
+        "zero a block that held a state before tokens are copied to it",
+        ("block_ids",),
     ),
 )

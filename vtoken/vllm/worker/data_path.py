@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.base.arrays import Ints, Ragged
@@ -55,9 +54,9 @@ class DataPath:
         self.num_heads = impl.num_heads
         self.scale = impl.scale
         self.soft_cap = float(impl.logits_soft_cap or 0.0)
-        self.sinks: torch.Tensor | None = impl.sinks
+        self.sinks: torch.Tensor | None = None if impl.sinks is None else impl.sinks.detach()
         self.dtype, self.device = cache.dtype, cache.device
-        self.layer_number = extract_layer_index(layer.layer_name)
+        self.layer_number = impl.vtoken_layer
         self._layer, self._builder, self._cache = layer, builder, cache
 
     def relocate(self, source: Ints, destination: Ints) -> None:
@@ -123,7 +122,8 @@ class DataPath:
         for row, read in enumerate(reads):
             table[row, : len(read.blocks)] = read.blocks
         starts = np.arange(len(reads) + 1, dtype=np.int32)
-        lengths = np.array([self._seq_len(read) for read in reads], dtype=np.int32)
+        # Logical lengths, longer than the physical ones, as the builder gets them from vLLM.
+        lengths = np.array([len(r.blocks) * self.block_size for r in reads], dtype=np.int32)
         last = np.array([int(read.slots[-1]) for read in reads], dtype=np.int64)
         return CommonAttentionMetadata(
             query_start_loc=self._uploaded(starts),
@@ -137,10 +137,6 @@ class DataPath:
             block_table_tensor=self._uploaded(table),
             slot_mapping=self._uploaded(last),
         )
-
-    def _seq_len(self, read: Read) -> int:
-        """The sequence length in the inputs of the metadata builder."""
-        return len(read.slots)
 
     def _uploaded(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, copy=True)

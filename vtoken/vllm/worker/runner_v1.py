@@ -6,20 +6,20 @@ sequence lengths of the requests that have evicted something.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from typing import Any
 
 import numpy as np
-from vllm.model_executor.layers.attention import Attention
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from vtoken.base.arrays import Ints
 from vtoken.core.protocol.mirror import BlockTables
 from vtoken.core.protocol.step import StepPlan
-from vtoken.vllm.spec import VTokenAttentionSpec
+from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
+from vtoken.vllm.worker.managed_layers import managed_layers
 
 
 class VTokenRunnerMixin:
@@ -31,6 +31,8 @@ class VTokenRunnerMixin:
     """
 
     executor: StepExecutor | None = None
+    vtoken_group: ManagedGroup
+    _vtoken_zeroes = False
     requests: dict[str, Any]
     input_batch: Any
 
@@ -56,15 +58,12 @@ class VTokenRunnerMixin:
         if is_profiling:
             return  # a small temporary cache
         config: Any = self.compilation_config  # type: ignore[attr-defined]
-        layers = {
-            name: layer
-            for name, layer in config.static_forward_context.items()
-            if isinstance(layer, Attention)
-        }
         with startup_error.kept():
             support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
-            support.check_layers(layers)
+            self.vtoken_group = ManagedGroup.of(kv_cache_config)
+            layers = managed_layers(config.static_forward_context, self.vtoken_group)
             self.executor = self._vtoken_prepare(layers)
+        self._vtoken_zeroes = kv_cache_config.needs_kv_cache_zeroing
 
     # ------------------------------------------------------------ before the forward
 
@@ -79,11 +78,12 @@ class VTokenRunnerMixin:
         executor.begin(plan, _restarted(scheduler_output))
         with executor.ranks.deferred_errors():
             for request_id, table in executor.prepare(self._vtoken_blocks):
-                blocks = table.tolist()
-                self.requests[request_id].block_ids[0][:] = blocks
+                blocks, held = table.tolist(), self._vtoken_blocks(request_id)
+                self._vtoken_zero(set(blocks).difference(held))
+                held[:] = blocks
                 row = self.input_batch.req_id_to_index.get(request_id)
                 if row is not None:
-                    self.input_batch.block_table.add_row((blocks,), row)
+                    self._vtoken_table.add_row(blocks, row)
             executor.before_copies()
             self._vtoken_copy(plan)
         result = super()._update_states(scheduler_output)  # type: ignore[misc]
@@ -91,8 +91,22 @@ class VTokenRunnerMixin:
         return result
 
     def _vtoken_blocks(self, request_id: str) -> list[int]:
-        blocks: list[int] = self.requests[request_id].block_ids[0]
+        blocks: list[int] = self.requests[request_id].block_ids[self.vtoken_group.index]
         return blocks
+
+    def _vtoken_zero(self, blocks: Iterable[int]) -> None:
+        """Zero `blocks`, which may hold a state of another group, before tokens are copied to them.
+
+        A kernel reads the other slots of a block too, and multiplies them by 0: a NaN would show.
+        vLLM zeroes the blocks that it allocates itself, after the copies.
+        """
+        if self._vtoken_zeroes and (found := sorted(blocks)):
+            self._zero_block_ids(found)  # type: ignore[attr-defined]
+
+    @property
+    def _vtoken_table(self) -> Any:
+        """vLLM's block tables of the managed group."""
+        return self.input_batch.block_table[self.vtoken_group.index]
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
@@ -103,7 +117,7 @@ class VTokenRunnerMixin:
         return prepared
 
     def _vtoken_batch(self) -> Batch:
-        batch, table = self.input_batch, self.input_batch.block_table[0]
+        batch, table = self.input_batch, self._vtoken_table
         starts: np.ndarray = self.query_start_loc.np  # type: ignore[attr-defined]
 
         def tables(rows: Ints) -> BlockTables:

@@ -1,0 +1,21 @@
+"""The attention layers of the managed group, in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vtoken.vllm.spec import ManagedGroup
+from vtoken.vllm.startup import support
+
+
+def managed_layers(context: Mapping[str, Any], group: ManagedGroup) -> dict[str, Any]:
+    """The layers of `group` by name, first to last, from vLLM's `static_forward_context`.
+
+    Numbers them: `layer.impl.vtoken_layer` is a layer's number in probes. Raises UnsupportedError.
+    """
+    layers = {name: context[name] for name in group.layer_names}
+    support.check_layers(layers)
+    for number, layer in enumerate(layers.values()):
+        layer.impl.vtoken_layer = number
+    return layers
