@@ -215,18 +215,18 @@ def treat_every_block_as_writable(engine: Engine, hit: Hit) -> None:
 @ENGINE.fault("never hash again", "I4, `TokenAppender.", config={"recycle": True})
 def hash_after_an_eviction(engine: Engine, hit: Hit) -> None:
     """Blocks are hashed although the request has evicted."""
-    from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+    from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 
-    manager = engine.manager
+    coordinator = engine.scheduler.kv_cache_manager.coordinator
 
-    def cache_blocks(request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
+    def cache_blocks(request: Any, num_computed_tokens: int) -> None:
         table = engine.runtime.tables.get(request.request_id)
         if table is not None and table.virtual:
             hit()
-            num_tokens = min(num_tokens, len(table.blocks) * 16)
-        FullAttentionManager.cache_blocks(manager, request, num_tokens, *args, **kwargs)
+            num_computed_tokens = min(num_computed_tokens, len(table.blocks) * 16)
+        KVCacheCoordinator.cache_blocks(coordinator, request, num_computed_tokens)
 
-    engine.replace(manager, "cache_blocks", cache_blocks)
+    engine.replace(coordinator, "cache_blocks", cache_blocks)
 
 
 @ENGINE.fault("mirror", "mirror, `Mirrors.apply`")
