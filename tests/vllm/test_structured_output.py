@@ -45,7 +45,7 @@ class Constrained:
     def __init__(self, model: Any, grammar: Any) -> None:
         import xgrammar
 
-        self.dtype = model.dtype
+        self.dtype, self.config = model.dtype, model.config
         self._model = model
         self._matcher = xgrammar.GrammarMatcher(grammar)
         self._mask = xgrammar.allocate_token_bitmask(1, model.config.vocab_size)
