@@ -115,7 +115,7 @@ MIXED = {
     "gemma3": Recipe(
         "gemma3_text",
         {"sliding_window": 64, "num_hidden_layers": 6, "head_dim": 32}
-        | {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+        | {"query_pre_attn_scalar": 32},
         architecture="Gemma3ForCausalLM",
     ),
     "gpt_oss": Recipe(
