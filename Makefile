@@ -18,7 +18,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ check: $(SETUP) ## lint, format, types, import boundaries
 
 tables: $(SETUP) ## regenerate what is made from code: tables of docs/, examples of the API descriptions
 	@$(BIN)/python -m tests.docs
+
+touchpoints: $(SETUP) ## what another vLLM changes that vToken depends on: VLLM=0.33.0 [ARGS=--diff]
+	@$(BIN)/python -m scripts.touchpoints $(or $(VLLM),$(error VLLM=: which version, as 0.33.0)) $(ARGS)
 
 screenshots: $(SETUP) ## every screenshot of docs/console.md, from a live run, into screenshots/
 	$(BIN)/python -m scripts.screenshots $(ARGS)

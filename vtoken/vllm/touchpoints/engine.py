@@ -20,7 +20,7 @@ ENGINE_POINTS = (
         "plan before allocation, commit after",
         ("throttle_prefills",),
         upstream="scheduler_cls",
-        until="a plan hook exists",
+        ends_with="a plan hook exists",
     ),
     TouchPoint(
         f"{_SCHEDULER}.update_from_output",
@@ -28,14 +28,14 @@ ENGINE_POINTS = (
         "receive the worker's report",
         ("scheduler_output", "model_runner_output"),
         upstream="scheduler_cls",
-        until="a report hook exists",
+        ends_with="a report hook exists",
     ),
     TouchPoint(
         f"{_SCHEDULER}._preempt_request",
         "subclass",
         "distinguish a preemption from a finish",
         ("request", "timestamp"),
-        until="pop_blocks_for_free gets the reason",
+        ends_with="pop_blocks_for_free gets the reason",
     ),
     TouchPoint(
         f"{_SCHEDULER}.add_request",
@@ -48,7 +48,7 @@ ENGINE_POINTS = (
         "subclass",
         "limit what a check of the quality canary computes in a step",
         ("request", "num_computed_tokens", "num_new_tokens"),
-        until="a request may have a limit of its own",
+        ends_with="a request may have a limit of its own",
     ),
     TouchPoint(
         f"{_SCHEDULER}._free_blocks",
@@ -61,7 +61,7 @@ ENGINE_POINTS = (
         "subclass",
         "say in a request's answer what it kept, if it asks for that",
         ("request", "delay_free_blocks"),
-        until="an answer has a field for plugins",
+        ends_with="an answer has a field for plugins",
     ),
     TouchPoint(
         f"{_SCHEDULER}.finish_requests",
@@ -92,14 +92,14 @@ ENGINE_POINTS = (
         "reject a request's invalid vllm_xargs with 400",
         ("sampling_params",),
         upstream="custom logits processors",
-        until="requests can be validated without one",
+        ends_with="requests can be validated without one",
     ),
     TouchPoint(
         "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
         "wrap",
         "reject vllm_xargs that do not fit the request's prompt with 400",
         ("prompt", "params"),
-        until="validate_params sees the prompt",
+        ends_with="validate_params sees the prompt",
     ),
     TouchPoint(
         "vllm.v1.core.sched.async_scheduler:AsyncScheduler",
@@ -162,7 +162,7 @@ ENGINE_POINTS = (
         "subclass",
         "hash no group of a request after an eviction",
         ("request", "num_computed_tokens"),
-        until="a request may be left out of the prefix cache",
+        ends_with="a request may be left out of the prefix cache",
     ),
     TouchPoint(
         f"{_COORDINATOR}.get_num_blocks_to_allocate",
@@ -213,7 +213,7 @@ ENGINE_POINTS = (
         "vllm.v1.kv_cache_spec_registry:KVCacheSpecRegistry._ensure_registered",
         "call",
         "register the built-in specs before vToken's",
-        until="register() does it",
+        ends_with="register() does it",
     ),
     TouchPoint(
         "vllm.config.scheduler:SchedulerConfig.get_scheduler_cls",
@@ -241,7 +241,7 @@ ENGINE_POINTS = (
         "vllm.v1.engine.core:EngineCore",
         "wrap",
         "add one utility method, vtoken_command",
-        until="plugins can register utility calls",
+        ends_with="plugins can register utility calls",
     ),
     TouchPoint(
         "vllm.v1.engine:EngineCoreOutput",

@@ -2,7 +2,9 @@
 
 `kind` is how vToken uses an interface, in order of preference: register, subclass, wrap. No
 function body is replaced. `expects` lists the parameter names that vToken relies on. If the
-installed vLLM differs, the engine does not start and the error names the differences.
+installed vLLM differs, the engine does not start and the error names the differences. Of an
+interface that not every supported version has, the entry says `since` or `until` when. This table
+is the only place that asks for vLLM's version.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from vtoken.vllm.touchpoints.engine import ENGINE_POINTS
 from vtoken.vllm.touchpoints.touchpoint import TouchPoint
 from vtoken.vllm.touchpoints.worker import WORKER_POINTS
 
+SUPPORTED = ">=0.32,<0.34"
 TOUCH_POINTS: tuple[TouchPoint, ...] = (*ENGINE_POINTS, *WORKER_POINTS, *CUDA_POINTS)
 
 
@@ -26,13 +29,15 @@ def differences(device: str | None = None) -> list[str]:
     `device`: "cpu" or "cuda", whose points are checked besides the common ones; by default the
     device of the installed vLLM.
     """
+    import vllm
+
     if device is None:
         from vllm.platforms import current_platform
 
         device = "cuda" if current_platform.is_cuda() else "cpu"
     wrong = []
     for point in TOUCH_POINTS:
-        if point.device not in ("", device):
+        if point.device not in ("", device) or not point.is_in(vllm.__version__):
             continue
         module, _, path = point.target.partition(":")
         try:
@@ -61,6 +66,6 @@ def check(device: str | None = None) -> None:
         import vllm
 
         raise UnsupportedError(
-            f"vLLM {vllm.__version__} differs from the 0.32 that vToken is built for; install "
-            "that version:\n  " + "\n  ".join(wrong)
+            f"vLLM {vllm.__version__} differs from what vToken is built for; install vLLM "
+            f"{SUPPORTED}:\n  " + "\n  ".join(wrong)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -11,7 +12,9 @@ class TouchPoint:
 
     `target`: "module:Qualified.name". `why`: its use, a verb phrase. `expects`: the names of
     parameters that vToken relies on. `upstream`: the stable hook behind it; "": vLLM offers none.
-    `until`: what would make it unnecessary. `device`: the only device that uses it; "": all.
+    `ends_with`: what would make it unnecessary. `device`: the only device that uses it; "": all.
+    `since`, `until`: the first version of vLLM, as "0.33", that has it and that no longer has it;
+    "": all versions that vToken supports.
     """
 
     target: str
@@ -19,5 +22,21 @@ class TouchPoint:
     why: str
     expects: tuple[str, ...] = ()
     upstream: str = ""
-    until: str = ""
+    ends_with: str = ""
     device: str = ""
+    since: str = ""
+    until: str = ""
+
+    def is_in(self, version: str) -> bool:
+        """Whether vLLM `version`, as "0.33.0", has this interface by `since` and `until`."""
+        number = _number(version)
+        return not (
+            (self.since and number < _number(self.since))
+            or (self.until and number >= _number(self.until))
+        )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """Its major and minor number; () for a version without them."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else ()

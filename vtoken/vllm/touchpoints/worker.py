@@ -22,7 +22,7 @@ WORKER_POINTS = (
         "vllm.v1.attention.selector:_cached_get_attn_backend",
         "call",
         "clear the backend that an earlier engine of this process chose",
-        until="register_backend() does it",
+        ends_with="register_backend() does it",
     ),
     TouchPoint(
         f"{_CPU}:CPUAttentionBackend.customize_spec",
@@ -30,7 +30,7 @@ WORKER_POINTS = (
         "select vToken's KV cache spec",
         ("spec",),
         upstream="vllm-project/vllm#42449",
-        until="backends build their own specs",
+        ends_with="backends build their own specs",
         device="cpu",
     ),
     TouchPoint(
@@ -69,7 +69,7 @@ WORKER_POINTS = (
         "subclass",
         "set the runner's class",
         upstream="worker_cls",
-        until="a runner_cls option exists",
+        ends_with="a runner_cls option exists",
         device="cpu",
     ),
     TouchPoint(
@@ -102,6 +102,12 @@ WORKER_POINTS = (
         "vllm.v1.outputs:AsyncModelRunnerOutput.get_output",
         "subclass",
         "add scores to the report where vLLM waits for the sampled tokens",
+    ),
+    TouchPoint(
+        "vllm.v1.outputs:AsyncModelRunnerOutput.get_kv_connector_output",
+        "subclass",
+        "pass on what vLLM asks an output for besides its tokens",
+        since="0.33",
     ),
     TouchPoint(
         "vllm.distributed.parallel_state:get_tp_group", "call", "compare and reduce over the ranks"

@@ -28,6 +28,10 @@ class OutputWithScores(AsyncModelRunnerOutput):
         self._report.scores = self._scores()
         return output
 
+    def get_kv_connector_output(self) -> Any:
+        """Pass on vLLM's question, which it asks since 0.33; this has nothing to add."""
+        return self._output.get_kv_connector_output()
+
 
 def attach_report(output: Any, report: WorkerReport, scores: PendingScores | None) -> Any:
     """Attach `report` with `scores` to the `output` of a step; return the output to send."""
