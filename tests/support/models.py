@@ -210,6 +210,17 @@ REFUSED = {
     ),
     "falcon, alibi": Recipe("falcon", {"alibi": True}, why="ALiBi: the bias follows slot order"),
     "bloom": Recipe("bloom", {"n_layer": 2, "n_head": 4}, why="ALiBi"),
+    "paligemma": Recipe(
+        "paligemma",
+        {
+            "text_config": {**PLAIN, "model_type": "gemma", "head_dim": 32},
+            "vision_config": {"hidden_size": 64, "image_size": 28, "num_attention_heads": 2},
+            "image_token_index": 255,
+        },
+        architecture="PaliGemmaForConditionalGeneration",
+        alone=True,
+        why="prefix-LM models: the spans of images are bidirectional",
+    ),
     "mamba": Recipe("mamba", {"state_size": 16}, why="there is no KV cache"),
     "jamba": Recipe(
         "jamba",

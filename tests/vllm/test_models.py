@@ -31,7 +31,7 @@ pytestmark = pytest.mark.vllm
 ALL = bool(os.environ.get("VTOKEN_ALL_MODELS"))
 FAMILIES = models.SERVED | models.MIXED | models.HYBRID
 SERVED = list(FAMILIES) if ALL else ["qwen3", "llama4", "nemotron_h", "qwen3_next"]
-REFUSED = list(models.REFUSED) if ALL else ["mistral, window", "deepseek_v3", "jamba"]
+REFUSED = list(models.REFUSED) if ALL else ["mistral, window", "deepseek_v3", "jamba", "paligemma"]
 NUM_NEW = 64
 NEAR_TIE = 0.2  # of the median distance: bfloat16 may decide it otherwise
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 90, 61))]
@@ -203,6 +203,11 @@ def test_a_window_that_is_disabled_is_served_up_to_its_length(tmp_path: Path) ->
     config = configuration(tmp_path, max_model_len=64, disable_sliding_window=True)
     support.check_config(config)
     assert config.model_config.max_model_len == 64
+
+
+def test_a_prefix_lm_without_images_is_served(tmp_path: Path) -> None:
+    models.write_config(models.REFUSED["paligemma"], tmp_path)
+    support.check_config(configuration(tmp_path, limit_mm_per_prompt={"image": 0}))
 
 
 def layer(**attributes: Any) -> Any:

@@ -114,7 +114,11 @@ def _model_rules(model: Any, device: str, sliding_window: int | None) -> list[Ru
         (model.is_encoder_decoder, "encoder-decoder models: encoder layers have no token table"),
         (model.runner_type != "generate", f"runner {model.runner_type}: nothing is decoded"),
         (model.use_mla, "MLA: the cache holds latents, not K and V"),
-        (bool(model.is_mm_prefix_lm), "prefix-LM models: bidirectional spans are positional"),
+        (
+            bool(model.is_mm_prefix_lm),
+            "prefix-LM models: the spans of images are bidirectional; --limit-mm-per-prompt "
+            """'{"image": 0}' serves words alone""",
+        ),
         (model.is_attention_free, "models without attention: there is no KV cache"),
         (
             bool(kinds - LAYER_TYPES) and not model.is_hybrid,
