@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
+from tests.support.small_files import NO_BYTECODE
 from tests.support.waiting import until
 from vtoken import wire
 from vtoken.wire import commands
@@ -150,7 +151,7 @@ async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
 
 
 def test_write_that_was_cut_short_is_taken_back(tmp_path: Path) -> None:
-    code = (
+    code = NO_BYTECODE + (
         "import resource, sys; from pathlib import Path\n"
         "from vtoken_api.state.rotating import RotatingFile\n"
         "file = RotatingFile(Path(sys.argv[1])); file.append(b'whole')\n"

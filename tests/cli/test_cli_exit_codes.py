@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cli_harness import VTOKEN, run, spawn, terminal
 from tests.support.serving import Served
+from tests.support.small_files import limited
 from tests.support.waiting import until
 from vtoken.cli.parser import make_parser
 
@@ -107,8 +108,8 @@ async def test_a_recording_that_does_not_fit_the_disk_leaves_no_file(
     await until(
         lambda: service.recorder.recording and service.journal.segments.listed(), "not recording"
     )
-    limited = ("/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "sh")
-    ran = await spawn(*limited, *VTOKEN, "record", str(file), "--last", "5m", "--url", served.url)
+    command = limited(*VTOKEN, "record", str(file), "--last", "5m", "--url", served.url)
+    ran = await spawn(*command)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == f"vtoken: {file}: cannot be written: File too large\n"
     assert not file.exists()

@@ -18,6 +18,7 @@ from tests.support.console_harness import messages, running, until
 from tests.support.core.live import LiveEngine
 from tests.support.recorded import START_TS, record
 from tests.support.serving import Served
+from tests.support.small_files import limited
 from vtoken import wire
 from vtoken.cli import main
 from vtoken_console.export import files as export
@@ -168,7 +169,7 @@ def test_an_export_that_does_not_fit_the_disk_names_its_file_and_leaves_none(
     out.mkdir()
     command = ["console", "--replay", str(tmp_path / "run.jsonl"), "--export", str(out / name)]
     ran = subprocess.run(
-        ["/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *VTOKEN, *command],
+        limited(*VTOKEN, *command),
         check=False,
         capture_output=True,
         text=True,

@@ -17,6 +17,7 @@ import websockets
 
 from tests.support.browser import browsing, find_browser
 from tests.support.serving import Served
+from tests.support.small_files import limited
 from tests.support.waiting import LIMIT_S
 
 pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
@@ -260,9 +261,9 @@ def test_a_key_that_cannot_be_stored_is_said_and_leaves_no_file(
     (tmp_path / "file").write_text("")
     limit = "0" if folder == "full" else "unlimited"
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("VTOKEN")}
-    limited = ("/bin/sh", "-c", f'ulimit -f {limit}; exec "$@"', "sh", sys.executable)
+    command = (sys.executable, "-m", "vtoken.cli", "console", "--web", "--port", str(free_port()))
     ran = subprocess.run(
-        [*limited, "-m", "vtoken.cli", "console", "--web", "--port", str(free_port())],
+        limited(*command, blocks=limit),
         env=inherited | {"VTOKEN_TOKEN": SECRET, "XDG_RUNTIME_DIR": str(tmp_path / folder)},
         check=False,
         stdin=subprocess.DEVNULL,

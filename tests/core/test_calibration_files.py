@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.support.profiles import made_up
+from tests.support.small_files import limited
 from vtoken.base.errors import ProfileError
 from vtoken.calibration import store
 from vtoken.calibration.model_files import PIECE_BYTES, PIECES, fingerprint, model_folder
@@ -210,10 +211,8 @@ def test_a_full_disk_is_found_before_the_measurement(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from vtoken.calibration import store; "
         "store.require_writable(Path(sys.argv[1]))"
     )
-    limited = ["/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, "-c", code]
-    ran = subprocess.run(
-        [*limited, str(tmp_path / "profile.json")], check=False, capture_output=True, text=True
-    )
+    command = limited(sys.executable, "-c", code, str(tmp_path / "profile.json"))
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert "profile.json cannot be written: File too large; choose another file" in ran.stderr
     assert list(tmp_path.iterdir()) == []
 

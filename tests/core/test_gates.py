@@ -112,7 +112,7 @@ CALM = replace(OPEN, f=0.1, free_blocks=400, count_low_utilization=lambda: 0)
 
 
 def test_a_round_that_pays_needs_no_pressure() -> None:
-    priced = replace(CALM, worth=lambda: PAYS)
+    priced = replace(CALM, ask_worth=lambda: PAYS)
     assert closed(CONFIG, priced) == []
     details = {gate.name: gate.detail for gate in describe_gates(CONFIG, priced)}
     assert details["theta_f"] == "F 0.10 <= theta_F 0.25, but moving pays"
@@ -122,9 +122,9 @@ def test_a_round_that_pays_needs_no_pressure() -> None:
 
 
 def test_a_round_that_does_not_pay_waits_for_pressure() -> None:
-    calm = replace(CALM, worth=lambda: DOES_NOT)
+    calm = replace(CALM, ask_worth=lambda: DOES_NOT)
     assert closed(CONFIG, calm) == ["theta_f", "watermark", "low_utilization", "price"]
-    pressed = replace(OPEN, worth=lambda: DOES_NOT)
+    pressed = replace(OPEN, ask_worth=lambda: DOES_NOT)
     assert closed(CONFIG, pressed) == []
     (gate,) = [gate for gate in describe_gates(CONFIG, pressed) if gate.name == "price"]
     assert gate.detail == "saves 9 µs <= costs 9 µs, but under pressure"
@@ -135,7 +135,11 @@ def test_under_the_papers_rule_prices_are_not_read() -> None:
         raise AssertionError
 
     paper = structs.replace(CONFIG, experiment=Experiment(round_rule="paper"))
-    assert closed(paper, replace(CALM, worth=ask)) == ["theta_f", "watermark", "low_utilization"]
+    assert closed(paper, replace(CALM, ask_worth=ask)) == [
+        "theta_f",
+        "watermark",
+        "low_utilization",
+    ]
 
 
 def test_headroom_is_closed_only_where_it_keeps_a_round_from_any_gain() -> None:

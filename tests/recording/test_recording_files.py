@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.small_files import NO_BYTECODE
 from tests.support.stream_messages import START_TS, stream
 from vtoken import wire
 from vtoken.recording import (
@@ -146,7 +147,7 @@ while True:
 @pytest.mark.parametrize("name", NAMES)
 def test_full_disk_is_an_error_and_leaves_a_readable_file(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
-    code = f"""{ENTRY_OF}
+    code = f"""{NO_BYTECODE}{ENTRY_OF}
 import resource
 from vtoken.recording import RecordingError, RecordingWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))

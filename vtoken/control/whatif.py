@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
     pressure = replace(
         _pressure_after(runtime, victims, preview.holders),
         short_blocks=outlook.shortage.blocks,
-        worth=cache(partial(runtime.pricer.worth_after, config, victims)),
+        ask_worth=partial(runtime.pricer.worth_after, config, victims),
     )
     gates = describe_gates(config, pressure)
     gates.append(headroom_gate(preview.available_blocks, missing, gains=plan.freed_blocks > 0))

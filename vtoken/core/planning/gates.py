@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.worth import Worth
@@ -32,12 +33,12 @@ EMPTY_ROUND_BACKOFF_STEPS = 8
 MIN_LOW_UTILIZATION_BLOCKS = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pressure:
     """The input of the gates.
 
-    `count_low_utilization` is called only when all other gates are open; `worth` (of a round now;
-    None where holes have no price) only under `round_rule: price`.
+    `count_low_utilization` is called only when all other gates are open, `ask_worth` at most once
+    and only under `round_rule: price`.
     """
 
     f: float
@@ -47,7 +48,12 @@ class Pressure:
     count_low_utilization: Callable[[], int]
     wanted_blocks: int = 0  # lacked by the first waiting request, plus those withheld from it
     short_blocks: int = 0  # the shortage for which requests give tokens
-    worth: Callable[[], Worth | None] = lambda: None
+    ask_worth: Callable[[], Worth | None] = lambda: None
+
+    @cached_property
+    def worth(self) -> Worth | None:
+        """Of a round now; None where holes have no price."""
+        return self.ask_worth()
 
     @property
     def pause_steps(self) -> int:
@@ -83,7 +89,7 @@ class Condition:
 
 
 def _pays(config: VTokenConfig, pressure: Pressure) -> bool:
-    worth = pressure.worth() if config.experiment.round_rule == "price" else None
+    worth = pressure.worth if config.experiment.round_rule == "price" else None
     return worth is not None and worth.pays
 
 
@@ -159,7 +165,7 @@ def first_closed(config: VTokenConfig, pressure: Pressure) -> str | None:
 def describe_gates(config: VTokenConfig, pressure: Pressure) -> list[Gate]:
     """The state of every gate of `CONDITIONS`, and of `price` where it exists."""
     gates = [condition.describe(config, pressure) for condition in CONDITIONS]
-    worth = pressure.worth() if config.experiment.round_rule == "price" else None
+    worth = pressure.worth if config.experiment.round_rule == "price" else None
     if worth is not None:
         under_pressure = all(c.met(config, pressure) for c in CONDITIONS if c.pressure)
         gates.append(_price_gate(worth, under_pressure))

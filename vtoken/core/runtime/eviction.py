@@ -120,13 +120,16 @@ class Evictor:
     def choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
         """The due `rows` [k] whose policy can choose, their victims, and the policies' names."""
         state, runner = self._state, self._policy_runner
-        chosen, victims, names = rows[:0], Ragged.empty(), set[str]()
-        for policy, own in self._by_policy(rows).items():
-            able, found = runner.victims(policy, own)
+        asked = {
+            policy: runner.victims(policy, own) for policy, own in self._by_policy(rows).items()
+        }
+        (chosen, victims), *others = asked.values()
+        for able, found in others:
             chosen, victims = np.append(chosen, able), victims.followed_by(found)
-            names |= {policy.name} if len(able) else set()
-        late = np.setdiff1d(rows, chosen)
-        state.due.waits[late] |= state.left_of_prompts(late) == 0
+        names = {policy.name for policy, (able, _) in asked.items() if len(able)}
+        if len(chosen) < len(rows):
+            late = np.setdiff1d(rows, chosen)
+            state.due.waits[late] |= state.left_of_prompts(late) == 0
         runner.compare(chosen, victims)
         return chosen, victims, names
 

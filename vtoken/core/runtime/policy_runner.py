@@ -128,7 +128,7 @@ class PolicyRunner:
         """Those of `rows` [k] for which `policy` can choose under `config`, and their victims if
         `targets` [k] tokens stay live. `check`: raise if the policy names invalid ones.
         """
-        if not self._state.are_forgetting(rows).any():
+        if not self._state.forgotten or not self._state.are_forgetting(rows).any():
             batch = self._batch(policy, config, rows, targets)
             return batch.rows, self._select(policy, batch, check=check)
         due = self._state.tables.columns.num_live[rows] - targets
@@ -184,8 +184,7 @@ class PolicyRunner:
             names = [tables.names[row] for row in rows.tolist()]
             excluded = Ragged.joined([state.protection(name, config).pairs for name in names])
         kept = targets
-        forgetting = state.are_forgetting(rows)
-        if forgetting.any():
+        if state.forgotten and (forgetting := state.are_forgetting(rows)).any():
             parts = [excluded.of(i) for i in range(len(rows))]
             kept = targets.copy()
             for i in np.flatnonzero(forgetting).tolist():

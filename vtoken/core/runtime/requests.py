@@ -22,6 +22,10 @@ class SignalState:
     requested_since: int = 0  # first step of the uninterrupted requests
     scores: Floats | None = None  # the newest ones, by token id
     scores_step: int = 0  # step of the report that `scores` came with
+    of_keys: bool = field(init=False)  # read for every request in every step
+
+    def __post_init__(self) -> None:
+        self.of_keys = self.signal.of_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,9 @@ class Scoring:
         shadow = state.shadow.active_policy
         probed, want = [], []
         own, rules = state.request_rules, state.config
-        due_soon = self.soon_due(rows) | np.isin(rows, giving)
+        due_soon = self.soon_due(rows)
+        if len(giving):
+            due_soon |= np.isin(rows, giving)
         keeps = state.is_short_soon | (state.due.floor[rows] == NEVER)
         numbers = rows.tolist(), num_before.tolist(), due_soon.tolist(), keeps.tolist()
         for request_id, row, known_before, due, keep in zip(names, *numbers, strict=True):
@@ -80,7 +82,7 @@ class Scoring:
             if own:
                 rules = state.rules(request_id)
             known = request.signals_for
-            if known is None or known[0] is not rules or known[1:] != (shadow, keep):
+            if known is None or known[0] is not rules or known[1] is not shadow or known[2] != keep:
                 self._set_signals(request, rules, keep=keep)
                 request.signals_for = rules, shadow, keep
             if not request.signals:
@@ -88,7 +90,7 @@ class Scoring:
             attends = False
             kept: tuple[Signal, ...] = ()
             for kept_signal in request.signals.values():
-                signal, of_keys = kept_signal.signal, kept_signal.signal.of_keys
+                signal, of_keys = kept_signal.signal, kept_signal.of_keys
                 wanted = due or (
                     kept_signal.reader.profiles
                     and state.tables.columns.num_tokens[row] >= request.prefill_end

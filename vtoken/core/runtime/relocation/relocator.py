@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -211,7 +211,7 @@ class Relocator:
             count_low_utilization=count_low_utilization or pool.num_low_utilization,
             wanted_blocks=state.wanted_blocks,
             short_blocks=self._short_blocks,
-            worth=cache(partial(self._pricer.worth, state.config)),
+            ask_worth=partial(self._pricer.worth, state.config),
         )
 
     def _run_round(self) -> list[int]:
