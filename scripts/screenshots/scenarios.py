@@ -69,5 +69,5 @@ SCENARIOS: dict[str, Scenario] = {
     "small-control": Scenario(LOWER_THETA, size=SMALL),
     "small-figures": Scenario(size=SMALL, view="figures"),
     "guide": Scenario(source="guide", size=SMALL),
-    "replay": Scenario(source="replay"),
+    "replay": Scenario(("right",) * 10, source="replay"),  # where something happens
 }
