@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import shutil
+import ssl
 import sys
 import tempfile
 from collections import Counter
@@ -25,6 +27,8 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Tensors this small gain nothing from more threads, and lose much where the cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+# Every HTTP client makes one, which reads all certificates of the machine: 20 ms.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # Engines, servers and benches are processes of their own. Where Python may keep no bytecode beside
 # the sources, each would compile 5,000 modules of torch and vLLM again.

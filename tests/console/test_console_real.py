@@ -207,7 +207,9 @@ async def test_paused_engine_is_shown_as_paused_and_waiting_requests_as_such(
     core.steps(3)
     core.admit("waits", 280)
     async with serve(core.handle) as served, running(served.url, size=(140, 40)) as (app, _):
+        served.client.hangs = True  # it answers nobody either
         await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
+        served.client.hangs = False
         core.reporter.scheduling.changed("paused", time.monotonic())
         expected = (
             "Paused: vLLM schedules nothing until it is resumed; 1 request is suspended, 1 waits."
