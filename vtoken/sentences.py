@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from vtoken import wire
 
@@ -174,3 +174,61 @@ def calibration_text(found: wire.Calibration) -> str:
     if heads:
         where += f", head{'s' * (len(found.heads) > 1)} {heads}"
     return f"{found.signal} from {where} ({found.source}); {profile}"
+
+
+# ---------------------------------------------------------------- several engines
+
+MANY_WAITING = 8  # fewer on one engine are no imbalance
+IMBALANCE = 3.0  # times the mean of the others
+
+
+def fleet_sentence(rows: Sequence[wire.EngineRow]) -> str:
+    """What is wrong with several engines as a whole, the worst first; else that they agree."""
+    return (
+        _silent(rows)
+        or _drifted(rows)
+        or _unbalanced(rows)
+        or f"{counted(len(rows), 'engine')}, all answer and run the same configuration"
+    )
+
+
+def _silent(rows: Sequence[wire.EngineRow]) -> str:
+    silent = [row for row in rows if row.problem]
+    if not silent:
+        return ""
+    names = _names(silent)
+    verb = "does" if len(silent) == 1 else "do"
+    return f"{names} {verb} not answer, the newest state is {silent[0].silent_s:,.0f} s old"
+
+
+def _drifted(rows: Sequence[wire.EngineRow]) -> str:
+    drifted = [row for row in rows if row.drift]
+    if not drifted:
+        return ""
+    others = {row.revision for row in rows if not row.drift}
+    what = change_text(drifted[0].drift, arrow="where the others have")
+    if len(drifted) == 1 and len(others) == 1 and drifted[0].revision not in others:
+        revision = f"revision {drifted[0].revision}, all others {others.pop()}"
+        return f"{_names(drifted)} runs {revision}: {what}"
+    verb = "differs" if len(drifted) == 1 else "differ"
+    return f"{_names(drifted)} {verb} from the others: {what}"
+
+
+def _unbalanced(rows: Sequence[wire.EngineRow]) -> str:
+    waiting = {row.engine: row.status.requests.waiting for row in rows if row.status is not None}
+    if len(waiting) < 2:
+        return ""
+    most = max(waiting, key=lambda engine: waiting[engine])
+    others = [number for engine, number in waiting.items() if engine != most]
+    mean = sum(others) / len(others)
+    if waiting[most] < MANY_WAITING or waiting[most] < IMBALANCE * mean:
+        return ""
+    if mean < 1:
+        return f"engine {most} has {waiting[most]:,} waiting requests, the others none or few"
+    times = waiting[most] / mean
+    return f"engine {most} holds {times:.0f} times the waiting requests of the others"
+
+
+def _names(rows: Sequence[wire.EngineRow]) -> str:
+    numbers = ", ".join(str(row.engine) for row in rows)
+    return f"engine{'s' * (len(rows) != 1)} {numbers}"

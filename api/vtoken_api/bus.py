@@ -1,8 +1,9 @@
 """The bus: typed calls into the engine, the only place that calls it.
 
 It uses one attribute path of the client that vLLM passes to endpoint plugins,
-`engine_client.engine_core.call_utility_async(method, *args)`. vLLM encodes the arguments with
-msgpack and looks the method up on its `EngineCore`, between two steps. The payloads:
+`engine_client.engine_core._call_utility_async(method, *args, engine=identity)`: vLLM's public forms
+call the first engine, or all and fail if one does. vLLM encodes the arguments with msgpack and
+looks the method up on its `EngineCore`, between two steps. The payloads:
 
     in    one positional argument, `bytes`: `msgspec.msgpack.encode(commands.Command)`
     out   `bytes`: `msgspec.msgpack.encode(wire.Reply)`
@@ -35,11 +36,23 @@ MAX_WAITING = 64  # beyond that: 429
 T = TypeVar("T")
 
 
-class EngineBus:
-    """Calls into the engine core, at most `MAX_IN_FLIGHT` at a time, each within `timeout_s`."""
+def engines_of(engine_client: Any) -> list[EngineBus]:
+    """A bus to each engine that this API process manages, in the order of their ranks."""
+    core = engine_client.engine_core
+    engines = zip(core.engine_ranks_managed, core.core_engines, strict=True)
+    return [EngineBus(engine_client, rank, identity) for rank, identity in engines]
 
-    def __init__(self, engine_client: Any) -> None:
+
+class EngineBus:
+    """Calls into one engine core, at most `MAX_IN_FLIGHT` at a time, each within `timeout_s`.
+
+    `rank`: vLLM's data-parallel rank of the engine; `identity`: its ZMQ identity.
+    """
+
+    def __init__(self, engine_client: Any, rank: int, identity: bytes) -> None:
         self._client = engine_client
+        self.rank = rank
+        self._identity = identity
         self.timeout_s = CALL_TIMEOUT_S
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting = 0
@@ -47,7 +60,7 @@ class EngineBus:
 
     @property
     def alive(self) -> bool:
-        """False once vLLM has declared its engine dead."""
+        """False once vLLM has declared its engines dead; it does so for all at once."""
         return self._client is not None and not getattr(self._client, "errored", False)
 
     def is_open(self, change_id: str) -> bool:
@@ -84,7 +97,9 @@ class EngineBus:
             async with asyncio.timeout(self.timeout_s), self._slots:
                 if bill is not None:
                     bill.require_no_debt()
-                answer = await self._client.engine_core.call_utility_async(UTILITY_METHOD, payload)
+                answer = await self._client.engine_core._call_utility_async(
+                    UTILITY_METHOD, payload, engine=self._identity
+                )
         except ProblemError:
             raise
         except TimeoutError as error:
@@ -114,7 +129,14 @@ class EngineBus:
         reply = await self.call(command)
         if reply.problem is not None:
             raise ProblemError(reply.problem)
-        return msgspec.convert(reply.value, kind)
+        value = msgspec.convert(reply.value, kind)
+        parts: list[Any] = [value]
+        if isinstance(value, wire.Change):
+            parts += [value.result, value.operation, value.forgotten]
+        for part in parts:
+            if isinstance(part, wire.OfEngine | wire.RequestDetail):
+                part.engine = self.rank
+        return value
 
 
 def _late(command: commands.Command, timeout_s: float) -> ProblemError:

@@ -6,7 +6,7 @@ Metrics have vLLM's prefix and labels (`model_name`, `engine`), so they join wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from vtoken.wire import metrics
 from vtoken.wire.metrics import Buckets, Metric, Values
 
 PREFIX = "vllm:vtoken_"
-ENGINE = "0"  # commands reach one engine, and data parallelism is refused
 
 FAMILIES: dict[str, Any] = {
     "gauge": GaugeMetricFamily,
@@ -34,17 +33,25 @@ FAMILIES: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """What a server counts once, however many engines it has."""
+
+    refused: Mapping[int, int]
+    audit_failing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The input of one scrape; `status` and `config` are None if the engine does not answer."""
+    """One engine in one scrape; `status` and `config` are None if it does not answer."""
 
     status: wire.Status | None
     config: wire.ConfigDocument | None
+    engine: int = 0
     clients: int = 0
     dropped_events: int = 0
-    refused: Mapping[int, int] | None = None
-    audit_failing: bool = False
     recorder_faults: int = 0
     recording: bool = False
+    server: ServerFigures | None = None  # in the snapshot of one engine
 
 
 def full_name(metric: Metric[Any]) -> str:
@@ -64,7 +71,12 @@ def _of_server(read: Callable[[Snapshot], float]) -> Callable[[Snapshot], Values
 
 
 def _refused(snapshot: Snapshot) -> Values:
-    return [((str(status),), count) for status, count in (snapshot.refused or {}).items()]
+    server = snapshot.server
+    return () if server is None else [((str(code),), n) for code, n in server.refused.items()]
+
+
+def _audit_failing(snapshot: Snapshot) -> Values:
+    return () if snapshot.server is None else [((), float(snapshot.server.audit_failing))]
 
 
 def _trial(snapshot: Snapshot) -> Values:
@@ -84,7 +96,7 @@ METRICS: tuple[Metric[Snapshot], ...] = (
     Metric("server_refused_calls", "counter", "Refused calls by HTTP status: 401, 403, 429",
            _refused, {"status": ("401", "403", "429")}),
     Metric("server_audit_failing", "gauge", "1 while the audit log cannot be written to disk",
-           _of_server(lambda s: s.audit_failing)),
+           _audit_failing),
     Metric("server_recording", "gauge", "1 while this process writes the flight recording",
            _of_server(lambda s: s.recording)),
     Metric("server_recorder_faults", "counter", "Failed writes of the flight recorder",
@@ -92,23 +104,25 @@ METRICS: tuple[Metric[Snapshot], ...] = (
 )  # fmt: skip
 
 
-def exposition(snapshot: Snapshot, model_name: str) -> bytes:
-    """The metrics in the Prometheus text format."""
-    return generate_latest(_Collector(snapshot, model_name))
+def exposition(snapshots: Sequence[Snapshot], model_name: str) -> bytes:
+    """The metrics of all engines in the Prometheus text format."""
+    return generate_latest(_Collector(snapshots, model_name))
 
 
 class _Collector(Collector):
-    """The metric families of one snapshot, for `generate_latest`."""
+    """The metric families of one scrape, for `generate_latest`."""
 
-    def __init__(self, snapshot: Snapshot, model_name: str) -> None:
-        self._snapshot = snapshot
-        self._common = {"model_name": model_name, "engine": ENGINE}
+    def __init__(self, snapshots: Sequence[Snapshot], model_name: str) -> None:
+        self._snapshots = snapshots
+        self._model_name = model_name
 
     def collect(self) -> Iterable[Family]:
         for metric in METRICS:
-            labels = (*self._common, *metric.labels)
+            labels = ("model_name", "engine", *metric.labels)
             family = FAMILIES[metric.kind](PREFIX + metric.name, metric.help, labels=labels)
-            for own, value in metric.read(self._snapshot):
-                given = value if isinstance(value, Buckets) else (float(value),)
-                family.add_metric((*self._common.values(), *own), *given)
+            for snapshot in self._snapshots:
+                common = (self._model_name, str(snapshot.engine))
+                for own, value in metric.read(snapshot):
+                    given = value if isinstance(value, Buckets) else (float(value),)
+                    family.add_metric((*common, *own), *given)
             yield family

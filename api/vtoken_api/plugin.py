@@ -24,8 +24,10 @@ from vtoken.base.errors import RefusedError
 from vtoken_api import scrape
 from vtoken_api.auth.access import Access
 from vtoken_api.auth.check import AccessCheck, AccessControl
-from vtoken_api.bus import EngineBus
+from vtoken_api.bus import EngineBus, engines_of
+from vtoken_api.engine import Engine
 from vtoken_api.fanout.hub import Hub
+from vtoken_api.fleet import Fleet
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 from vtoken_api.rest import changes, downloads, openapi, routes
@@ -60,21 +62,18 @@ class VTokenEndpointPlugin:
         scrape.attach(app, self._service)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Connect to the engine and start the service; `args` are vLLM's server arguments."""
-        bus = EngineBus(engine_client)
+        """Connect to the engines and start the service; `args` are vLLM's server arguments."""
+        buses = engines_of(engine_client)
         settings = api_settings(args)
         access = _access(args, settings)
         state_dir = _state_dir(args, settings)
-        hub = Hub(bus)
-        journal = Journal(state_dir)
+        journal = Journal(state_dir, [bus.rank for bus in buses])
         service = Service(
-            bus=bus,
-            hub=hub,
+            fleet=Fleet([_engine(bus, journal) for bus in buses]),
             auth=AccessControl(access, show_text=settings.show_text),
             state=state_dir,
             model_name=_model_name(args),
             journal=journal,
-            recorder=Recorder(hub, journal),
             texts=RequestTexts(lambda: engine_client.get_tokenizer()),
         )
         service.start()
@@ -86,6 +85,11 @@ class VTokenEndpointPlugin:
     def _access_control(self) -> AccessControl | None:
         service = self._service()
         return None if service is None else service.auth
+
+
+def _engine(bus: EngineBus, journal: Journal) -> Engine:
+    hub = Hub(bus)
+    return Engine(bus, hub, Recorder(hub, journal, bus.rank), journal)
 
 
 def _model_name(args: Namespace) -> str:

@@ -1,9 +1,9 @@
 """`GET /metrics`: vLLM's page followed by vToken's metrics.
 
 vLLM's plugin contract lets a plugin's route replace an earlier one of the same path. The new route
-calls the replaced one and appends to its response. A scrape waits for the engine at most SCRAPE_S.
-Without an answer, `vllm:vtoken_up` is 0 and the engine's other metrics are absent, so that no stale
-value looks current.
+calls the replaced one and appends to its response. A scrape waits for the engines at most SCRAPE_S.
+Without an answer, an engine's `vllm:vtoken_up` is 0 and its other metrics are absent, so that no
+stale value looks current.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import wire
-from vtoken_api.metrics import Snapshot, exposition
+from vtoken_api.engine import Engine
+from vtoken_api.metrics import ServerFigures, Snapshot, exposition
 from vtoken_api.problems import ProblemError
 from vtoken_api.service import Service
 
@@ -47,29 +48,34 @@ def attach(app: FastAPI, service: Callable[[], Service | None]) -> None:
         running = service()
         if running is None or "content-encoding" in response.headers:
             return response
-        text = exposition(await snapshot(running), running.model_name)
+        engines = running.fleet.engines
+        taken = await asyncio.gather(*(snapshot(running, engine) for engine in engines))
+        text = exposition(taken, running.model_name)
         return Response(bytes(response.body) + text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def snapshot(service: Service) -> Snapshot:
-    """The values of the engine and this process; without an answer in time, of this process
-    alone."""
+async def snapshot(service: Service, engine: Engine) -> Snapshot:
+    """The values of an engine and of this process; without an answer in time, of this process
+    alone. Those of the server as a whole are in the first engine's snapshot.
+    """
     status: wire.Status | None = None
     config: wire.ConfigDocument | None = None
     with contextlib.suppress(ProblemError, TimeoutError):
         async with asyncio.timeout(SCRAPE_S):
-            view = await service.hub.current()  # queries the engine once a second at most
-            if service.hub.alive:
+            view = await engine.hub.current()  # queries the engine once a second at most
+            if engine.hub.alive:
                 status, config = view.status, view.config
     return Snapshot(
+        engine=engine.rank,
         status=status,
         config=config,
-        clients=service.hub.num_clients,
-        dropped_events=service.hub.num_dropped,
-        refused=service.auth.refusals.counts,
-        audit_failing=bool(service.journal.audit.error),
-        recorder_faults=service.recorder.num_faults,
-        recording=service.recorder.recording,
+        clients=engine.hub.num_clients,
+        dropped_events=engine.hub.num_dropped,
+        recorder_faults=engine.recorder.num_faults,
+        recording=engine.recorder.recording,
+        server=ServerFigures(service.auth.refusals.counts, bool(service.journal.audit.error))
+        if engine is service.fleet.engines[0]
+        else None,
     )
 
 

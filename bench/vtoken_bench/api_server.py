@@ -27,12 +27,14 @@ class SocketClient:
     def __init__(self, endpoint: str) -> None:
         self.engine_core = self
         self.errored = False
+        self.engine_ranks_managed = [0]
+        self.core_engines = [b"\0\0"]
         self._socket = zmq.asyncio.Context.instance().socket(SocketType.REQ)
         self._socket.connect(endpoint)
         self._turn = asyncio.Lock()
 
-    async def call_utility_async(self, method: str, *args: bytes) -> bytes:
-        del method
+    async def _call_utility_async(self, method: str, *args: bytes, engine: bytes) -> bytes:
+        del method, engine
         async with self._turn:
             await self._socket.send(args[0])
             answer: bytes = await self._socket.recv()

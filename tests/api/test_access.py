@@ -121,7 +121,7 @@ async def test_every_combination_of_tokens_grants_what_the_table_says(
             assert unknown.status_code == 401
             assert unknown.headers["WWW-Authenticate"] == "Bearer"
             assert await stream_status(served.stream_url, bearer("unknown-token-0123")) == 401
-        changed = {"patch_config", "undo", "compact"} & {call.op for call in served.client.calls}
+        changed = {"patch_config", "undo", "compact"} & {call.op for call in served.line.calls}
         assert bool(changed) is ("c" in MATRIX[held][where])
 
 
@@ -134,7 +134,7 @@ async def test_every_route_is_guarded_and_every_change_needs_the_control_token(
         httpx.AsyncClient(base_url=served.url) as http,
     ):
         assert await check_every_route(http, READ) >= 16
-        assert {call.op for call in served.client.calls} <= {"describe", "events", "frame"}
+        assert {call.op for call in served.line.calls} <= {"describe", "events", "frame"}
 
 
 async def test_api_key_guards_unknown_paths_and_leaves_the_rest_of_the_server_alone(
@@ -188,7 +188,7 @@ async def test_clients_that_authenticate_after_connecting_keep_the_bound_of_stre
             except websockets.ConnectionClosedError:
                 codes.append(str(stream.close_code))
         assert codes == ["hello", "hello", "hello", "4429", "4429"]
-        assert served.service.hub.num_clients == 3
+        assert served.engine.hub.num_clients == 3
         assert served.service.auth.refusals.counts == {429: 2}
 
 

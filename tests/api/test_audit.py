@@ -242,7 +242,7 @@ async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
     monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         await own_acts(served, 0)
-        served.service.hub.leave(served.service.recorder)
+        served.engine.hub.leave(served.engine.recorder)
         for number, theta_f in enumerate((0.5, 0.6), 1):
             pass_guard(core, theta_f)
             assert len(await own_acts(served, number)) == number

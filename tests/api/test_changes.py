@@ -33,7 +33,7 @@ async def http(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A change is on trial, so that every call of CALLS but the first is possible."""
     core.call("patch_config", patch={"theta_f": 0.75}, confirm_within_s=300)
-    served.service.bus.timeout_s = 0.3
+    served.engine.bus.timeout_s = 0.3
     monkeypatch.setattr(service, "LOOKUP_S", 0.02)
     async with httpx.AsyncClient(base_url=served.url + BASE, timeout=30) as http:
         yield http
@@ -69,11 +69,11 @@ async def test_change_that_was_applied_without_an_answer_is_told_and_audited(
     if path == "/config":
         core.call("undo")
     revision = core.runtime.state.revision
-    served.client.answers_late = True
+    served.line.answers_late = True
     problem = await lost(http, method, path, body)
     assert (await http.get(f"/changes/{problem.change}")).status_code == 503
     assert await audited(http) == []
-    served.client.answers_late = False
+    served.line.answers_late = False
     change = await outcome(http, problem)
     assert change.state == "applied"
     if path == "/compactions":
@@ -96,9 +96,9 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
     served: Served, core: LiveEngine, http: httpx.AsyncClient, method: str, path: str, body: Any
 ) -> None:
     revision, config = core.runtime.state.revision, core.runtime.config
-    served.client.hangs = True
+    served.line.hangs = True
     problem = await lost(http, method, path, body)
-    served.client.hangs = False
+    served.line.hangs = False
     change = await outcome(http, problem)
     assert change.state == "refused"
     assert change.problem is not None
@@ -113,7 +113,7 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
 async def test_change_that_never_left_the_server_is_told_as_not_applied(
     served: Served, http: httpx.AsyncClient
 ) -> None:
-    slots = served.service.bus._slots
+    slots = served.engine.bus._slots
     for _ in range(MAX_IN_FLIGHT):
         await slots.acquire()
     problem = await lost(http, *CALLS[0])
@@ -160,14 +160,14 @@ async def test_change_that_is_told_as_not_applied_is_not_applied_later(
 async def test_change_that_waits_is_told_as_pending(
     served: Served, http: httpx.AsyncClient
 ) -> None:
-    served.service.bus._open_changes.add("still-waiting")
+    served.engine.bus._open_changes.add("still-waiting")
     assert (await http.get("/changes/still-waiting")).json()["state"] == "pending"
 
 
 async def test_reading_call_without_an_answer_names_no_change(
     served: Served, http: httpx.AsyncClient
 ) -> None:
-    served.client.hangs = True
+    served.line.hangs = True
     for answer in (
         await http.get("/status"),
         await http.patch("/config?validate_only=true", json={"theta_f": 0.5}),

@@ -90,14 +90,14 @@ async def test_reader_tries_out_every_change_and_leaves_no_trace(
 async def test_reader_who_means_it_is_refused_before_the_engine_is_asked(
     guarded: Served, http: httpx.AsyncClient
 ) -> None:
-    asked = len(guarded.client.calls)
+    asked = len(guarded.line.calls)
     for method, path, body in REAL:
         answer = await call(http, method, path, body)
         assert answer.status_code == 403, path
         assert answer.json()["title"] == "Read-only"
         assert answer.headers["Content-Type"] == "application/problem+json"
     changed = {"patch_config", "undo", "confirm", "compact", "forget"}
-    assert not changed & {command.op for command in guarded.client.calls[asked:]}
+    assert not changed & {command.op for command in guarded.line.calls[asked:]}
     assert guarded.service.auth.refusals.counts[403] == len(REAL)
 
 
@@ -150,7 +150,7 @@ async def test_readers_who_used_their_share_of_the_engines_thread_are_refused(
     """The first dry run is charged what the engine measured, and the next one finds the debt."""
     limits = guarded.service.auth.limits = RateLimits({DRY_RUN_TIME: Rate(1e-9, 1e-9)})
     assert (await call(http, *DRY[0])).status_code == 200
-    asked = len(guarded.client.calls)
+    asked = len(guarded.line.calls)
     for method, path, body in DRY:
         refused = await call(http, method, path, body)
         assert refused.status_code == 429
@@ -159,7 +159,7 @@ async def test_readers_who_used_their_share_of_the_engines_thread_are_refused(
             "dry runs of callers without control have used their share of the engine's thread"
         )
         assert refused.json()["bound"].startswith("1e-09 s of the engine's thread a second")
-    assert len(guarded.client.calls) == asked
+    assert len(guarded.line.calls) == asked
     assert guarded.service.auth.refusals.counts[429] == len(DRY)
     assert (await call(http, "GET", "/status", None)).status_code == 200
     assert (await call(http, *DRY[0], CONTROL)).status_code == 200

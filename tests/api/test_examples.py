@@ -126,7 +126,7 @@ async def test_real_messages_of_every_kind_fit_their_schemas(
             await take()
         flood = [wire.Event(seq=10**6 + n, ts=0.0, step=1, kind="server", summary="x")
                  for n in range(MAX_QUEUED + 1)]  # fmt: skip
-        for session in tuple(served.service.hub._subscribers):
+        for session in tuple(served.engine.hub._subscribers):
             session.offer(flood, 0)
         while "dropped" not in seen:
             await take()

@@ -101,7 +101,7 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
 ) -> None:
     state = {"state_dir": str(tmp_path)}
     async with serve(core.handle, **state) as before, httpx.AsyncClient(timeout=60) as client:
-        await until(lambda: before.service.recorder.recording, "not recording")
+        await until(lambda: before.engine.recorder.recording, "not recording")
         await client.patch(before.url + "/vtoken/v1/config", json={"theta_f": 0.9}, headers=ANA)
     async with serve(core.handle, **state) as served, httpx.AsyncClient(timeout=60) as client:
         for number in range(3):
@@ -111,7 +111,7 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
                 headers={"X-VToken-Actor": f"n{number}"},
             )
             assert answer.status_code == 200
-        await until(lambda: served.service.recorder.recording, "not recording")
+        await until(lambda: served.engine.recorder.recording, "not recording")
         for _ in range(2):  # the second finds nothing new
             lines = lines_of((await client.get(served.url + FLIGHT)).content)
         entries = [line.entry for line in lines if isinstance(line, wire.AuditLine)]
@@ -123,7 +123,7 @@ async def test_segments_follow_one_another_without_losing_an_event(
     core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path) as (served, client):
-        segments = served.service.journal.segments
+        segments = served.service.journal.flights[0].segments
         segments.segment_bytes = 1
         await until(lambda: len(segments.listed()) >= 4, "no segments")
         answer = await client.get(FLIGHT)
@@ -137,7 +137,7 @@ async def test_server_that_stops_while_a_segment_ends_leaves_none_open(
     core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path) as (served, _):
-        flight, segments = served.service.recorder, served.service.journal.segments
+        flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
         await until(lambda: flight.recording, "not recording")
         append, ending, may_end = segments.append, threading.Event(), threading.Event()
 
@@ -162,10 +162,10 @@ async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publishe
     core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path) as (served, _):
-        await until(lambda: served.service.recorder.recording, "not recording")
+        await until(lambda: served.engine.recorder.recording, "not recording")
 
         def asked() -> int:
-            return sum(call.op == "frame" for call in served.client.calls)
+            return sum(call.op == "frame" for call in served.line.calls)
 
         before, start = asked(), time.monotonic()
         await until(lambda: asked() >= before + 3, "no states")
@@ -175,7 +175,7 @@ async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publishe
 
 async def test_files_are_for_their_user_alone(core: LiveEngine, tmp_path: Path) -> None:
     async with flying(core, tmp_path) as (served, _):
-        segments = served.service.journal.segments
+        segments = served.service.journal.flights[0].segments
         await until(segments.listed, "no segment")
         assert {each.path.stat().st_mode & 0o777 for each in segments.listed()} == {0o600}
 
@@ -185,7 +185,7 @@ async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(recorder, "PERIOD_S", 0.1)
     async with flying(core, tmp_path) as (served, client):
-        flight, segments = served.service.recorder, served.service.journal.segments
+        flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
         await until(lambda: flight.recording, "not recording")
         folder, away = segments.directory, tmp_path / "away"
         folder.rename(away)
@@ -228,7 +228,7 @@ async def test_full_disk_is_said_once_and_recording_goes_on_when_there_is_space(
     try:
         ballast = tmp_path / "ballast"
         async with flying(core, tmp_path) as (served, client):
-            flight = served.service.recorder
+            flight = served.engine.recorder
             await until(lambda: flight.recording, "not recording")
             with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
                 while True:

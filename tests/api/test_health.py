@@ -21,7 +21,7 @@ from vtoken_api.state.statedir import StateDir
 
 
 def parts(served: Served) -> dict[str, wire.Health]:
-    return {part.name: part for part in served.service.health()}
+    return {part.name: part for part in served.engine.health()}
 
 
 async def status_of(served: Served) -> wire.Status:
@@ -32,7 +32,7 @@ async def status_of(served: Served) -> wire.Status:
 
 
 async def test_status_names_every_part_and_all_are_ok(served: Served) -> None:
-    await until(lambda: served.service.recorder.recording, "not recording")
+    await until(lambda: served.engine.recorder.recording, "not recording")
     health = (await status_of(served)).health
     assert [part.name for part in health] == ["engine", "frames", "audit", "recorder"]
     assert all(part.ok and part.detail and part.since_ts is None for part in health)
@@ -43,7 +43,7 @@ async def test_dead_recorder_is_in_status_and_stream_with_its_fault_and_time(
 ) -> None:
     monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
-        flight, segments = served.service.recorder, served.service.journal.segments
+        flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
         await until(lambda: flight.recording, "not recording")
         folder = segments.directory
         folder.rename(tmp_path / "away")
@@ -108,12 +108,12 @@ async def test_paused_scheduling_is_told_and_no_failure(served: Served, core: Li
 async def test_frames_that_stay_away_and_a_lost_engine_are_told_with_the_age(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await until(lambda: served.service.recorder.recording, "not recording")
-    served.client.hangs = True
+    await until(lambda: served.engine.recorder.recording, "not recording")
+    served.line.hangs = True
     monkeypatch.setattr(health, "STALE_FRAME_S", 0.5)
     await until(lambda: not parts(served)["frames"].ok, "not noticed")
     assert "s old" in parts(served)["frames"].detail
-    served.client.hangs, served.client.errored = False, True
+    served.line.hangs, served.client.errored = False, True
     assert not parts(served)["engine"].ok
     async with httpx.AsyncClient(base_url=served.url) as http:
         answer = await http.get("/vtoken/v1/status")

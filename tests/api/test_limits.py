@@ -136,7 +136,7 @@ async def test_address_that_calls_too_often_is_told_when_to_come_back(
         with pytest.raises(websockets.InvalidStatus) as refused:
             await websockets.connect(served.stream_url)
         assert refused.value.response.status_code == 429
-        assert [call.op for call in served.client.calls].count("undo") == 2
+        assert [call.op for call in served.line.calls].count("undo") == 2
 
 
 async def raw(url: str, *pieces: bytes, wait_s: float = 0.0) -> bytes:
@@ -171,7 +171,7 @@ async def test_endless_body_without_a_length_is_cut_off(engine: ScriptedEngine) 
         chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
         answer = await raw(served.url, head("Transfer-Encoding: chunked"), *[chunk] * 5)
         assert answer.startswith(b"HTTP/1.1 413")
-        assert "patch_config" not in [call.op for call in served.client.calls]
+        assert "patch_config" not in [call.op for call in served.line.calls]
 
 
 async def test_body_that_does_not_arrive_is_given_up(

@@ -83,7 +83,7 @@ async def test_prices_are_scraped_in_seconds(engine: ScriptedEngine) -> None:
         hole=price, copy=price, plan=price, saving_us=2_000_000, cost_us=1
     )
     status.reclamation.pack_us = 3_000_000
-    text = exposition(Snapshot(status, None), "m").decode()
+    text = exposition([Snapshot(status, None)], "m").decode()
     assert 'vllm:vtoken_price_seconds{engine="0",model_name="m",of="hole"} 4e-06' in text
     assert 'vllm:vtoken_round_seconds{engine="0",model_name="m",side="saving"} 2.0' in text
     assert 'vllm:vtoken_pack_seconds_total{engine="0",model_name="m"} 3.0' in text
@@ -98,7 +98,7 @@ def test_the_canarys_figures_are_scraped_by_group(engine: ScriptedEngine) -> Non
         checked=23,
         skipped={"LoRA": 1, "session": 3},
     )
-    text = exposition(Snapshot(status, None), "m").decode()
+    text = exposition([Snapshot(status, None)], "m").decode()
     for name, labels, value in (
         ("agreement", 'group="evicting",model_name="m"', 0.9),
         ("agreement", 'group="control",model_name="m"', 1.0),
@@ -113,7 +113,7 @@ def test_the_canarys_figures_are_scraped_by_group(engine: ScriptedEngine) -> Non
 def test_what_gave_way_is_scraped_and_every_request_that_ended_is_in_one_bucket() -> None:
     live = make_pressed()
     live.steps(40)
-    text = exposition(Snapshot(live.reporter.status(), None), "m").decode()
+    text = exposition([Snapshot(live.reporter.status(), None)], "m").decode()
     found = families(text)
     pressure = live.reporter.status().pressure
     assert pressure is not None
@@ -128,7 +128,7 @@ def test_what_gave_way_is_scraped_and_every_request_that_ended_is_in_one_bucket(
     live.admit("alone", 20, max_tokens=40)
     live.steps(60)
     live.close()
-    text = exposition(Snapshot(live.reporter.status(), None), "m").decode()
+    text = exposition([Snapshot(live.reporter.status(), None)], "m").decode()
     family = families(text)[PREFIX + "kept_share"]
     assert family.type == "histogram"
     buckets = [s for s in family.samples if s.name.endswith("_bucket")]
@@ -148,7 +148,7 @@ def test_what_gave_way_is_scraped_and_every_request_that_ended_is_in_one_bucket(
 
 def test_no_metric_of_pressure_is_scraped_where_no_request_can_give() -> None:
     live = make_quiet()
-    text = exposition(Snapshot(live.reporter.status(), None), "m").decode()
+    text = exposition([Snapshot(live.reporter.status(), None)], "m").decode()
     live.close()
     assert "vllm:vtoken_given_tokens_total{" not in text
     assert "vllm:vtoken_kept_share_count{" not in text
@@ -163,9 +163,9 @@ async def test_engine_that_does_not_answer_is_down_in_bounded_time_and_leaves_no
         httpx.AsyncClient(base_url=served.url) as http,
     ):
         assert (await scraped(http))[PREFIX + "up"].samples[0].value == 1
-        for gone in ("hangs", "errored"):
-            monkeypatch.setattr(hub, "FRESH_S", 0.0)  # the known values are too old
-            setattr(served.client, gone, True)
+        monkeypatch.setattr(hub, "FRESH_S", 0.0)  # the known values are too old
+        for of, gone in ((served.line, "hangs"), (served.client, "errored")):
+            setattr(of, gone, True)
             found = await scraped(http)
             assert found[PREFIX + "up"].samples[0].value == 0
             shown = {name for name, family in found.items() if family.samples}

@@ -64,11 +64,13 @@ def operations(served: Served) -> dict[str, Any]:
 
 
 OPERATIONS = [
+    "vtoken_engines",
     "vtoken_status",
     "vtoken_config",
     "vtoken_patch_config",
     "vtoken_confirm",
     "vtoken_undo",
+    "vtoken_sync",
     "vtoken_compact",
     "vtoken_forget",
     "vtoken_operation",
@@ -155,7 +157,7 @@ def say(served: Served, head: bytes, *pieces: bytes) -> bytes:
 
 
 def test_stream_survives_any_frames(served: Served) -> None:
-    before = served.service.hub.num_clients
+    before = served.engine.hub.num_clients
 
     @settings(DETERMINISTIC, max_examples=40)
     @given(st.lists(FRAMES, max_size=20), TAILS, QUERIES)
@@ -166,7 +168,7 @@ def test_stream_survives_any_frames(served: Served) -> None:
     send()
     assert httpx.get(served.url + MOUNT_PATH + "/status").status_code == 200
     for _ in range(100):
-        if served.service.hub.num_clients <= before:
+        if served.engine.hub.num_clients <= before:
             return
         httpx.get(served.url + MOUNT_PATH + "/policies")
     raise AssertionError("sessions of clients that have gone are still there")

@@ -562,8 +562,8 @@ async def test_dead_engine_is_503_at_once(http: httpx.AsyncClient, served: Serve
 async def test_silent_engine_is_503_and_a_call_that_nobody_waits_for_is_never_applied(
     http: httpx.AsyncClient, served: Served
 ) -> None:
-    served.service.bus.timeout_s = 0.1
-    served.client.hangs = True
+    served.engine.bus.timeout_s = 0.1
+    served.line.hangs = True
     answer = await http.patch("/config", json={"theta_f": 0.5})
     assert "never will be" in problem(answer, 503).detail
     assert answer.headers["Retry-After"] == "1"
@@ -572,9 +572,9 @@ async def test_silent_engine_is_503_and_a_call_that_nobody_waits_for_is_never_ap
 async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
     http: httpx.AsyncClient, served: Served
 ) -> None:
-    served.service.bus.timeout_s = 1.0
-    served.client.hangs = True
-    served.client.calls.clear()
+    served.engine.bus.timeout_s = 1.0
+    served.line.hangs = True
+    served.line.calls.clear()
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(base_url=served.url + BASE, limits=limits, timeout=20) as many:
         answers = await asyncio.gather(*(many.get("/status") for _ in range(80)))
@@ -582,7 +582,7 @@ async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
     assert set(codes) == {429, 503}
     assert codes.count(429) >= 80 - MAX_WAITING
     assert codes.count(503) >= MAX_WAITING - MAX_IN_FLIGHT  # the hub's own calls wait, too
-    assert served.client.most_awaited == MAX_IN_FLIGHT
+    assert served.line.most_awaited == MAX_IN_FLIGHT
 
 
 async def test_fault_in_the_engine_is_500_and_says_where(

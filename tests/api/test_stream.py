@@ -230,7 +230,7 @@ async def test_stalled_client_loses_events_at_the_bound_and_is_told_how_many(
         if isinstance(sent[-1], wire.EventMessage):
             await gate.wait()
 
-    session = Session(served.service.hub, parse("topics=events&format=msgpack"), send)
+    session = Session(served.engine.hub, parse("topics=events&format=msgpack"), send)
     await session.prepare()
     running = asyncio.create_task(session.run())
     session.offer(engine.add_events(10), 0)
@@ -267,7 +267,7 @@ async def test_an_overfull_queue_keeps_what_operators_look_for_later(
         await gate.wait()
         sent.append(msgspec.msgpack.decode(data, type=wire.StreamMessage))
 
-    session = Session(served.service.hub, parse("topics=events&format=msgpack"), send)
+    session = Session(served.engine.hub, parse("topics=events&format=msgpack"), send)
     await session.prepare()
     events = engine.add_events(MAX_QUEUED + 3)
     for event in events:
@@ -287,7 +287,7 @@ async def test_an_overfull_queue_keeps_what_operators_look_for_later(
     assert isinstance(fresh, wire.Snapshot)
     kept = [message.event for message in rest if isinstance(message, wire.EventMessage)]
     assert [event.kind for event in kept] == ["config", "violation"]
-    assert served.service.hub.num_dropped == MAX_QUEUED + 1
+    assert served.engine.hub.num_dropped == MAX_QUEUED + 1
 
 
 async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
@@ -301,9 +301,9 @@ async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
         quick = Client(other)
         await quick.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_STATE)
-        assert served.service.hub.num_clients == 2
+        assert served.engine.hub.num_clients == 2
         async with asyncio.timeout(LIMIT_S):
-            while served.service.hub.num_clients == 2:
+            while served.engine.hub.num_clients == 2:
                 events = engine.add_events(10)
                 for event in events:
                     event.data = {"padding": "x" * 50_000}
@@ -321,10 +321,10 @@ async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
 async def test_killed_client_is_forgotten(served: Served, engine: ScriptedEngine) -> None:
     connection = await websockets.connect(served.stream_url)
     await Client(connection).until(wire.Snapshot)
-    assert served.service.hub.num_clients == 1
+    assert served.engine.hub.num_clients == 1
     connection.transport.abort()
     async with asyncio.timeout(LIMIT_S):
-        while served.service.hub.num_clients:
+        while served.engine.hub.num_clients:
             await asyncio.sleep(0.01)
     await settled(engine, wire.TOPIC_STATE, wanted=False)
 
@@ -428,4 +428,4 @@ async def test_server_stops_with_clients_connected(engine: ScriptedEngine) -> No
         with pytest.raises(websockets.ConnectionClosed):
             await client.until(wire.Hello)
         assert connection.close_code == 1012
-    assert served.service.hub.num_clients == 0
+    assert served.engine.hub.num_clients == 0

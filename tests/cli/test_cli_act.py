@@ -52,13 +52,13 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
 ) -> None:
     if command == "undo":
         core.call("patch_config", patch={"theta_f": 0.75})
-    served.service.bus.timeout_s = 0.3
+    served.engine.bus.timeout_s = 0.3
     server, config = served.client, core.runtime.config
     server.answers_late, server.hangs = state == "applied", state != "applied"
     running = asyncio.create_task(run(*command.split(), "--url", served.url))
     await until(lambda: "vtoken-late" in {t.get_name() for t in asyncio.all_tasks()}, "answered")
     server.answers_late = server.hangs = False
-    served.service.bus.timeout_s = 10.0  # the look-up is answered, however slow the machine is
+    served.engine.bus.timeout_s = 10.0  # the look-up is answered, however slow the machine is
     ran = await running
     first, second, *rest = ran.err.splitlines()
     assert first.startswith("vtoken: the engine did not answer")

@@ -104,10 +104,8 @@ async def test_output_that_cannot_be_written_is_said_and_is_a_failure(
 async def test_a_recording_that_does_not_fit_the_disk_leaves_no_file(
     served: Served, tmp_path: Path
 ) -> None:
-    service, file = served.service, tmp_path / "now.jsonl"
-    await until(
-        lambda: service.recorder.recording and service.journal.segments.listed(), "not recording"
-    )
+    segments, file = served.service.journal.flights[0].segments, tmp_path / "now.jsonl"
+    await until(lambda: served.engine.recorder.recording and segments.listed(), "not recording")
     command = limited(*VTOKEN, "record", str(file), "--last", "5m", "--url", served.url)
     ran = await spawn(*command)
     assert (ran.code, ran.out) == (1, "")

@@ -147,8 +147,8 @@ async def test_record_last_writes_what_happened_just_now(served: Served, tmp_pat
 async def test_record_last_keeps_what_a_damaged_file_of_the_server_still_holds(
     served: Served, tmp_path: Path
 ) -> None:
-    segments = served.service.journal.segments
-    await until(lambda: served.service.recorder.recording, "not recording")
+    segments = served.service.journal.flights[0].segments
+    await until(lambda: served.engine.recorder.recording, "not recording")
     segments.ends_at = 0.0
     await until(lambda: len(segments.listed()) >= 2, "no second segment")
     first, *_ = segments.listed()

@@ -133,18 +133,18 @@ async def test_change_without_an_answer_is_told_later(
 ) -> None:
     core.call("patch_config", patch={"theta_f": 0.75})
     if lost_at == "engine":
-        served.service.bus.timeout_s = 0.2
+        served.engine.bus.timeout_s = 0.2
     else:
         either.client.timeout_s = 0.2
-    served.client.answers_late = True
+    served.line.answers_late = True
     with pytest.raises(OutcomeUnknown, match="applied") as lost:
         await either.ask(name, *arguments)
     with pytest.raises(OutcomeUnknown, match=r"nobody told within 0\.1 s.*GET /vtoken/v1/changes/"):
         await either.ask("wait_change", lost.value.change_id, timeout_s=0.1)
-    served.client.answers_late = False
+    served.line.answers_late = False
     change = await either.ask("wait_change", lost.value.change_id)
     if lost_at == "server" and change.state == "not_applied":  # it was looked up before it came
-        await until(lambda: any(c.change_id for c in served.client.calls), "it never came")
+        await until(lambda: any(c.change_id for c in served.line.calls), "it never came")
         assert core.runtime.state.revision == 2
         assert not core.runtime.operations.pending
         return
@@ -159,15 +159,15 @@ async def test_client_that_looks_up_answers_late_what_was_done(
     either: Either, served: Served, core: LiveEngine, name: str, arguments: tuple[Any, ...]
 ) -> None:
     core.call("patch_config", patch={"theta_f": 0.75})
-    served.service.bus.timeout_s = 0.2
+    served.engine.bus.timeout_s = 0.2
     told: list[str] = []
 
     def tell(lost: OutcomeUnknown) -> None:
         told.append(lost.change_id)
-        served.client.answers_late = served.client.hangs = False
+        served.line.answers_late = served.line.hangs = False
 
     either.client.lookup_s, either.client.on_lookup = 30.0, tell
-    served.client.answers_late = True
+    served.line.answers_late = True
     answer = await either.ask(name, *arguments)
     if isinstance(answer, wire.PatchResult):
         assert answer.revision == core.runtime.state.revision == 3
@@ -178,7 +178,7 @@ async def test_client_that_looks_up_answers_late_what_was_done(
     else:
         assert answer.id in core.runtime.operations._all
     revision = core.runtime.state.revision
-    served.client.hangs = True
+    served.line.hangs = True
     with pytest.raises(ProblemError, match="nothing was done"):
         await either.ask(name, *arguments)
     assert core.runtime.state.revision == revision
@@ -189,8 +189,8 @@ async def test_change_that_did_not_reach_the_engine_is_an_error_that_says_so(
     either: Either, served: Served
 ) -> None:
     either.client.lookup_s = 30.0
-    served.service.bus.timeout_s = 0.2
-    slots = served.service.bus._slots
+    served.engine.bus.timeout_s = 0.2
+    slots = served.engine.bus._slots
     for _ in range(MAX_IN_FLIGHT):
         await slots.acquire()
 
@@ -309,7 +309,7 @@ async def test_absent_server_and_strange_server_are_told_apart(
 async def test_answer_that_does_not_come_is_not_waited_for_longer_than_said(
     either: Either, served: Served
 ) -> None:
-    served.client.hangs = True
+    served.line.hangs = True
     either.client.timeout_s = 0.2
     with pytest.raises(Unreachable, match=r"within 0.2 s"):
         await either.ask("status")

@@ -253,8 +253,8 @@ async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(
     monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
     async with running(served.url, size=(80, 24)) as (app, pilot):
         assert "FAILS" not in screen_text(app)
-        segments = served.service.journal.segments
-        await until(lambda: served.service.recorder.recording, "not recording")
+        segments = served.service.journal.flights[0].segments
+        await until(lambda: served.engine.recorder.recording, "not recording")
         folder = segments.directory
         folder.rename(folder.with_name("away"))
         folder.write_text("a file where the directory was")
@@ -274,7 +274,7 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
     core: LiveEngine, served: Served, state: str
 ) -> None:
     server = served.client
-    served.service.bus.timeout_s = 0.3
+    served.engine.bus.timeout_s = 0.3
     async with running(served.url) as (app, pilot):
         server.answers_late, server.hangs = state == "applied", state != "applied"
         await pilot.press("p")
@@ -293,7 +293,7 @@ async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
     core: LiveEngine, served: Served
 ) -> None:
     server = served.client
-    served.service.bus.timeout_s = 0.3
+    served.engine.bus.timeout_s = 0.3
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
         await until(lambda: isinstance(app.screen, ControlScreen), "no page")

@@ -33,13 +33,13 @@ async def test_engine_without_a_step_is_not_shown_as_live(
 ) -> None:
     monkeypatch.setattr(view, "SILENT_S", 0.5)
     async with running(served.url, SMALL) as (app, _):
-        served.client.hangs = True
+        served.line.hangs = True
         await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
         expected = "while 6 requests wait for it: one very long step, or the engine hangs."
         assert expected in words(app)
         assert " silent" in screen_text(app).splitlines()[0]
         assert re.search(r"wait   0\s+\S tok/s", screen_text(app)), "a rate of long ago"
-        served.client.hangs = False
+        served.line.hangs = False
         await until(lambda: "● live" in screen_text(app).splitlines()[0], "still silent")
         assert "No step for" not in screen_text(app)
 

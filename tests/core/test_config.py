@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.core.harness import CoreEngine, LiveEngine, make_engine
 from vtoken.base.errors import RefusedError
-from vtoken.core.config.values import VTokenConfig, bounds, default_config, diff, merge_patch
-from vtoken.wire import ConfigValues, Experiment, PatchResult, Reply
+from vtoken.core.config.values import VTokenConfig, bounds, default_config, merge_patch
+from vtoken.wire import ConfigValues, Experiment, PatchResult, Reply, config_changes
 from vtoken.wire.commands import Command, PatchConfig
 
 N, L, H = 64, 4, 8
@@ -119,7 +119,7 @@ def test_the_tables_name_every_field() -> None:
 )
 def test_good_values_are_taken_and_touch_no_other_field(name: str, value: Any) -> None:
     after = merged({name: value})
-    assert set(diff(BASE.values(), after.values())) <= {OLD_NAMES.get(name, name)}
+    assert set(config_changes(BASE.values(), after.values())) <= {OLD_NAMES.get(name, name)}
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_CASES, ids=[f"{n}={v!r}" for n, v in BAD_CASES])

@@ -117,7 +117,13 @@ async def _documents(http: httpx.AsyncClient) -> dict[str, Any]:
         "TextPage": await call("GET", "/requests/cmpl-1/text?start=39&limit=5"),
         "EventPage": await call("GET", "/events?limit=4"),
         "AuditPage": await call("GET", "/audit"),
+        "Fleet": _without_states(await call("GET", "/engines")),
     }
+
+
+def _without_states(fleet: dict[str, Any]) -> dict[str, Any]:
+    """The engines without their statuses, which have an example of their own."""
+    return fleet | {"engines": [row | {"status": None} for row in fleet["engines"]]}
 
 
 def _without_measurements(status: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +137,7 @@ def _without_measurements(status: dict[str, Any]) -> dict[str, Any]:
 
 async def _messages(served: Served, core: LiveEngine) -> dict[str, Any]:
     """A message by the name of its struct; `seq` counts them in this order."""
-    await until(lambda: served.service.recorder.recording, "not recording")
+    await until(lambda: served.engine.recorder.recording, "not recording")
     found: dict[str, Any] = {}
     async with asyncio.timeout(LIMIT_S), connect(served.stream_url + STREAM) as stream:
         while not {"hello", "snapshot", "event", "delta", "heartbeat"} <= set(found):

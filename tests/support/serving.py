@@ -23,6 +23,7 @@ from fastapi import FastAPI
 from vtoken import wire
 from vtoken.base.errors import RefusedError
 from vtoken.wire import commands
+from vtoken_api.engine import Engine
 from vtoken_api.limits import RateLimits
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.service import Service
@@ -47,7 +48,32 @@ class SpelledWords:
 
 
 class EngineClient:
-    """The part of vLLM's engine client that the plugin may use.
+    """The part of vLLM's engine client that the plugin may use, for one engine or several."""
+
+    def __init__(self, handles: Sequence[Callable[[commands.Command], wire.Reply]]) -> None:
+        self.engine_core = self
+        self.errored = False
+        self.engines = [EngineLine(handle) for handle in handles]
+        self.engine_ranks_managed = list(range(len(handles)))
+        self.core_engines = [rank.to_bytes(2, "little") for rank in self.engine_ranks_managed]
+
+    def get_tokenizer(self) -> SpelledWords:
+        return SpelledWords()
+
+    async def _call_utility_async(self, method: str, *args: object, engine: bytes) -> bytes:
+        assert method == "vtoken_command"
+        (payload,) = args
+        assert type(payload) is bytes
+        return await self.engines[self.core_engines.index(engine)].send(payload)
+
+    async def close(self) -> None:
+        """Forget the calls that engines have not answered."""
+        for engine in self.engines:
+            await engine.close()
+
+
+class EngineLine:
+    """The line to one engine.
 
     As in vLLM, a call that was sent reaches the engine, in order, also if its caller has given up.
     `hangs`: the engine is stopped. `answers_late`: it handles calls, and its answers are stopped.
@@ -55,8 +81,6 @@ class EngineClient:
     """
 
     def __init__(self, handle: Callable[[commands.Command], wire.Reply]) -> None:
-        self.engine_core = self
-        self.errored = False
         self.hangs = False
         self.answers_late = False
         self.most_awaited = 0
@@ -66,13 +90,7 @@ class EngineClient:
         self._turn = asyncio.Lock()
         self._sent: set[asyncio.Task[bytes]] = set()
 
-    def get_tokenizer(self) -> SpelledWords:
-        return SpelledWords()
-
-    async def call_utility_async(self, method: str, *args: object) -> bytes:
-        assert method == "vtoken_command"
-        (payload,) = args
-        assert type(payload) is bytes
+    async def send(self, payload: bytes) -> bytes:
         sent = asyncio.create_task(self._deliver(payload))
         self._sent.add(sent)
         sent.add_done_callback(self._sent.discard)
@@ -84,7 +102,6 @@ class EngineClient:
             self._awaited -= 1
 
     async def close(self) -> None:
-        """Forget the calls that the engine has not answered."""
         for sent in self._sent:
             sent.cancel()
         await asyncio.gather(*self._sent, return_exceptions=True)
@@ -125,33 +142,43 @@ class Served:
     def stream_url(self) -> str:
         return self.url.replace("http://", "ws://") + "/vtoken/v1/stream"
 
+    @property
+    def line(self) -> EngineLine:
+        """The line to the first engine."""
+        return self.client.engines[0]
+
+    @property
+    def engine(self) -> Engine:
+        """The first engine, as the API sees it."""
+        return self.service.fleet.engines[0]
+
     def calls_of(self, *ops: str) -> list[Any]:
-        """The received calls of kinds `ops`, in order."""
-        return [command.call for command in self.client.calls if command.op in ops]
+        """The calls of kinds `ops` that the first engine received, in order."""
+        return [command.call for command in self.line.calls if command.op in ops]
 
 
 @contextlib.asynccontextmanager
 async def serve(
-    handle: Callable[[commands.Command], wire.Reply],
-    *,
+    *handles: Callable[[commands.Command], wire.Reply],
     host: str | None = "127.0.0.1",
     port: int = 0,
     api_key: list[str] | None = None,
     **settings: str | bool,
 ) -> AsyncIterator[Served]:
-    """Serve `handle`; `host` is reported to the plugin, the socket is always on loopback.
+    """Serve engines, each by its `handle`; `host` is reported to the plugin, the socket is always
+    on loopback.
 
     `settings`: fields of `ApiSettings`; the state directory is a temporary one unless named.
     """
     with tempfile.TemporaryDirectory() as state_dir:
         settings = {"state_dir": state_dir, **settings}
-        async with _serve(handle, host, port, api_key, settings) as served:
+        async with _serve(handles, host, port, api_key, settings) as served:
             yield served
 
 
 @contextlib.asynccontextmanager
 async def _serve(
-    handle: Callable[[commands.Command], wire.Reply],
+    handles: Sequence[Callable[[commands.Command], wire.Reply]],
     host: str | None,
     port: int,
     api_key: list[str] | None,
@@ -163,7 +190,7 @@ async def _serve(
     async def models() -> dict[str, str]:
         return {"object": "list"}
 
-    client = EngineClient(handle)
+    client = EngineClient(handles)
     plugin = VTokenEndpointPlugin()
     plugin.attach_router(app)
     args = Namespace(

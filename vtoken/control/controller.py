@@ -146,12 +146,14 @@ class Controller:
                 return self.changes.get(call.id)
             case commands.PatchConfig():
                 self.revisions.require(call.if_match)
-                return self.patch_config(call.patch, call.validate_only, Terms.of(call), actor)
+                return self.patch_config(
+                    call.patch, call.validate_only, Terms.of(call), actor, call.revision
+                )
             case commands.Undo():
                 self.revisions.require(call.if_match)
                 if call.validate_only:
                     return self.revisions.preview_undo()
-                return self.revisions.undo(actor)
+                return self.revisions.undo(actor, call.revision)
             case commands.Confirm():
                 self.revisions.require(call.if_match)
                 if call.validate_only:
@@ -234,6 +236,7 @@ class Controller:
         validate_only: bool = False,
         terms: Terms | None = None,
         actor: str = "local",
+        revision: int | None = None,
     ) -> PatchResult:
         """Apply a JSON merge patch atomically from the next step on; or preview that."""
         runtime = self.runtime
@@ -247,7 +250,7 @@ class Controller:
         runtime.policy_runner.require_all(merged)
         if validate_only:
             return self.revisions.preview(merged, terms)
-        return self.revisions.change(merged, actor, terms)
+        return self.revisions.change(merged, actor, terms, revision)
 
     def compact(self, call: commands.Compact, actor: str) -> Operation:
         """Run one round at the next step, with the gates bypassed; `dry_run` only plans it."""

@@ -21,10 +21,10 @@ from vtoken.control.outlook import Outlook
 from vtoken.control.report import Reporter
 from vtoken.control.trials import RunningTrial, Terms
 from vtoken.core.config.descriptions import inactive_notes, mode_notes
-from vtoken.core.config.values import VTokenConfig, bounds, diff
+from vtoken.core.config.values import VTokenConfig, bounds
 from vtoken.core.runtime.scoring import swap_notes
 from vtoken.sentences import change_text
-from vtoken.wire import ConfigDocument, Guard, PatchResult
+from vtoken.wire import ConfigDocument, Guard, PatchResult, config_changes
 from vtoken.wire.guards import series_of
 
 FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
@@ -72,6 +72,17 @@ class Revisions:
         """Raises StaleRevisionError unless `expected` is the newest revision, or None."""
         if expected is not None and expected != self._runtime.state.revision:
             raise StaleRevisionError(expected, self._runtime.state.revision)
+
+    def _require_new(self, revision: int | None) -> None:
+        newest = self._runtime.state.revision
+        if revision is not None and revision <= newest:
+            raise RefusedError(
+                f"revision {revision} is not new",
+                field="revision",
+                value=revision,
+                bound=f"above {newest}",
+                status=409,
+            )
 
     def require_no_trial(self) -> None:
         """Raises RefusedError while a revision is on trial."""
@@ -142,7 +153,7 @@ class Revisions:
 
     def _preview(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
         runtime = self._runtime
-        changes = diff(runtime.config.values(), config.values())
+        changes = config_changes(runtime.config.values(), config.values())
         result = self._result(runtime.config, changes, notes)
         result.applied_at_step, result.outcome = None, "dry_run"
         result.overtaken = self._superseded() if changes else None
@@ -195,27 +206,38 @@ class Revisions:
 
     # ------------------------------------------------------------ changing
 
-    def change(self, config: VTokenConfig, actor: str, terms: Terms | None = None) -> PatchResult:
-        """A new revision, on trial if there are `terms`; none when `config` changes nothing."""
+    def change(
+        self,
+        config: VTokenConfig,
+        actor: str,
+        terms: Terms | None = None,
+        revision: int | None = None,
+    ) -> PatchResult:
+        """A new revision, on trial if there are `terms`; none when `config` changes nothing.
+
+        `revision`: its number, for a change that several engines make; it must be a new one.
+        """
         self.require_no_trial()
+        self._require_new(revision)
         if terms is not None:
             terms.require_values(config)
         before = self._runtime.config
-        result = self._install(config, actor, terms)
+        result = self._install(config, actor, terms, revision=revision)
         if result.changes:
             self._history = [*self._history[-MAX_HISTORY + 1 :], before]
         elif terms is not None:
             result.notes.append("nothing changes, so nothing is on trial")
         return result
 
-    def undo(self, actor: str) -> PatchResult:
+    def undo(self, actor: str, revision: int | None = None) -> PatchResult:
         """A new revision with the configuration before the newest one; ends its trial."""
         self.require_history()
+        self._require_new(revision)
         ended = ""
         if self._trial is not None:
             ended = f", which ends the trial of rev {self._runtime.state.revision}"
             self._leave_trial()
-        return self._install(self._history.pop(), actor, after=ended)
+        return self._install(self._history.pop(), actor, after=ended, revision=revision)
 
     def confirm(self, actor: str) -> PatchResult:
         """Keep the revision that is on trial; its number stays."""
@@ -239,8 +261,9 @@ class Revisions:
             data["unevaluated"] = self._trial.unevaluated
             self._end_trial(verdict.by, f"rev {revision} is kept: {verdict.reason}", data)
             return
+        engines = self._trial.document.engines
         self._leave_trial()
-        data = {"reverted": revision, "reason": verdict.reason}
+        data = {"reverted": revision, "reason": verdict.reason, "engines": engines}
         before = f"reverted: {verdict.reason}; "
         self._install(self._history.pop(), verdict.by, before=before, data=data)
 
@@ -258,14 +281,15 @@ class Revisions:
         before: str = "",
         after: str = "",
         data: dict[str, Any] | None = None,
+        revision: int | None = None,
     ) -> PatchResult:
         """`before`, `after`: around the change in the event's summary; `data`: of the event."""
         runtime, previous = self._runtime, self._runtime.config
-        changes = diff(previous.values(), config.values())
+        changes = config_changes(previous.values(), config.values())
         if not changes:
             return self._result(previous, changes)
         notes, superseded = self.notes(config, terms), self._superseded()
-        runtime.state.install(config)
+        runtime.state.install(config, revision)
         result = self._result(previous, changes, notes)
         result.overtaken = superseded
         data = {"changes": result.changes, "notes": result.notes, **(data or {})}

@@ -33,6 +33,7 @@ class Terms:
     confirm_within_s: int | None = None
     guards: tuple[Guard, ...] = ()
     guard_for_s: int | None = None
+    engines: tuple[int, ...] = ()  # that try the change together
 
     @staticmethod
     def of(call: PatchConfig) -> Terms | None:
@@ -47,7 +48,7 @@ class Terms:
             )
         if call.confirm_within_s is None and not guards:
             return None
-        return Terms(call.confirm_within_s, guards, call.guard_for_s)
+        return Terms(call.confirm_within_s, guards, call.guard_for_s, tuple(call.engines))
 
     def __str__(self) -> str:
         parts = []
@@ -117,6 +118,7 @@ class RunningTrial:
             guard_until_ts=None if lasts is None else started_ts + lasts,
             changes=changes,
             guards=[*terms.guards],
+            engines=[*terms.engines],
         )
 
     def close(self) -> None:

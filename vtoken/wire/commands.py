@@ -103,11 +103,14 @@ class PatchConfig(Call, tag="patch_config"):
     confirm_within_s: TrialSeconds | None = None
     guards: list[Guard] = []  # checked by the engine, see `vtoken.wire.guards`
     guard_for_s: TrialSeconds | None = None
+    revision: Natural | None = None  # the change's number; None: the engine's next
+    engines: list[Natural] = []  # that make the change together
 
 
 class Undo(Call, tag="undo"):
     if_match: Natural | None = None
     validate_only: bool = False
+    revision: Natural | None = None  # as of PatchConfig
 
 
 class Confirm(Call, tag="confirm"):

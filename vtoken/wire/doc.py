@@ -15,6 +15,17 @@ class Doc(msgspec.Struct, omit_defaults=False, kw_only=True):
     """Base of every wire document. Readers ignore unknown fields, so old readers keep working."""
 
 
+class OfEngine(Doc):
+    """A document about one of a server's engines.
+
+    `engine` is vLLM's data-parallel rank. The API process that asks the engine fills it in, so it
+    is None in documents that the engine itself publishes, of an older server, and in an answer
+    about all engines of a server that has several.
+    """
+
+    engine: int | None = None
+
+
 def pack_array(values: Any, *, packed: bool) -> PackedArray:
     """A numpy array as bytes (`packed`, for msgpack) or as a list of integers (for JSON)."""
     out: PackedArray = values.tobytes() if packed else values.tolist()

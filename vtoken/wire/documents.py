@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from vtoken.wire.doc import Doc, PackedArray
+from vtoken.wire.doc import Doc, OfEngine, PackedArray
 from vtoken.wire.settings import ConfigValues, EvictWhen, PlannerName, PolicyChoice, Trial
-from vtoken.wire.status import Gate
+from vtoken.wire.status import Gate, Status
 
 RequestState = Literal["running", "waiting", "preempted", "finished"]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
@@ -36,7 +36,8 @@ EventKind = Literal[
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
     # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and optionally
     # "overtaken": superseded revision that no step ran with, "trial": Trial that begins,
-    # "reverted": revision that actor "trial" or "guard" took back, "kept": revision whose guard
+    # "reverted": revision that actor "trial" or "guard" took back, "engines": that tried it
+    # together, "kept": revision whose guard
     # did not revert it, "reason": why it was reverted or kept, with value and limit,
     # "unevaluated": limits of that guard which never had a value, "confirmed": revision
     "config",
@@ -84,7 +85,7 @@ class WhatIf(Doc):
     more_requests: int | None = None
 
 
-class PatchResult(Doc):
+class PatchResult(OfEngine, kw_only=True):
     """A change at the time of the reply; `effective` never shows values that no step ran with."""
 
     revision: int  # the newest, of `desired`
@@ -99,6 +100,7 @@ class PatchResult(Doc):
     effective_revision: int = 0  # of `effective`
     outcome: PatchOutcome | None = None
     overtaken: int | None = None  # revision superseded by this one before a step ran with it
+    engines: list[PatchResult] = []  # of a change to several engines: each one's own answer
 
 
 class Relocation(Doc):
@@ -136,7 +138,7 @@ class OperationPlan(Doc):
     deferred_reason: str | None = None
 
 
-class Operation(Doc):
+class Operation(OfEngine, kw_only=True):
     id: str
     state: OperationState
     actor: str
@@ -148,9 +150,10 @@ class Operation(Doc):
     result: OperationResult | None = None
     error: str | None = None
     revision: int = 0  # of the configuration when it was requested
+    engines: list[Operation] = []  # of a compaction of several engines: each one's own
 
 
-class Forgotten(Doc):
+class Forgotten(OfEngine, kw_only=True):
     """What a request was told to forget. Its live tokens of these spans die before all others."""
 
     request_id: str
@@ -161,7 +164,7 @@ class Forgotten(Doc):
     notes: list[str] = []  # e.g. that nothing is evicted
 
 
-class BlocksDocument(Doc):
+class BlocksDocument(OfEngine, kw_only=True):
     block_size: int
     num_blocks: int
     step: int
@@ -183,7 +186,7 @@ class BlockSlot(Doc):
     request_id: str | None = None
 
 
-class BlockDetail(Doc):
+class BlockDetail(OfEngine, kw_only=True):
     id: int
     live: int
     ref_cnt: int
@@ -222,6 +225,7 @@ class RequestRow(Doc):
 
 
 class RequestDetail(RequestRow):
+    engine: int | None = None  # that has it, as in `OfEngine`
     block_table: list[int] = []
     block_live: list[int] = []  # live tokens of this request, a block of block_table
     # [start, end) of token ids that are never evicted, ascending; they count against the budget.
@@ -245,7 +249,7 @@ class TokenRow(Doc):
     forgotten: bool = False  # dies first
 
 
-class TokenPage(Doc):
+class TokenPage(OfEngine, kw_only=True):
     request_id: str
     step: int
     start: int
@@ -283,7 +287,7 @@ class TextShadow(Doc):
     agreed: int  # tokens in both choices
 
 
-class TextPage(Doc):
+class TextPage(OfEngine, kw_only=True):
     request_id: str
     step: int
     start: int
@@ -302,7 +306,7 @@ class Event(Doc):
     data: dict[str, Any] = {}
 
 
-class EventPage(Doc):
+class EventPage(OfEngine, kw_only=True):
     events: list[Event]
     first_seq: int  # oldest event still held
     last_seq: int
@@ -317,6 +321,7 @@ class AuditEntry(Doc):
     dry_run: bool
     epoch: str = ""  # with `event_seq`: the engine's epoch
     event_seq: int | None = None  # `seq` of the event of an automatic action of the engine
+    engine: int | None = None  # None: all engines of the server, or an older server
 
 
 class AuditPage(Doc):
@@ -347,3 +352,27 @@ class Change(Doc):
     operation: Operation | None = None  # applied: the compaction as it was accepted
     forgotten: Forgotten | None = None  # applied: the answer to a call that forgets tokens
     problem: Problem | None = None  # refused: nothing was changed
+    # On a server with several engines: each one's own outcome. `state` is then "applied" if one of
+    # them applied the change.
+    engines: list[Change] = []
+
+
+class EngineRow(Doc):
+    """One engine of a server."""
+
+    engine: int
+    status: Status | None  # now, or the newest known of an engine that does not answer
+    revision: int = 0
+    # field -> [here, in most engines] of the desired configuration; {}: as most have it
+    drift: dict[str, list[Any]] = {}
+    problem: str = ""  # why it does not answer
+    silent_s: float = 0.0  # of one that does not answer: the age of `status` [s]
+
+
+class Fleet(Doc):
+    """The engines of one server."""
+
+    revision: int  # the newest of any engine
+    engines: list[EngineRow]
+    sentence: str  # what is wrong with the fleet as a whole, or that nothing is
+    ok: bool  # all answer and run one configuration

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from vtoken.wire.doc import Doc
+from vtoken.wire.doc import Doc, OfEngine
 
 MAX_TOKENS = 1 << 24
 
@@ -246,6 +246,13 @@ class ConfigValues(Configuration[PolicyChoice], frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, name, getattr(self.experiment, name))
 
 
+def config_changes(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]:
+    """Field -> [old, new] of every field that differs, in builtins."""
+    a, b = msgspec.to_builtins(old), msgspec.to_builtins(new)
+    names = Configuration.__struct_fields__
+    return {name: [a[name], b[name]] for name in names if a[name] != b[name]}
+
+
 class Bound(Doc):
     type: str  # "int", "float", "bool", "enum", "object"
     summary: str
@@ -340,6 +347,7 @@ class Trial(Doc):
     guard_until_ts: float | None = None
     changes: dict[str, list[Any]] = {}  # field -> [old, new]
     guards: list[Guard] = []
+    engines: list[int] = []  # that try the change together; []: this one alone
 
     def __post_init__(self) -> None:
         if self.guards:
@@ -348,7 +356,7 @@ class Trial(Doc):
             self.guards = self.guard.guards()
 
 
-class ConfigDocument(Doc):
+class ConfigDocument(OfEngine, kw_only=True):
     revision: int  # of `desired`
     desired: ConfigValues  # accepted; in force from the next step on
     # The configuration of the engine's newest step. While no request holds a block no step runs,

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from vtoken.wire.doc import Doc
+from vtoken.wire.doc import Doc, OfEngine
 from vtoken.wire.settings import Guard, PolicyChoice, ReclamationMode
 
 Cause = Literal["ok", "fragmented", "full"]
@@ -281,7 +281,7 @@ class Counters(Doc):
     pressure: PressureCounters = msgspec.field(default_factory=PressureCounters)
 
 
-class Status(Doc):
+class Status(OfEngine, kw_only=True):
     schema: int
     vtoken_version: str
     vllm_version: str

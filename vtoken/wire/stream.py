@@ -31,6 +31,8 @@ class Hello(Message, tag="hello"):
     resumed: bool = False
     read_only_reason: str = ""  # why `can_control` is false
     can_read_text: bool = False  # whether this client may read the text of requests
+    engine: int | None = None  # whose stream this is; None: an older server
+    engines: list[int] = []  # of this server; []: an older one, which has one
 
 
 class Snapshot(Message, tag="snapshot"):

@@ -35,7 +35,7 @@ from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-DRY_RUNS = frozenset({"config", "undo", "confirm", "compactions"})
+DRY_RUNS = frozenset({"config", "undo", "confirm", "compactions", "sync"})
 SECRET_NAMES = frozenset(
     {"token", "access_token", "auth_token", "api_key", "apikey", "key", "authorization", "bearer"}
 )

@@ -1,4 +1,4 @@
-"""The hub: fans the newest frame and the events of one engine out to any number of clients.
+"""A hub: fans the newest frame and the events of one engine out to any number of clients.
 
 1. A frame is decoded once for all clients; each client reads the newest view at its own pace.
    After a lost frame, the view stays unchanged until the engine sends a full frame.
@@ -53,7 +53,7 @@ class MissedEvents:
 
 
 class Hub:
-    """One per API server process; `start` once, inside the event loop.
+    """One per engine and API server process; `start` once, inside the event loop.
 
     `complete` adds the fields of this process to the status of every view.
     """
@@ -86,6 +86,11 @@ class Hub:
     @property
     def num_clients(self) -> int:
         return sum(subscriber.is_client for subscriber in self._subscribers)
+
+    @property
+    def rank(self) -> int:
+        """The rank of the engine."""
+        return self._bus.rank
 
     @property
     def alive(self) -> bool:
@@ -199,6 +204,8 @@ class Hub:
         self._view, self._view_at = view, asyncio.get_running_loop().time()
         assert view.status is not None  # of every complete frame
         self.complete(view.status)
+        if view.config is not None:
+            view.config.engine = self.rank
         for subscriber in self._subscribers:
             subscriber.wake()
 

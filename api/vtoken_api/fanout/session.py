@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class StreamQuery:
     fps: float
     packed: bool  # msgpack in binary messages; else JSON in text messages
     resume: tuple[str, int] | None  # epoch, seq of the last event seen
+    engine: int | None = None  # its rank; None: the server's first
 
 
 class Session:
@@ -126,9 +127,17 @@ class Session:
                 self._replayed = missed.last_seq
                 self._resumed = True
 
-    async def run(self, *, read_only_reason: str = "", can_read_text: bool = False) -> None:
+    async def run(
+        self,
+        *,
+        read_only_reason: str = "",
+        can_read_text: bool = False,
+        engines: Sequence[int] = (),
+    ) -> None:
         """Send until cancelled; raises TimeoutError (slow client), ProblemError (no engine)."""
-        await self._send(self._hello(read_only_reason, can_read_text=can_read_text))
+        hello = self._hello(read_only_reason, can_read_text=can_read_text)
+        hello.engines = [*engines]
+        await self._send(hello)
         await self._send_snapshot()
         loop = asyncio.get_running_loop()
         period = 1.0 / self._query.fps
@@ -198,6 +207,7 @@ class Session:
             read_only_reason=read_only_reason,
             can_read_text=can_read_text,
             resumed=self._resumed,
+            engine=self._hub.rank,
         )
         return hello
 

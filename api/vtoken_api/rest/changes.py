@@ -23,8 +23,11 @@ from vtoken_api.rest.inputs import (
     JSON_TYPES,
     ChangeQuery,
     CompactionRequest,
+    EngineQuery,
+    FindQuery,
     ForgetRequest,
     PatchQuery,
+    SyncQuery,
     change_id,
     if_match,
     query,
@@ -34,7 +37,7 @@ from vtoken_api.rest.inputs import (
     refuse_body,
 )
 from vtoken_api.rest.openapi import MERGE_PATCH_SCHEMA, answers, body, parameters, ref
-from vtoken_api.rest.routes import NO_QUERY, Served, document, etag
+from vtoken_api.rest.routes import Find, Served, document, etag
 from vtoken_api.service import Caller, Service
 
 router = APIRouter(tags=["vToken"])
@@ -82,14 +85,13 @@ async def _settled(
     request: Request,
     service: Service,
     kind: type[commands.Confirm] | type[commands.Undo],
-    *,
-    dry_run: bool,
+    options: ChangeQuery,
 ) -> Response:
     """Confirm or undo a change, or report what that would do."""
-    permit(request.scope, service.auth, dry_run=dry_run)
+    permit(request.scope, service.auth, dry_run=options.validate_only)
     await refuse_body(request, commands.name_of(kind))
-    call = kind(if_match=if_match(request), validate_only=dry_run)
-    result = await service.change(call, _caller(request))
+    call = kind(if_match=if_match(request), validate_only=options.validate_only)
+    result = await service.change(call, options.engine, _caller(request))
     return document(result, headers=etag(result.revision))
 
 
@@ -114,7 +116,7 @@ async def patch_config(
         validate_only=options.validate_only,
         **options.terms(),
     )
-    result = await service.change(call, _caller(request))
+    result = await service.change(call, options.engine, _caller(request))
     return document(result, headers=etag(result.revision))
 
 
@@ -128,7 +130,7 @@ async def patch_config(
 async def post_confirm(
     request: Request, service: Served, options: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
 ) -> Response:
-    return await _settled(request, service, commands.Confirm, dry_run=options.validate_only)
+    return await _settled(request, service, commands.Confirm, options)
 
 
 @router.post(
@@ -137,7 +139,7 @@ async def post_confirm(
     summary="Compact now: overrides the gates, not the safety rules",
     operation_id="vtoken_compact",
     openapi_extra={
-        "parameters": [CHANGE_ID],
+        **parameters(EngineQuery, CHANGE_ID),
         **body(ref(CompactionRequest), JSON_TYPES[0], required=False),
     },
     responses=answers(
@@ -152,13 +154,14 @@ async def post_confirm(
         status=202,
         headers={"Location": "the operation"},
     ),
-    dependencies=NO_QUERY,
 )
-async def post_compaction(request: Request, service: Served) -> Response:
+async def post_compaction(
+    request: Request, service: Served, at: Annotated[EngineQuery, Depends(query(EngineQuery))]
+) -> Response:
     compaction = await read_compaction(request)
     permit(request.scope, service.auth, dry_run=compaction.dry_run)
     call = commands.Compact(**structs.asdict(compaction))
-    operation = await service.compact(call, _caller(request))
+    operation = await service.compact(call, at.engine, _caller(request))
     root = request.scope.get("root_path", "")
     location = {"Location": f"{root}/operations/{operation.id}"}
     return document(operation, status=202, headers=location)
@@ -171,18 +174,34 @@ async def post_compaction(request: Request, service: Served) -> Response:
     description="The next tokens that the request loses are those of the spans, oldest first, "
     "whatever its policy ranks. Nothing is evicted by the call itself. Calling again adds spans.",
     openapi_extra={
-        "parameters": [CHANGE_ID],
+        **parameters(FindQuery, CHANGE_ID),
         **body(ref(ForgetRequest), JSON_TYPES[0], required=True),
     },
     responses=answers(
         ref(wire.Forgotten), "What the request forgets", 400, 404, 408, 409, 413, 415
     ),
-    dependencies=NO_QUERY,
 )
-async def post_forget(request: Request, request_id: str, service: Served) -> Response:
+async def post_forget(request: Request, request_id: str, service: Served, at: Find) -> Response:
     asked = await read_forget(request)
     call = commands.Forget(request_id=request_id, spans=asked.spans)
-    return document(await service.forget(call, _caller(request)))
+    return document(await service.forget(call, at.engine, _caller(request)))
+
+
+@router.post(
+    "/sync",
+    summary="Give all engines the configuration of one",
+    operation_id="vtoken_sync",
+    description="Engines that have it already are unchanged; 409 if all have it.",
+    openapi_extra=parameters(SyncQuery, CHANGE_ID),
+    responses=_changed("The change that the engines applied, or would apply"),
+)
+async def post_sync(
+    request: Request, service: Served, options: Annotated[SyncQuery, Depends(query(SyncQuery))]
+) -> Response:
+    permit(request.scope, service.auth, dry_run=options.validate_only)
+    await refuse_body(request, "sync")
+    result = await service.sync(options.engine, _caller(request), dry_run=options.validate_only)
+    return document(result, headers=etag(result.revision))
 
 
 @router.post(
@@ -195,4 +214,4 @@ async def post_forget(request: Request, request_id: str, service: Served) -> Res
 async def post_undo(
     request: Request, service: Served, options: Annotated[ChangeQuery, Depends(query(ChangeQuery))]
 ) -> Response:
-    return await _settled(request, service, commands.Undo, dry_run=options.validate_only)
+    return await _settled(request, service, commands.Undo, options)

@@ -15,8 +15,8 @@ from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.rest.inputs import RecordingQuery, query
 from vtoken_api.rest.openapi import answers, parameters
 from vtoken_api.rest.routes import Served
-from vtoken_api.service import Service
-from vtoken_api.state.recorder import STATE_S
+from vtoken_api.state.journal import Flight
+from vtoken_api.state.recorder import STATE_S, Recorder
 from vtoken_api.state.segments import Segment, chunks
 
 GZIP = "application/gzip"
@@ -43,9 +43,11 @@ def _answers() -> dict[int | str, dict[str, Any]]:
 async def get_recording(
     service: Served, options: Annotated[RecordingQuery, Depends(query(RecordingQuery))]
 ) -> Response:
-    _check_recorder(service)
+    engine = service.fleet.one(options.engine)
+    flight = service.journal.flights[engine.rank]
+    _check_recorder(engine.recorder, flight)
     try:
-        segments = await service.journal.recent(options.seconds)
+        segments = await flight.recent(options.seconds)
     except OSError as error:
         raise _not_recording(f"the recorded segments cannot be read: {error}") from error
     if not segments:
@@ -55,13 +57,12 @@ async def get_recording(
     return StreamingResponse(_read(segments), media_type=GZIP, headers=headers)
 
 
-def _check_recorder(service: Service) -> None:
-    recorder = service.recorder
+def _check_recorder(recorder: Recorder, flight: Flight) -> None:
     if recorder.problem:
         stopped = clock(recorder.stopped_ts)
         raise _not_recording(
             f"the flight recorder stopped at {stopped}: {recorder.problem}; earlier recordings are "
-            f"in {service.journal.segments.directory} on the server"
+            f"in {flight.segments.directory} on the server"
         )
 
 

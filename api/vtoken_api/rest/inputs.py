@@ -50,16 +50,41 @@ class NoQuery(Model, frozen=True):
     pass
 
 
+Rank = Annotated[int, Meta(ge=0, le=MAX_ID)]
+ReadRank = Annotated[
+    Rank | None,
+    Meta(description="rank of the engine, see GET /engines; needed if the server has several"),
+]
+FindRank = Annotated[
+    Rank | None, Meta(description="rank of the engine, see GET /engines; all are asked without it")
+]
+ChangeRank = Annotated[
+    Rank | None, Meta(description="rank of the engine, see GET /engines; all change without it")
+]
+
+
+class ReadQuery(Model, frozen=True):
+    engine: ReadRank = None
+
+
+class FindQuery(Model, frozen=True):
+    engine: FindRank = None
+
+
+class EngineQuery(Model, frozen=True):
+    engine: ChangeRank = None
+
+
 class BlockPath(Model, frozen=True):
     block_id: Annotated[int, Meta(ge=0, le=MAX_ID)]
 
 
-class TokensQuery(Model, frozen=True):
+class TokensQuery(FindQuery, frozen=True):
     start: Annotated[int, Meta(ge=0, le=MAX_ID, description="first token id")] = 0
     limit: Annotated[int, Meta(ge=1, le=TOKENS_LIMIT, description="most rows")] = 256
 
 
-class EventsQuery(Model, frozen=True):
+class EventsQuery(ReadQuery, frozen=True):
     after: Annotated[int, Meta(ge=0, le=MAX_SEQ, description="last seq seen")] = 0
     limit: Annotated[int, Meta(ge=1, le=EVENTS_LIMIT, description="most events")] = 100
 
@@ -68,7 +93,7 @@ class AuditQuery(Model, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=EVENTS_LIMIT, description="most entries")] = 100
 
 
-class RecordingQuery(Model, frozen=True):
+class RecordingQuery(ReadQuery, frozen=True):
     seconds: Annotated[int, Meta(ge=1, le=int(MAX_AGE_S), description="how far back")] = 300
 
 
@@ -77,7 +102,18 @@ ValidateOnly = Annotated[
 ]
 
 
-class ChangeQuery(Model, frozen=True):
+class ChangeQuery(EngineQuery, frozen=True):
+    validate_only: ValidateOnly = False
+
+
+class SyncQuery(Model, frozen=True):
+    engine: Annotated[
+        Rank | None,
+        Meta(
+            description="rank of the engine whose configuration all get; without it, the one that "
+            "most have"
+        ),
+    ] = None
     validate_only: ValidateOnly = False
 
 
@@ -88,6 +124,7 @@ class GuardParameter(wire.Guard, forbid_unknown_fields=True, omit_defaults=True)
 class PatchQuery(GuardAliases, frozen=True):
     """Besides aliases, the fields have the names of `vtoken.wire.commands.PatchConfig`."""
 
+    engine: ChangeRank = None
     validate_only: ValidateOnly = False
     confirm_within_s: Annotated[
         TrialSeconds | None,

@@ -36,6 +36,7 @@ DOCUMENTED: tuple[Any, ...] = (
     wire.TextPage,
     wire.EventPage,
     wire.AuditPage,
+    wire.Fleet,
     wire.Problem,
     CompactionRequest,
     ForgetRequest,

@@ -1,7 +1,7 @@
-"""The REST routes that read: status, configuration, blocks, requests, events, audit.
+"""The REST routes that read: engines, status, configuration, blocks, requests, events, audit.
 
-Every route but `/audit` queries the engine, so that an answer is the state between two steps and
-never a stale copy.
+Every route but `/audit` queries an engine, so that an answer is the state between two steps and
+never a stale copy. What has an id is looked for in all engines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from vtoken_api.rest.inputs import (
     AuditQuery,
     BlockPath,
     EventsQuery,
+    FindQuery,
     NoQuery,
+    ReadQuery,
     TokensQuery,
     plain,
     query,
@@ -46,7 +48,8 @@ def service_of(request: Request) -> Service:
 
 
 Served = Annotated[Service, Depends(service_of)]
-NO_QUERY = [Depends(query(NoQuery))]
+Read = Annotated[ReadQuery, Depends(query(ReadQuery))]
+Find = Annotated[FindQuery, Depends(query(FindQuery))]
 
 
 def document(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -65,21 +68,33 @@ def etag(revision: int) -> dict[str, str]:
 
 
 @router.get(
+    "/engines",
+    summary="Every engine of this server, and whether they agree",
+    operation_id="vtoken_engines",
+    responses=answers(ref(wire.Fleet), "All engines, also those that do not answer"),
+    dependencies=[Depends(query(NoQuery))],
+)
+async def get_engines(service: Served) -> Response:
+    return document(await service.fleet.document())
+
+
+@router.get(
     "/status",
     summary="The state of the KV cache in one document",
     operation_id="vtoken_status",
     responses=answers(ref(wire.Status), "The engine between two steps"),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(ReadQuery),
 )
-async def get_status(service: Served) -> Response:
+async def get_status(service: Served, at: Read) -> Response:
+    engine = service.fleet.one(at.engine)
     try:
-        status = await service.bus.ask(commands.Status(), wire.Status)
+        status = await engine.bus.ask(commands.Status(), wire.Status)
     except ProblemError as error:
-        age_s = service.hub.view_age_s
+        age_s = engine.hub.view_age_s
         if error.problem.status == HTTPStatus.SERVICE_UNAVAILABLE and age_s is not None:
             error.problem.detail += f"; its newest frame is {age_s:.0f} s old"
         raise
-    service.complete(status)
+    engine.complete(status)
     return document(status)
 
 
@@ -92,10 +107,11 @@ async def get_status(service: Served) -> Response:
         "The configuration",
         headers={"ETag": "the revision, for If-Match"},
     ),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(ReadQuery),
 )
-async def get_config(service: Served) -> Response:
-    config = await service.bus.ask(commands.Config(), wire.ConfigDocument)
+async def get_config(service: Served, at: Read) -> Response:
+    engine = service.fleet.one(at.engine)
+    config = await engine.bus.ask(commands.Config(), wire.ConfigDocument)
     return document(config, headers=etag(config.revision))
 
 
@@ -104,10 +120,11 @@ async def get_config(service: Served) -> Response:
     summary="Eviction policies, with the JSON schema of their parameters",
     operation_id="vtoken_policies",
     responses=answers(array_of(wire.PolicyInfo), "All policies"),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(FindQuery),
 )
-async def get_policies(service: Served) -> Response:
-    return document(await service.bus.ask(commands.Policies(), list[wire.PolicyInfo]))
+async def get_policies(service: Served, at: Find) -> Response:
+    _, policies = await service.fleet.find(at.engine, commands.Policies(), list[wire.PolicyInfo])
+    return document(policies)
 
 
 @router.get(
@@ -115,10 +132,10 @@ async def get_policies(service: Served) -> Response:
     summary="The state of a compaction",
     operation_id="vtoken_operation",
     responses=answers(ref(wire.Operation), "The operation", 404),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(FindQuery),
 )
-async def get_operation(operation_id: str, service: Served) -> Response:
-    return document(await service.bus.ask(commands.Operation(id=operation_id), wire.Operation))
+async def get_operation(operation_id: str, service: Served, at: Find) -> Response:
+    return document(await service.fleet.operation(at.engine, operation_id))
 
 
 @router.get(
@@ -129,10 +146,10 @@ async def get_operation(operation_id: str, service: Served) -> Response:
     f"header `{CHANGE_HEADER}`. `not_applied`: the engine handled no change of this id and refuses "
     "one that comes later.",
     responses=answers(ref(wire.Change), "The change"),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(FindQuery),
 )
-async def get_change(change_id: str, service: Served) -> Response:
-    return document(await service.outcome(change_id))
+async def get_change(change_id: str, service: Served, at: Find) -> Response:
+    return document(await service.fleet.outcome(at.engine, change_id))
 
 
 @router.get(
@@ -145,10 +162,10 @@ async def get_change(change_id: str, service: Served) -> Response:
         "The pool; the index in a list is the block's id",
         more_content={OCTETS: {"schema": {"type": "string", "format": "binary"}}},
     ),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(ReadQuery),
 )
-async def get_blocks(request: Request, service: Served) -> Response:
-    blocks = await service.bus.ask(commands.Blocks(), wire.BlocksDocument)
+async def get_blocks(request: Request, service: Served, at: Read) -> Response:
+    blocks = await service.fleet.one(at.engine).bus.ask(commands.Blocks(), wire.BlocksDocument)
     live = wire.unpack_array(blocks.live, "<u2")
     if _prefers_octets(request.headers.get("accept", "")):
         octets = np.minimum(live, 255).astype(np.uint8).tobytes()
@@ -166,11 +183,12 @@ async def get_blocks(request: Request, service: Served) -> Response:
     summary="One block, slot by slot",
     operation_id="vtoken_block",
     responses=answers(ref(wire.BlockDetail), "The block", 404),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(ReadQuery),
 )
-async def get_block(block_id: str, service: Served) -> Response:
+async def get_block(block_id: str, service: Served, at: Read) -> Response:
     path = read_model({"block_id": plain(block_id)}, BlockPath)
-    return document(await service.bus.ask(commands.Block(id=path.block_id), wire.BlockDetail))
+    engine = service.fleet.one(at.engine)
+    return document(await engine.bus.ask(commands.Block(id=path.block_id), wire.BlockDetail))
 
 
 @router.get(
@@ -180,10 +198,11 @@ async def get_block(block_id: str, service: Served) -> Response:
     responses=answers(
         array_of(wire.RequestRow), "All requests that hold blocks, and the first 64 that wait"
     ),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(ReadQuery),
 )
-async def get_requests(service: Served) -> Response:
-    return document(await service.bus.ask(commands.Requests(), list[wire.RequestRow]))
+async def get_requests(service: Served, at: Read) -> Response:
+    engine = service.fleet.one(at.engine)
+    return document(await engine.bus.ask(commands.Requests(), list[wire.RequestRow]))
 
 
 @router.get(
@@ -197,10 +216,12 @@ async def get_requests(service: Served) -> Response:
         404,
         409,
     ),
-    dependencies=NO_QUERY,
+    openapi_extra=parameters(FindQuery),
 )
-async def get_request(request_id: str, service: Served) -> Response:
-    return document(await service.bus.ask(commands.Request(id=request_id), wire.RequestDetail))
+async def get_request(request_id: str, service: Served, at: Find) -> Response:
+    call = commands.Request(id=request_id)
+    _, found = await service.fleet.find(at.engine, call, wire.RequestDetail)
+    return document(found)
 
 
 @router.get(
@@ -214,7 +235,8 @@ async def get_tokens(
     request_id: str, service: Served, page: Annotated[TokensQuery, Depends(query(TokensQuery))]
 ) -> Response:
     call = commands.Tokens(request_id=request_id, start=page.start, limit=page.limit)
-    return document(await service.bus.ask(call, wire.TokenPage))
+    _, found = await service.fleet.find(page.engine, call, wire.TokenPage)
+    return document(found)
 
 
 @router.get(
@@ -235,8 +257,9 @@ async def get_text(
 ) -> Response:
     permit_text(request.scope, service.auth)
     call = commands.Text(request_id=request_id, start=page.start, limit=page.limit)
-    source = await service.bus.ask(call, wire.TextSource)
+    engine, source = await service.fleet.find(page.engine, call, wire.TextSource)
     text = await asyncio.to_thread(service.texts.decode, source)
+    text.engine = engine.rank
     return document(text, headers={"Cache-Control": "no-store"})
 
 
@@ -251,7 +274,8 @@ async def get_events(
     service: Served, page: Annotated[EventsQuery, Depends(query(EventsQuery))]
 ) -> Response:
     call = commands.Events(after=page.after, limit=page.limit)
-    return document(await service.bus.ask(call, wire.EventPage))
+    engine = service.fleet.one(page.engine)
+    return document(await engine.bus.ask(call, wire.EventPage))
 
 
 @router.get(

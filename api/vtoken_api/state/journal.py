@@ -1,8 +1,8 @@
-"""The journal of one server: its stream and its audit entries, appended in one order.
+"""The journal of one server: its streams and its audit entries, appended in one order.
 
 It is kept in two forms, both in the state directory. The *audit log* is a filter: entries alone,
-for as long as two files hold them. The *flight recording* is a window: messages and entries of the
-last day, in segments.
+for as long as two files hold them. A *flight recording* is a window on one engine: messages and
+entries of the last day, in segments.
 
 1. The event loop never waits for the disk: one thread writes everything, in order. Of one write,
    entries follow the messages.
@@ -15,8 +15,9 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -38,28 +39,25 @@ T = TypeVar("T")
 
 
 class Journal:
-    """The audit log is always open; a segment is open between `begin` and `end`."""
+    """The audit log of a server, and the flight recording of each of its `engines`."""
 
-    def __init__(self, state_dir: StateDir) -> None:
+    def __init__(self, state_dir: StateDir, engines: Sequence[int] = (0,)) -> None:
         self.audit = AuditLog(state_dir)
-        self.segments = Segments(state_dir.path / "flight")
         self._state_dir = state_dir
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vtoken-journal")
         self._newest: Future[None] | None = None  # entry
-        self._messages: list[bytes] = []  # not in the segment yet
-        self._num_bytes = 0  # of them
-        self._entries: deque[bytes] = deque(maxlen=MAX_WAITING)  # that follow them
-        self._written_at = 0.0
+        self.flights = {engine: Flight(state_dir.path, engine, self) for engine in engines}
 
     async def close(self) -> None:
         """Write what can be written and stop the thread."""
         await asyncio.to_thread(self._thread.shutdown)
 
-    # ------------------------------------------------------------ appending
-
     def enter(self, entry: wire.AuditEntry) -> None:
         """Append an entry and log it. Does not wait."""
-        self._entries.append(msgspec.json.encode(wire.AuditLine(entry=entry)))
+        line = msgspec.json.encode(wire.AuditLine(entry=entry))
+        for engine, flight in self.flights.items():
+            if entry.engine in (None, engine):
+                flight.note(line)
         self._newest = self._thread.submit(self.audit.append, entry)
         if not entry.dry_run:
             what = (entry.action, entry.actor, entry.changes, entry.revision)
@@ -67,11 +65,54 @@ class Journal:
 
     async def acquire(self) -> None:
         """Own the state directory; raises OSError."""
-        await self._on_disk(self._state_dir.acquire)
+        await self.on_disk(self._state_dir.acquire)
+
+    async def settle(self) -> None:
+        """Wait, at most SETTLE_S, until the newest entry is written or has failed."""
+        if self._newest is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await asyncio.shield(asyncio.wrap_future(self._newest))
+
+    async def probe(self) -> None:
+        """Check whether the disk accepts entries, and write the waiting ones."""
+        await self._in_thread(self.audit.write)
+
+    async def entries(self, limit: int) -> wire.AuditPage:
+        """The newest `limit` entries, oldest first; unwritten ones are last."""
+        return await self._in_thread(lambda: self.audit.page(limit))
+
+    async def newest_event(self, epoch: str) -> int:
+        """The highest `event_seq` of an epoch among the entries, 0 if none."""
+        return await self._in_thread(lambda: self.audit.newest_event(epoch))
+
+    async def on_disk(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread; raises TimeoutError if the disk hangs."""
+        async with asyncio.timeout(DISK_TIMEOUT_S):
+            return await self._in_thread(work)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._thread.submit(work))
+
+
+class Flight:
+    """The flight recording of one engine; a segment is open between `begin` and `end`."""
+
+    def __init__(self, folder: Path, engine: int, journal: Journal) -> None:
+        self.segments = Segments(folder / (f"flight-{engine}" if engine else "flight"))
+        self._journal = journal
+        self._messages: list[bytes] = []  # not in the segment yet
+        self._num_bytes = 0  # of them
+        self._entries: deque[bytes] = deque(maxlen=MAX_WAITING)  # that follow them
+        self._written_at = 0.0
+
+    def note(self, entry: bytes) -> None:
+        """Append an audit entry, with the next write."""
+        self._entries.append(entry)
 
     async def begin(self) -> None:
         """Open a segment, whose first messages are a key frame; raises OSError, RecordingError."""
-        await self._on_disk(self.segments.begin)
+        await self._journal.on_disk(self.segments.begin)
 
     async def append(self, message: bytes) -> bool:
         """Append a message of the stream to the open segment; waits for the disk once in WRITE_S.
@@ -94,45 +135,14 @@ class Journal:
             lines = [*self._messages, *self._entries]
             self._messages, self._num_bytes = [], 0
             self._entries.clear()
-            await self._on_disk(lambda: self.segments.append(lines))
+            await self._journal.on_disk(lambda: self.segments.append(lines))
 
     async def end(self) -> None:
         """Complete the open segment, if there is one; raises as `append` does."""
-        await self._on_disk(self.segments.end)
-
-    async def settle(self) -> None:
-        """Wait, at most SETTLE_S, until the newest entry is written or has failed."""
-        if self._newest is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE_S):
-                    await asyncio.shield(asyncio.wrap_future(self._newest))
-
-    async def probe(self) -> None:
-        """Check whether the disk accepts entries, and write the waiting ones."""
-        await self._in_thread(self.audit.write)
-
-    # ------------------------------------------------------------ reading
-
-    async def entries(self, limit: int) -> wire.AuditPage:
-        """The newest `limit` entries, oldest first; unwritten ones are last."""
-        return await self._in_thread(lambda: self.audit.page(limit))
-
-    async def newest_event(self, epoch: str) -> int:
-        """The highest `event_seq` of an epoch among the entries, 0 if none."""
-        return await self._in_thread(lambda: self.audit.newest_event(epoch))
+        await self._journal.on_disk(self.segments.end)
 
     async def recent(self, seconds: float) -> list[Segment]:
         """The segments that cover the last `seconds`; raises OSError."""
         with contextlib.suppress(RecordingError, TimeoutError):
             await self.flush()
         return await asyncio.to_thread(self.segments.since, time.time() - seconds)
-
-    # ------------------------------------------------------------ inside
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._thread.submit(work))
-
-    async def _on_disk(self, work: Callable[[], T]) -> T:
-        """Run `work` in the thread; raises TimeoutError if the disk hangs."""
-        async with asyncio.timeout(DISK_TIMEOUT_S):
-            return await self._in_thread(work)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from vtoken import wire
 from vtoken.recording import RecordingError
@@ -38,19 +38,23 @@ class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
 
 
 class Recorder:
-    """`start` once, inside the event loop. Each session, and the recorder itself, subscribes to the
-    hub."""
+    """Of one engine; `start` once, inside the event loop. Each session, and the recorder itself,
+    subscribes to the hub. `on_action`: called with each action of the engine's own.
+    """
 
     wants_state = False
     is_client = False
 
-    def __init__(self, hub: Hub, journal: Journal) -> None:
+    def __init__(self, hub: Hub, journal: Journal, engine: int = 0) -> None:
         self.recording = False  # by this process, now
         self.problem = ""  # why it stopped; empty while it does not
         self.stopped_ts = 0.0  # when it stopped
         self.num_faults = 0  # failed writes
         self._hub = hub
         self._journal = journal
+        self._flight = journal.flights[engine]
+        self._engine = engine
+        self.on_action: Callable[[wire.Event], Awaitable[None]] | None = None
         self._resume: tuple[str, int] | None = None
         self._entered_to: int | None = None  # `seq` of the last event handled
         self._acted = asyncio.Event()
@@ -70,7 +74,7 @@ class Recorder:
             task.cancel()
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._finish(self._journal.end())  # the task may have been cancelled in it
+            await self._finish(self._flight.end())  # the task may have been cancelled in it
 
     # ------------------------------------------------------------ the stream
 
@@ -113,7 +117,7 @@ class Recorder:
         self._hub.join(session)
         try:
             await session.prepare()
-            await self._journal.begin()
+            await self._flight.begin()
             if self.problem:
                 logger.info("vtoken: the flight recorder is recording again")
             self.recording, self.problem = True, ""
@@ -123,12 +127,12 @@ class Recorder:
             self.recording = False
             self._hub.leave(session)
             self._resume = session.resume_from or self._resume
-            await self._finish(self._journal.flush())
-            await self._finish(self._journal.end())
+            await self._finish(self._flight.flush())
+            await self._finish(self._flight.end())
 
     async def _take(self, message: bytes) -> None:
         """Append a message of the session; raises SegmentFull."""
-        if await self._journal.append(message):
+        if await self._flight.append(message):
             raise SegmentFull
 
     async def _finish(self, work: Awaitable[None]) -> None:
@@ -169,7 +173,9 @@ class Recorder:
         page = await self._hub.config_events(self._entered_to)
         while page.events:
             for event in filter(_is_engine_action, page.events):
-                self._journal.enter(_entry(event, epoch))
+                self._journal.enter(_entry(event, epoch, self._engine))
+                if self.on_action is not None:
+                    await self.on_action(event)
             self._entered_to = page.events[-1].seq
             page = await self._hub.config_events(self._entered_to)
         self._entered_to = max(self._entered_to, page.last_seq)
@@ -179,7 +185,7 @@ def _is_engine_action(event: wire.Event) -> bool:
     return event.kind == "config" and event.data.get("actor") in ("trial", "guard")
 
 
-def _entry(event: wire.Event, epoch: str) -> wire.AuditEntry:
+def _entry(event: wire.Event, epoch: str, engine: int) -> wire.AuditEntry:
     data = event.data
     return wire.AuditEntry(
         ts=event.ts,
@@ -190,4 +196,5 @@ def _entry(event: wire.Event, epoch: str) -> wire.AuditEntry:
         dry_run=False,
         epoch=epoch,
         event_seq=event.seq,
+        engine=engine,
     )

@@ -5,27 +5,29 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from vtoken import __version__, wire
 from vtoken_api.fanout.cursor import TOPICS
 from vtoken_api.fanout.session import HEARTBEAT_S, MAX_QUEUED
 from vtoken_api.rest.examples import examples
+from vtoken_api.rest.inputs import NoQuery, query
 from vtoken_api.rest.openapi import answers
-from vtoken_api.rest.routes import NO_QUERY, document
+from vtoken_api.rest.routes import document
 from vtoken_api.stream.endpoint import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
 
 DESCRIPTION = f"""\
-The stream sends hello, a snapshot, then deltas and events, and a heartbeat after {HEARTBEAT_S:g} s
-without a message. `seq` rises by one with every message. State is coalesced to the client's rate,
-newest wins; a snapshot with every later delta applied is the newest state. Blocks are of the `step`
-of their message. Status, requests and configuration are updated twice a second, and at once when a
-request arrives or ends or a command is answered; `status.step` is their step. Up to {MAX_QUEUED:,}
-events are queued for a slow client. Beyond that events are dropped; `dropped` has their number, and
-a fresh snapshot follows. A refused client gets an HTTP problem document before the handshake, or
-close code 4000 + HTTP status after it. Code 1008: the client reads too slowly; 1011: an internal
-server error. Packed arrays are little-endian bytes in msgpack and lists of integers in JSON."""
+The stream of one engine sends hello, a snapshot, then deltas and events, and a heartbeat after
+{HEARTBEAT_S:g} s without a message. `seq` rises by one with every message. State is coalesced to
+the client's rate, newest wins; a snapshot with every later delta applied is the newest state.
+Blocks are of the `step` of their message. Status, requests and configuration are updated twice a
+second, and at once when a request arrives or ends or a command is answered; `status.step` is
+their step. Up to {MAX_QUEUED:,} events are queued for a slow client. Beyond that events are
+dropped; `dropped` has their number, and a fresh snapshot follows. A refused client gets an HTTP
+problem document before the handshake, or close code 4000 + HTTP status after it. Code 1008: the
+client reads too slowly; 1011: an internal server error. Packed arrays are little-endian bytes in
+msgpack and lists of integers in JSON."""
 
 QUERY: dict[str, Any] = {
     "type": "object",
@@ -45,6 +47,12 @@ QUERY: dict[str, Any] = {
         "resume": {
             "type": "string",
             "description": "EPOCH:SEQ, with the SEQ of the last event seen; see `resumed` in hello",
+        },
+        "engine": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "rank of the engine; default: the server's first. `hello.engines` has "
+            "all",
         },
     },
 }
@@ -103,7 +111,7 @@ def description() -> dict[str, Any]:
     summary="The stream `/vtoken/v1/stream`, described in AsyncAPI 3.0",
     operation_id="vtoken_asyncapi",
     responses=answers({"type": "object"}, "The AsyncAPI document"),
-    dependencies=NO_QUERY,
+    dependencies=[Depends(query(NoQuery))],
 )
 async def get_asyncapi() -> Response:
     return document(description())

@@ -23,9 +23,9 @@ from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.service import Service
 
-QUERY_PARAMETERS = ("topics", "fps", "format", "resume")
+QUERY_PARAMETERS = ("topics", "fps", "format", "resume", "engine")
 MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.1, 30.0, 10.0
-MAX_CLIENTS = 64
+MAX_CLIENTS = 64  # of one engine
 MAX_UNAUTHENTICATED = 32  # connections whose client has not sent its token, apart from MAX_CLIENTS
 AUTH_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
@@ -74,10 +74,12 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
         except RuntimeError as error:  # the server closed it after a protocol error of the client
             raise WebSocketDisconnect(1006) from error
 
-    if service.hub.num_clients >= MAX_CLIENTS:
+    engine = query.engine
+    hub = (service.fleet.engines[0] if engine is None else service.fleet.one(engine)).hub
+    if hub.num_clients >= MAX_CLIENTS:
         raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
-    session = Session(service.hub, query, send)
-    service.hub.join(session)  # without an await since the check
+    session = Session(hub, query, send)
+    hub.join(session)  # without an await since the check
     try:
         await session.prepare()
         if websocket.application_state is WebSocketState.CONNECTING:
@@ -86,6 +88,7 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
             session.run(
                 read_only_reason=grant.read_only_reason,
                 can_read_text=service.auth.can_read_text(grant),
+                engines=service.fleet.ranks,
             )
         )
         receiver = asyncio.create_task(_until_disconnect(websocket))
@@ -99,7 +102,7 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
             if isinstance(outcome, Exception):
                 raise outcome
     finally:
-        service.hub.leave(session)
+        hub.leave(session)
 
 
 def parse_query(connection: HTTPConnection) -> StreamQuery:
@@ -125,7 +128,15 @@ def parse_query(connection: HTTPConnection) -> StreamQuery:
         fps=_parse_fps(params.get("fps")),
         packed=encoding == "msgpack",
         resume=_parse_resume(params.get("resume")),
+        engine=_parse_engine(params.get("engine")),
     )
+
+
+def _parse_engine(text: str | None) -> int | None:
+    if text is None or (text.isdecimal() and len(text) <= 9):
+        return None if text is None else int(text)
+    bound = "the rank of an engine, see GET /vtoken/v1/engines"
+    raise refuse(422, "not an engine", field="engine", value=text[:64], bound=bound)
 
 
 def _parse_fps(text: str | None) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from vtoken.core.config.values import VTokenConfig, diff
+from vtoken.core.config.values import VTokenConfig
+from vtoken.wire import config_changes
 
 
 def inactive_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
     """One note for each group of changed values that another setting keeps without effect."""
-    changed = diff(old.values(), new.values())
+    changed = config_changes(old.values(), new.values())
     notes = []
     gates = [name for name in ("theta_f", "low_watermark_blocks") if name in changed]
     if gates and new.reclamation != "auto":

@@ -214,10 +214,3 @@ def _refuse(name: str, value: Any, bound: str) -> RefusedError:
 def _refuse_numbers(name: str, value: Any, count: int | None) -> RefusedError:
     within = "of at least 0" if count is None else f"in 0..{count - 1}"
     return _refuse(f"probe.{name}", value, f"a list of {name} {within}")
-
-
-def diff(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]:
-    """Field -> [old, new] of every field that differs, in builtins."""
-    a, b = msgspec.to_builtins(old), msgspec.to_builtins(new)
-    names = Configuration.__struct_fields__
-    return {name: [a[name], b[name]] for name in names if a[name] != b[name]}

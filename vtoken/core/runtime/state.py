@@ -161,10 +161,10 @@ class RuntimeState:
 
     # ------------------------------------------------------------ configuration
 
-    def install(self, config: VTokenConfig) -> None:
-        """Install a new revision, in force from the next step on."""
+    def install(self, config: VTokenConfig, revision: int | None = None) -> None:
+        """Install a new revision, in force from the next step on; by default the next number."""
         self.config = config
-        self.revision += 1
+        self.revision = self.revision + 1 if revision is None else revision
 
     @property
     def effective(self) -> tuple[VTokenConfig, int]:

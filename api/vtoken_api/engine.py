@@ -1,0 +1,47 @@
+"""One engine of this server, as this API process sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vtoken import wire
+from vtoken_api.bus import EngineBus
+from vtoken_api.fanout.hub import Hub
+from vtoken_api.health import health
+from vtoken_api.state.journal import Journal
+from vtoken_api.state.recorder import Recorder
+
+
+@dataclass(slots=True)
+class Engine:
+    """Its bus, the hub of its stream and its flight recorder; `rank` is vLLM's."""
+
+    bus: EngineBus
+    hub: Hub
+    recorder: Recorder
+    journal: Journal
+
+    def __post_init__(self) -> None:
+        self.hub.complete = self.complete
+
+    @property
+    def rank(self) -> int:
+        return self.bus.rank
+
+    def start(self) -> None:
+        """Follow and record the engine."""
+        self.hub.start()
+        self.recorder.start()
+
+    async def close(self) -> None:
+        await self.recorder.close()
+        await self.hub.close()
+
+    def health(self) -> list[wire.Health]:
+        """The health of this process's part in the engine, part by part."""
+        return health(self.hub, self.journal.audit, self.recorder)
+
+    def complete(self, status: wire.Status) -> None:
+        """Add what the engine itself does not know to its status."""
+        status.engine = self.rank
+        status.health = self.health()

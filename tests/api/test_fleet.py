@@ -1,0 +1,428 @@
+"""A server with several engines: calls to one or to all, changes together, drift and its cure."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import websockets
+
+from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.serving import Served, serve
+from tests.support.waiting import until
+from vtoken import wire
+from vtoken_api import fleet
+
+BASE = "/vtoken/v1"
+INITIAL_THETA = 0.25
+
+
+@contextlib.asynccontextmanager
+async def several(number: int) -> AsyncIterator[tuple[Served, list[LiveEngine]]]:
+    """A server in front of `number` engines; engine n has one request, `r<n>`, with holes."""
+    cores = []
+    for rank in range(number):
+        core = make_quiet(epoch=f"e{rank}")
+        core.configure(
+            policy={"name": "random"},
+            budget_tokens=64,
+            interval_tokens=16,
+            reclamation="paused",
+            recycle=False,
+            theta_f=INITIAL_THETA,
+        )
+        core.admit(f"r{rank}", 100 + rank)
+        core.steps(3)
+        cores.append(core)
+    try:
+        async with serve(*(core.handle for core in cores)) as served:
+            yield served, cores
+    finally:
+        for core in cores:
+            core.close()
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[tuple[Served, list[LiveEngine]]]:
+    async with several(2) as found:
+        yield found
+
+
+@pytest.fixture
+async def served(two: tuple[Served, list[LiveEngine]]) -> Served:
+    return two[0]
+
+
+@pytest.fixture
+async def cores(two: tuple[Served, list[LiveEngine]]) -> list[LiveEngine]:
+    return two[1]
+
+
+@pytest.fixture
+async def http(served: Served) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=served.url + BASE, timeout=30) as http:
+        yield http
+
+
+async def call(http: httpx.AsyncClient, kind: Any, method: str, path: str, **options: Any) -> Any:
+    """The document of a call that succeeds."""
+    answer = await http.request(method, path, **options)
+    assert answer.is_success, answer.text
+    return msgspec.json.decode(answer.content, type=kind)
+
+
+async def refused(
+    http: httpx.AsyncClient, status: int, method: str, path: str, **options: Any
+) -> wire.Problem:
+    answer = await http.request(method, path, **options)
+    assert answer.status_code == status, answer.text
+    return msgspec.json.decode(answer.content, type=wire.Problem)
+
+
+async def patch(http: httpx.AsyncClient, query: str = "", **values: Any) -> wire.PatchResult:
+    result: wire.PatchResult = await call(
+        http, wire.PatchResult, "PATCH", f"/config{query}", json=values
+    )
+    return result
+
+
+async def engines(http: httpx.AsyncClient) -> wire.Fleet:
+    found: wire.Fleet = await call(http, wire.Fleet, "GET", "/engines")
+    return found
+
+
+def thetas(cores: list[LiveEngine]) -> list[float]:
+    return [core.runtime.config.theta_f for core in cores]
+
+
+def revisions(cores: list[LiveEngine]) -> list[int]:
+    return [core.runtime.state.revision for core in cores]
+
+
+# ---------------------------------------------------------------- addresses
+
+
+async def test_a_change_is_made_on_all_engines_under_one_number(
+    http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
+) -> None:
+    result = await patch(http, theta_f=0.5)
+    assert result.engine is None
+    assert [part.engine for part in result.engines] == [0, 1]
+    assert thetas(cores) == [0.5, 0.5]
+    assert revisions(cores) == [result.revision] * 2
+    entries = (await served.service.journal.entries(10)).entries
+    assert [(e.action, e.engine, e.revision) for e in entries] == [
+        ("config", None, result.revision)
+    ]
+    for rank in (0, 1):
+        config = await call(http, wire.ConfigDocument, "GET", f"/config?engine={rank}")
+        assert (config.engine, config.desired.theta_f) == (rank, 0.5)
+        status = await call(http, wire.Status, "GET", f"/status?engine={rank}")
+        assert status.engine == rank
+
+
+async def test_a_call_that_reads_one_engine_must_name_it(http: httpx.AsyncClient) -> None:
+    for path in ("/status", "/config", "/blocks", "/blocks/1", "/requests", "/events"):
+        found = await refused(http, 422, "GET", path)
+        assert (found.field, found.value) == ("engine", None)
+        assert found.bound is not None
+        assert found.bound.startswith("0, 1;")
+
+
+@pytest.mark.parametrize("rank", [2, 99])
+async def test_an_engine_that_does_not_exist_is_refused(
+    http: httpx.AsyncClient, cores: list[LiveEngine], rank: int
+) -> None:
+    for method, path in (
+        ("GET", "/status"), ("GET", "/requests/r0"), ("PATCH", "/config"), ("POST", "/undo"),
+        ("POST", "/compactions"), ("POST", "/sync"), ("GET", "/recording"),
+    ):  # fmt: skip
+        body = {"theta_f": 0.5} if method == "PATCH" else None
+        found = await refused(http, 422, method, f"{path}?engine={rank}", json=body)
+        assert (found.field, found.value) == ("engine", rank)
+    assert thetas(cores) == [INITIAL_THETA] * 2
+
+
+async def test_what_has_an_id_is_found_in_any_engine(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    for rank in (0, 1):
+        detail = await call(http, wire.RequestDetail, "GET", f"/requests/r{rank}")
+        assert detail.engine == rank
+        page = await call(http, wire.TokenPage, "GET", f"/requests/r{rank}/tokens")
+        assert (page.engine, page.request_id) == (rank, f"r{rank}")
+    assert (await refused(http, 404, "GET", "/requests/r2")).field == "request_id"
+    await refused(http, 404, "GET", "/requests/r1?engine=0")
+    forgotten = await call(
+        http, wire.Forgotten, "POST", "/requests/r1/forget", json={"spans": [[0, 4]]}
+    )
+    assert forgotten.engine == 1
+    assert not cores[0].runtime.state.forgotten
+
+
+async def test_a_compaction_runs_on_all_or_where_its_request_is(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    operation = await call(http, wire.Operation, "POST", "/compactions")
+    assert [part.engine for part in operation.engines] == [0, 1]
+    for core in cores:
+        core.steps(2)
+    done = await call(http, wire.Operation, "GET", f"/operations/{operation.id}")
+    assert done.state == "done"
+    assert done.result is not None
+    parts = [part.result for part in done.engines if part.result is not None]
+    assert done.result.moved_tokens == sum(part.moved_tokens for part in parts) > 0
+    one = await call(http, wire.Operation, "POST", "/compactions", json={"request_id": "r1"})
+    assert one.engine == 1
+
+
+async def test_a_stream_is_of_one_engine(served: Served) -> None:
+    for rank in (0, 1):
+        url = f"{served.stream_url}?engine={rank}&topics=metrics"
+        async with websockets.connect(url) as stream:
+            hello = msgspec.json.decode(await stream.recv(), type=wire.StreamMessage)
+            snapshot = msgspec.json.decode(await stream.recv(), type=wire.StreamMessage)
+        assert isinstance(hello, wire.Hello)
+        assert (hello.engine, hello.engines, hello.epoch) == (rank, [0, 1], f"e{rank}")
+        assert isinstance(snapshot, wire.Snapshot)
+        assert snapshot.status is not None
+        assert snapshot.status.engine == snapshot.config.engine == rank
+    with pytest.raises(websockets.InvalidStatus) as error:
+        await websockets.connect(f"{served.stream_url}?engine=2")
+    assert error.value.response.status_code == 422
+
+
+async def test_metrics_have_the_engine_as_a_label(http: httpx.AsyncClient, served: Served) -> None:
+    text = (await http.get(served.url + "/metrics")).text
+    for rank in (0, 1):
+        assert f'vllm:vtoken_up{{engine="{rank}",model_name="scripted"}} 1.0' in text
+    assert text.count("vllm:vtoken_server_audit_failing{") == 1
+
+
+async def test_every_engine_has_a_recording(http: httpx.AsyncClient, served: Served) -> None:
+    for engine in served.service.fleet.engines:
+        await until(lambda engine=engine: engine.recorder.recording, "not recording")
+    await refused(http, 422, "GET", "/recording")
+    await patch(http, "?engine=1", theta_f=0.5)
+    for rank, name in ((0, "flight"), (1, "flight-1")):
+        assert (await http.get(f"/recording?engine={rank}")).is_success
+        assert list((served.service.state.path / name).iterdir())
+
+
+# ---------------------------------------------------------------- changes together
+
+
+async def test_a_dry_run_adds_the_effects_up_and_changes_nothing(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    result = await patch(http, "?validate_only=true", budget_tokens=40, interval_tokens=1)
+    parts = [part.what_if for part in result.engines if part.what_if is not None]
+    assert result.what_if is not None
+    assert result.what_if.evicted_tokens == sum(part.evicted_tokens for part in parts)
+    assert all(part.evicted_tokens > 0 for part in parts)
+    assert revisions(cores) == [1, 1]
+
+
+async def test_if_match_is_held_against_the_newest_revision(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    newest = (await patch(http, "?engine=1", theta_f=0.5)).revision
+    for stale in (newest - 1, newest + 1):
+        headers = {"If-Match": f'"{stale}"'}
+        await refused(http, 412, "PATCH", "/config", json={"theta_f": 0.75}, headers=headers)
+    assert thetas(cores) == [INITIAL_THETA, 0.5]
+    headers = {"If-Match": f'"{newest}"'}
+    result = await call(
+        http, wire.PatchResult, "PATCH", "/config", json={"theta_f": 0.75}, headers=headers
+    )
+    assert revisions(cores) == [result.revision] * 2
+
+
+async def test_a_value_that_one_engine_refuses_changes_none(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    found = await refused(http, 422, "PATCH", "/config", json={"theta_f": 7})
+    assert found.field == "theta_f"
+    assert thetas(cores) == [INITIAL_THETA] * 2
+
+
+async def test_a_change_that_one_engine_cannot_make_is_taken_back(
+    http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
+) -> None:
+    """A trial on one engine alone is found by no dry run."""
+    await patch(http, "?engine=1&confirm_within_s=300", theta_f=0.5)
+    found = await refused(http, 409, "PATCH", "/config", json={"batch_size": 7})
+    assert found.detail.startswith("engine 1: revision")
+    assert "taken back on engine 0" in found.detail
+    assert [core.runtime.config.batch_size == 7 for core in cores] == [False, False]
+    entries = (await served.service.journal.entries(10)).entries
+    assert [entry.action for entry in entries] == ["trial"]
+
+
+async def test_an_engine_that_does_not_answer_stops_the_change(
+    http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
+) -> None:
+    served.service.fleet.one(1).bus.timeout_s = 0.2
+    served.client.engines[1].hangs = True
+    found = await refused(http, 503, "PATCH", "/config", json={"theta_f": 0.5})
+    assert found.detail.startswith("engine 1: ")
+    assert thetas(cores) == [INITIAL_THETA] * 2
+    served.client.engines[1].hangs = False
+
+
+async def test_a_change_that_was_made_too_late_is_taken_back_then(
+    http: httpx.AsyncClient,
+    cores: list[LiveEngine],
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Engine 1 answers the dry run, makes the change, and its answer is lost."""
+    monkeypatch.setattr(fleet, "RETRY_S", 0.02)
+    line = served.client.engines[1]
+    deliver = line._answer
+
+    def lose_the_answer(payload: bytes) -> bytes:
+        answer = deliver(payload)
+        (newest,) = line.calls[-1:]
+        if newest.op == "patch_config" and newest.change_id is not None:
+            line.answers_late = True
+        return answer
+
+    monkeypatch.setattr(line, "_answer", lose_the_answer)
+    served.service.fleet.one(1).bus.timeout_s = 0.2
+    found = await refused(http, 503, "PATCH", "/config", json={"theta_f": 0.5})
+    assert "taken back on engine 0" in found.detail
+    assert thetas(cores) == [INITIAL_THETA, 0.5]
+    line.answers_late = False
+    await until(lambda: thetas(cores) == [INITIAL_THETA] * 2, "engine 1 keeps the change")
+
+
+async def test_an_undo_that_would_restore_different_things_is_refused(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    await patch(http, theta_f=0.5)
+    await patch(http, "?engine=1", batch_size=9)
+    found = await refused(http, 409, "POST", "/undo")
+    assert "engine 1: batch_size 9 ->" in found.detail
+    assert thetas(cores) == [0.5, 0.5]
+    await call(http, wire.PatchResult, "POST", "/undo?engine=1")
+    await call(http, wire.PatchResult, "POST", "/undo")
+    assert thetas(cores) == [INITIAL_THETA] * 2
+    assert len(set(revisions(cores))) == 1
+
+
+async def test_one_engines_guard_reverts_the_trial_of_all(
+    http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
+) -> None:
+    result = await patch(http, "?guard_preemptions=0&guard_for_s=300", theta_f=0.5)
+    assert result.trial is not None
+    assert result.trial.engines == [0, 1]
+    cores[1].runtime.counters.requests.preempted += 1
+    cores[1].steps(1)
+    assert thetas(cores)[1] == INITIAL_THETA
+    await until(lambda: thetas(cores) == [INITIAL_THETA] * 2, "engine 0 keeps the trial")
+    assert len(set(revisions(cores))) == 1
+
+    async def both_entered() -> bool:
+        entries = (await served.service.journal.entries(10)).entries
+        return [(e.action, e.actor, e.engine) for e in entries[1:]] == [
+            ("revert", "guard", 1),
+            ("revert", "guard of engine 1", 0),
+        ]
+
+    await until(both_entered, "the reverts are not in the audit log")
+
+
+async def test_a_trial_of_one_engine_reverts_alone(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    await patch(http, theta_f=0.5)
+    await patch(http, "?engine=1&guard_preemptions=0&guard_for_s=300", batch_size=9)
+    cores[1].runtime.counters.requests.preempted += 1
+    cores[1].steps(1)
+    assert cores[1].runtime.config.batch_size != 9
+
+    async def entered() -> bool:
+        page = await call(http, wire.AuditPage, "GET", "/audit")
+        return any(entry.action == "revert" for entry in page.entries)
+
+    await until(entered, "the revert is not in the audit log")
+    assert thetas(cores) == [0.5, 0.5]
+
+
+async def test_confirming_keeps_the_trial_of_all(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    await patch(http, "?confirm_within_s=300", theta_f=0.5)
+    await call(http, wire.PatchResult, "POST", "/confirm")
+    for core in cores:
+        assert core.controller.revisions.document().trial is None
+    assert thetas(cores) == [0.5, 0.5]
+
+
+# ---------------------------------------------------------------- agreement
+
+
+async def test_drift_is_shown_and_one_call_ends_it() -> None:
+    async with (
+        several(3) as (served, cores),
+        httpx.AsyncClient(base_url=served.url + BASE, timeout=30) as http,
+    ):
+        found = await engines(http)
+        assert found.ok
+        assert found.sentence == "3 engines, all answer and run the same configuration"
+        newest = (await patch(http, "?engine=1", theta_f=0.5)).revision
+        found = await engines(http)
+        assert (found.ok, found.revision) == (False, newest)
+        assert [row.drift for row in found.engines] == [
+            {},
+            {"theta_f": [0.5, INITIAL_THETA]},
+            {},
+        ]
+        assert found.sentence.startswith(f"engine 1 runs revision {newest}, all others 1:")
+        planned = await call(http, wire.PatchResult, "POST", "/sync?engine=1&validate_only=true")
+        assert [part.engine for part in planned.engines] == [0, 2]
+        await call(http, wire.PatchResult, "POST", "/sync?engine=1")
+        assert thetas(cores) == [0.5] * 3
+        assert (await engines(http)).ok
+        await patch(http, "?engine=2", batch_size=9)
+        healed = await call(http, wire.PatchResult, "POST", "/sync")
+        assert healed.engine == 2
+        assert cores[2].runtime.config.batch_size != 9
+        await refused(http, 409, "POST", "/sync")
+
+
+async def test_a_silent_engine_is_a_row_that_says_so(
+    http: httpx.AsyncClient, served: Served
+) -> None:
+    await engines(http)
+    served.service.fleet.one(1).bus.timeout_s = 0.1
+    served.client.engines[1].hangs = True
+
+    async def silent() -> wire.Fleet | None:
+        found = await engines(http)
+        return found if found.engines[1].problem else None
+
+    found = await until(silent, "engine 1 seems to answer")
+    assert found.engines[0].problem == ""
+    assert found.engines[1].status is not None
+    assert found.sentence.startswith("engine 1 does not answer")
+    status = await call(http, wire.Status, "GET", "/status?engine=0")
+    assert status.engine == 0
+    served.client.engines[1].hangs = False
+
+
+async def test_a_server_with_one_engine_needs_no_name() -> None:
+    async with (
+        several(1) as (served, cores),
+        httpx.AsyncClient(base_url=served.url + BASE, timeout=30) as http,
+    ):
+        assert (await call(http, wire.Status, "GET", "/status")).engine == 0
+        result = await patch(http, theta_f=0.5)
+        assert (result.engine, result.engines) == (0, [])
+        assert thetas(cores) == [0.5]
+        assert (await engines(http)).ok
