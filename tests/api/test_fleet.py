@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,39 +10,14 @@ import msgspec
 import pytest
 import websockets
 
-from tests.support.core.live import LiveEngine, make_quiet
-from tests.support.serving import Served, serve
+from tests.support.core.live import LiveEngine
+from tests.support.served_core import THETA_F, several
+from tests.support.serving import Served
 from tests.support.waiting import until
 from vtoken import wire
 from vtoken_api import fleet
 
 BASE = "/vtoken/v1"
-INITIAL_THETA = 0.25
-
-
-@contextlib.asynccontextmanager
-async def several(number: int) -> AsyncIterator[tuple[Served, list[LiveEngine]]]:
-    """A server in front of `number` engines; engine n has one request, `r<n>`, with holes."""
-    cores = []
-    for rank in range(number):
-        core = make_quiet(epoch=f"e{rank}")
-        core.configure(
-            policy={"name": "random"},
-            budget_tokens=64,
-            interval_tokens=16,
-            reclamation="paused",
-            recycle=False,
-            theta_f=INITIAL_THETA,
-        )
-        core.admit(f"r{rank}", 100 + rank)
-        core.steps(3)
-        cores.append(core)
-    try:
-        async with serve(*(core.handle for core in cores)) as served:
-            yield served, cores
-    finally:
-        for core in cores:
-            core.close()
 
 
 @pytest.fixture
@@ -144,7 +118,7 @@ async def test_an_engine_that_does_not_exist_is_refused(
         body = {"theta_f": 0.5} if method == "PATCH" else None
         found = await refused(http, 422, method, f"{path}?engine={rank}", json=body)
         assert (found.field, found.value) == ("engine", rank)
-    assert thetas(cores) == [INITIAL_THETA] * 2
+    assert thetas(cores) == [THETA_F] * 2
 
 
 async def test_what_has_an_id_is_found_in_any_engine(
@@ -234,7 +208,7 @@ async def test_if_match_is_held_against_the_newest_revision(
     for stale in (newest - 1, newest + 1):
         headers = {"If-Match": f'"{stale}"'}
         await refused(http, 412, "PATCH", "/config", json={"theta_f": 0.75}, headers=headers)
-    assert thetas(cores) == [INITIAL_THETA, 0.5]
+    assert thetas(cores) == [THETA_F, 0.5]
     headers = {"If-Match": f'"{newest}"'}
     result = await call(
         http, wire.PatchResult, "PATCH", "/config", json={"theta_f": 0.75}, headers=headers
@@ -247,7 +221,7 @@ async def test_a_value_that_one_engine_refuses_changes_none(
 ) -> None:
     found = await refused(http, 422, "PATCH", "/config", json={"theta_f": 7})
     assert found.field == "theta_f"
-    assert thetas(cores) == [INITIAL_THETA] * 2
+    assert thetas(cores) == [THETA_F] * 2
 
 
 async def test_a_change_that_one_engine_cannot_make_is_taken_back(
@@ -270,7 +244,7 @@ async def test_an_engine_that_does_not_answer_stops_the_change(
     served.client.engines[1].hangs = True
     found = await refused(http, 503, "PATCH", "/config", json={"theta_f": 0.5})
     assert found.detail.startswith("engine 1: ")
-    assert thetas(cores) == [INITIAL_THETA] * 2
+    assert thetas(cores) == [THETA_F] * 2
     served.client.engines[1].hangs = False
 
 
@@ -296,9 +270,9 @@ async def test_a_change_that_was_made_too_late_is_taken_back_then(
     served.service.fleet.one(1).bus.timeout_s = 0.2
     found = await refused(http, 503, "PATCH", "/config", json={"theta_f": 0.5})
     assert "taken back on engine 0" in found.detail
-    assert thetas(cores) == [INITIAL_THETA, 0.5]
+    assert thetas(cores) == [THETA_F, 0.5]
     line.answers_late = False
-    await until(lambda: thetas(cores) == [INITIAL_THETA] * 2, "engine 1 keeps the change")
+    await until(lambda: thetas(cores) == [THETA_F] * 2, "engine 1 keeps the change")
 
 
 async def test_an_undo_that_would_restore_different_things_is_refused(
@@ -311,7 +285,7 @@ async def test_an_undo_that_would_restore_different_things_is_refused(
     assert thetas(cores) == [0.5, 0.5]
     await call(http, wire.PatchResult, "POST", "/undo?engine=1")
     await call(http, wire.PatchResult, "POST", "/undo")
-    assert thetas(cores) == [INITIAL_THETA] * 2
+    assert thetas(cores) == [THETA_F] * 2
     assert len(set(revisions(cores))) == 1
 
 
@@ -323,8 +297,8 @@ async def test_one_engines_guard_reverts_the_trial_of_all(
     assert result.trial.engines == [0, 1]
     cores[1].runtime.counters.requests.preempted += 1
     cores[1].steps(1)
-    assert thetas(cores)[1] == INITIAL_THETA
-    await until(lambda: thetas(cores) == [INITIAL_THETA] * 2, "engine 0 keeps the trial")
+    assert thetas(cores)[1] == THETA_F
+    await until(lambda: thetas(cores) == [THETA_F] * 2, "engine 0 keeps the trial")
     assert len(set(revisions(cores))) == 1
 
     async def both_entered() -> bool:
@@ -380,7 +354,7 @@ async def test_drift_is_shown_and_one_call_ends_it() -> None:
         assert (found.ok, found.revision) == (False, newest)
         assert [row.drift for row in found.engines] == [
             {},
-            {"theta_f": [0.5, INITIAL_THETA]},
+            {"theta_f": [0.5, THETA_F]},
             {},
         ]
         assert found.sentence.startswith(f"engine 1 runs revision {newest}, all others 1:")

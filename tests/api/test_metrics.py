@@ -170,7 +170,7 @@ async def test_engine_that_does_not_answer_is_down_in_bounded_time_and_leaves_no
             assert found[PREFIX + "up"].samples[0].value == 0
             shown = {name for name, family in found.items() if family.samples}
             assert all(name == PREFIX + "up" or "_server_" in name for name in shown)
-            setattr(served.client, gone, False)
+            setattr(of, gone, False)
 
 
 async def test_what_the_host_server_shows_is_shown_as_it_was() -> None:

@@ -53,7 +53,7 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
     if command == "undo":
         core.call("patch_config", patch={"theta_f": 0.75})
     served.engine.bus.timeout_s = 0.3
-    server, config = served.client, core.runtime.config
+    server, config = served.line, core.runtime.config
     server.answers_late, server.hangs = state == "applied", state != "applied"
     running = asyncio.create_task(run(*command.split(), "--url", served.url))
     await until(lambda: "vtoken-late" in {t.get_name() for t in asyncio.all_tasks()}, "answered")

@@ -18,6 +18,7 @@ from vtoken.cli.parser import make_parser
 # The arguments with which each command succeeds; {} is a folder.
 WORKS = {
     "status": "",
+    "engines": "",
     "watch": "--count 1",
     "requests": "",
     "request": "a",
@@ -37,6 +38,7 @@ WORKS = {
     "undo": "",
     "record": "{}/run.jsonl --duration 1",
 }
+SEVERAL = {"sync"}  # only on a server with several engines
 ELSEWHERE = {"serve", "demo", "bench", "calibrate"}  # with parsers of their own
 LOCAL = {"console", "completion"}  # no document comes back
 
@@ -52,7 +54,7 @@ def leaves(parser: argparse.ArgumentParser, title: str = "") -> Iterator[str]:
 
 
 def test_no_command_is_forgotten_here() -> None:
-    assert set(leaves(make_parser())) == set(WORKS) | ELSEWHERE | LOCAL
+    assert set(leaves(make_parser())) == set(WORKS) | SEVERAL | ELSEWHERE | LOCAL
 
 
 async def test_every_command_answers_0_and_documents(served: Served, tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch, tmp_
         "motion": True,
         "recording": None,
         "moment": None,
+        "engine": None,
     }
 
 

@@ -64,7 +64,7 @@ def test_both_clients_have_every_call_with_its_parameters() -> None:
         for name, make in inspect.getmembers(module, inspect.isfunction)
         if make.__module__ == module.__name__ and not name.startswith("_")
     }
-    assert len(makers) == 25
+    assert len(makers) == 27
     for name, make in makers.items():
         for client in (Client, AsyncClient):
             method = getattr(client, name)

@@ -32,7 +32,7 @@ async def test_every_example_runs_and_prints(
             await asyncio.to_thread(exec, code, {"__name__": "example"})
         assert out.getvalue(), example
         printed.append(out.getvalue())
-    assert f"Server(url='{served.url}', actor='')" in printed[1]
+    assert f"Server(url='{served.url}', actor='', engine=None)" in printed[1]
     assert "would evict " in printed[2]
     assert core.runtime.config.theta_f == 0.25  # changed, confirmed, undone
     assert printed[3].startswith("done OperationResult(")

@@ -273,7 +273,7 @@ async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(
 async def test_change_whose_answer_is_lost_is_looked_up_and_told(
     core: LiveEngine, served: Served, state: str
 ) -> None:
-    server = served.client
+    server = served.line
     served.engine.bus.timeout_s = 0.3
     async with running(served.url) as (app, pilot):
         server.answers_late, server.hangs = state == "applied", state != "applied"
@@ -292,7 +292,7 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
 async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
     core: LiveEngine, served: Served
 ) -> None:
-    server = served.client
+    server = served.line
     served.engine.bus.timeout_s = 0.3
     async with running(served.url) as (app, pilot):
         await pilot.press("t")

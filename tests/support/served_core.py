@@ -26,6 +26,9 @@ async def serving(core: LiveEngine | ScriptedEngine, **options: Any) -> AsyncIte
         core.close()
 
 
+THETA_F = 0.25  # of `several`
+
+
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
     """Two requests with holes, without automatic rounds."""
@@ -55,3 +58,28 @@ async def stepping(core: LiveEngine) -> AsyncIterator[None]:
     """The engine takes steps, as it does while requests run."""
     async with core.stepping():
         yield
+
+
+@contextlib.asynccontextmanager
+async def several(number: int) -> AsyncIterator[tuple[Served, list[LiveEngine]]]:
+    """A server in front of `number` engines; engine n has one request, `r<n>`, with holes."""
+    cores = []
+    for rank in range(number):
+        core = make_quiet(epoch=f"e{rank}")
+        core.configure(
+            policy={"name": "random"},
+            budget_tokens=64,
+            interval_tokens=16,
+            reclamation="paused",
+            recycle=False,
+            theta_f=THETA_F,
+        )
+        core.admit(f"r{rank}", 100 + rank)
+        core.steps(3)
+        cores.append(core)
+    try:
+        async with serve(*(core.handle for core in cores)) as served:
+            yield served, cores
+    finally:
+        for core in cores:
+            core.close()

@@ -54,6 +54,11 @@ def undo(arguments: Namespace, client: Client) -> int:
     return 0
 
 
+def sync(arguments: Namespace, client: Client) -> int:
+    print_document(arguments, client.sync(validate_only=arguments.dry_run), patch_lines)
+    return 0
+
+
 def compact(arguments: Namespace, client: Client) -> int:
     """Start a compaction and wait for its end."""
     operation = client.compact(

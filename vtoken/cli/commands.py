@@ -14,8 +14,8 @@ from vtoken.client import Client, OutcomeUnknown, Server
 LOOKUP_S = 300.0  # how long the outcome of a change is looked up if its answer is lost
 
 MODULES = {
-    "act": ("config", "policy", "pause", "resume", "confirm", "undo", "compact", "forget"),
-    "see": ("status", "requests", "request", "block", "audit"),
+    "act": ("config", "policy", "pause", "resume", "confirm", "undo", "sync", "compact", "forget"),
+    "see": ("status", "engines", "requests", "request", "block", "audit"),
     "streaming": ("watch", "events"),
     "record": ("record",),
     "doctor": ("doctor",),
@@ -30,7 +30,8 @@ def run(arguments: Namespace) -> int:
     (module,) = [module for module, names in MODULES.items() if name in names]
     command = getattr(import_module(f"vtoken.cli.{module}"), name)
     url, token_file = getattr(arguments, "url", None), getattr(arguments, "token_file", None)
-    server = Server.from_environment(url, token_file=token_file)
+    rank = getattr(arguments, "rank", None)
+    server = Server.from_environment(url, token_file=token_file, engine=rank)
 
     def tell(lost: OutcomeUnknown) -> None:
         if not arguments.json:  # then standard error holds problem documents only

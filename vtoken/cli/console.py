@@ -49,6 +49,7 @@ def console(arguments: Namespace, client: Client) -> int:
         motion=not arguments.no_motion,
         guide=arguments.guide,
         keys=keys,
+        engine=client.server.engine,
     )
 
 
@@ -108,6 +109,7 @@ def _export(arguments: Namespace, client: Client) -> int:
         appearance=choose(arguments.theme, _colors(arguments), ascii_only=arguments.ascii),
         recording=_recording(arguments),
         moment=arguments.at,
+        engine=client.server.engine,
     )
     try:
         for path in run(app, Path(arguments.export), arguments.size):
@@ -139,6 +141,7 @@ def _serve(arguments: Namespace, client: Client) -> int:
     token = client.server.token
     can_control = token is not None and not arguments.read_only
     command = [sys.executable, "-m", "vtoken.cli", "console", "--url", client.server.url]
+    command += [] if client.server.engine is None else ["--engine", f"{client.server.engine}"]
     command += ["--fps", f"{arguments.fps:g}", "--theme", arguments.theme]
     command += ["--colors", _colors(arguments)]
     command += [] if can_control else ["--read-only"]

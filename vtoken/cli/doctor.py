@@ -10,7 +10,7 @@ import platform
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
@@ -52,6 +52,22 @@ def examine(arguments: Namespace, client: Client) -> Iterator[Finding]:
     """All findings, cheap ones first; stops at the server if it does not answer."""
     yield Finding("version", "ok", f"vtoken {__version__}, Python {platform.python_version()}")
     yield from _engine_package(arguments.engine)
+    try:
+        fleet = client.engines()
+    except ProblemError as error:
+        yield _failed("server", error)
+        return
+    several = len(fleet.engines) > 1
+    if several:
+        yield Finding("engines", "ok" if fleet.ok else "note", fleet.sentence)
+    for row in fleet.engines:
+        client.server = replace(client.server, shown=row.engine)
+        for finding in _examine_engine(client):
+            check = f"{finding.check} {row.engine}" if several else finding.check
+            yield replace(finding, check=check)
+
+
+def _examine_engine(client: Client) -> Iterator[Finding]:
     try:
         status = client.status()
     except ProblemError as error:

@@ -6,6 +6,7 @@ GROUPS = {
     "Inspect": {
         "console": "the live console",
         "status": "the state of the KV cache, once",
+        "engines": "every engine of the server, and whether they agree; exit code 1 if not",
         "watch": "a status line every interval, until interrupted",
         "requests": "every request that holds or waits for blocks",
         "request": "one request and its block table, or its tokens",
@@ -23,6 +24,7 @@ GROUPS = {
         "resume": "plan relocations again",
         "confirm": "keep the change that is on trial",
         "undo": "restore the configuration before the last change",
+        "sync": "give all engines one configuration: that of --engine, else the most common",
     },
     "Record": {
         "record": "write the stream to a file, for `console --replay` and scripts",
@@ -48,6 +50,7 @@ more: vtoken COMMAND --help
 
 EXAMPLES = {
     "status": ["vtoken status", "vtoken status --json | jq .fragmentation.f"],
+    "engines": ["vtoken engines", "vtoken engines --json | jq -r .sentence"],
     "watch": [
         "vtoken watch --interval 500ms",
         "vtoken watch --json | jq 'select(.status).status.blocks.free'",
@@ -66,6 +69,7 @@ EXAMPLES = {
     ],
     "confirm": ["vtoken config set theta_f=0.1 --confirm-within 5m", "vtoken confirm"],
     "undo": ["vtoken undo --dry-run", "vtoken undo"],
+    "sync": ["vtoken sync --dry-run", "vtoken sync --engine 0"],
     "record": [
         "vtoken record incident.jsonl.gz --last 10m",
         "vtoken record incident.jsonl.gz --duration 5m",

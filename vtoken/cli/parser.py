@@ -49,12 +49,14 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=Parser
     )
-    server, json, dry, trial = _server_flags(), _json_flag(), _dry_flag(), _trial_flags()
+    address, json, dry, trial = _server_flags(), _json_flag(), _dry_flag(), _trial_flags()
+    server = _engine_flags(address)
 
     def add(name: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         return _add(commands, name, server, json, *parents)
 
     add("status")
+    add("engines")
     watch = add("watch")
     watch.add_argument("--interval", type=interval_s, default=1.0, metavar="T", help="time (1s)")
     watch.add_argument("--count", type=positive, metavar="N", help="stop after N lines")
@@ -76,7 +78,7 @@ def make_parser() -> Parser:
     add("audit").add_argument(
         "-n", "--limit", type=positive, default=20, metavar="N", help="newest N (20)"
     )
-    doctor = add("doctor")
+    doctor = _add(commands, "doctor", address, json)  # of all engines
     doctor.add_argument(
         "--engine", action="store_true", help="check the installed vLLM against vToken (slow)"
     )
@@ -86,7 +88,7 @@ def make_parser() -> Parser:
     _add_forget(add("forget"))
     for name in ("pause", "resume"):
         add(name, dry, trial)
-    for name in ("undo", "confirm"):
+    for name in ("undo", "confirm", "sync"):
         add(name, dry)
     _add_console(_add(commands, "console", server))
     _add_record(add("record"))
@@ -125,6 +127,19 @@ def _server_flags() -> argparse.ArgumentParser:
     flags.add_argument("--url", help="the server (env VTOKEN_URL, default http://127.0.0.1:8000)")
     flags.add_argument(
         "--token-file", metavar="FILE", help="file with the bearer token (env VTOKEN_TOKEN)"
+    )
+    return flags
+
+
+def _engine_flags(address: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The flags of a server, and which of its engines."""
+    flags = argparse.ArgumentParser(add_help=False, parents=[address])
+    flags.add_argument(
+        "--engine",
+        type=count,
+        metavar="N",
+        dest="rank",
+        help="one engine of a server with several (changes: all)",
     )
     return flags
 

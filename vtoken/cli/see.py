@@ -12,7 +12,7 @@ import msgspec
 
 from vtoken.cli.errors import UsageError
 from vtoken.cli.printing import plain, print_document, print_json, print_text
-from vtoken.cli.show import config_lines, policy_lines, status_lines
+from vtoken.cli.show import config_lines, fleet_lines, policy_lines, status_lines
 from vtoken.cli.show_requests import (
     audit_lines,
     block_lines,
@@ -27,6 +27,13 @@ from vtoken.client import Client
 def status(arguments: Namespace, client: Client) -> int:
     print_document(arguments, client.status(), status_lines)
     return 0
+
+
+def engines(arguments: Namespace, client: Client) -> int:
+    """A line for each engine, then a sentence on all; 1 if they do not agree."""
+    fleet = client.engines()
+    print_document(arguments, fleet, fleet_lines)
+    return 0 if fleet.ok else 1
 
 
 def requests(arguments: Namespace, client: Client) -> int:

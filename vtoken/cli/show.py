@@ -123,6 +123,38 @@ def _short(found: wire.MemoryPressure) -> str:
     return f"{counted(found.short_blocks, 'block')} {verb} short (needed: {', '.join(needs)})"
 
 
+def fleet_lines(fleet: wire.Fleet) -> list[str]:
+    """The engines of a server, and what is wrong with them as a whole."""
+    rows: list[tuple[str, ...]] = [
+        ("ENGINE", "REVISION", "POLICY", "F", "FREE", "RUNNING", "WAITING", "TOKENS", "STATE")
+    ]
+    for row in fleet.engines:
+        status, name = row.status, f"{row.engine}"
+        state = "answers"
+        if row.problem:
+            state = coloured(f"silent for {row.silent_s:,.0f} s", "full")
+        elif row.drift:
+            state = coloured(f"differs in {', '.join(row.drift)}", "fragmented")
+        if status is None:
+            rows.append((name, "-", "-", "-", "-", "-", "-", "-", state))
+            continue
+        rows.append(
+            (
+                name,
+                f"{row.revision}",
+                status.policy.name,
+                f"{status.fragmentation.f:.3f}",
+                f"{status.blocks.free:,} of {status.blocks.total:,}",
+                f"{status.requests.running:,}",
+                f"{status.requests.waiting:,}",
+                f"{status.tokens.generated:,}",
+                state,
+            )
+        )
+    sentence = fleet.sentence if fleet.ok else coloured(fleet.sentence, "fragmented")
+    return [*table(rows), sentence]
+
+
 def failing_lines(status: wire.Status) -> list[str]:
     """One line for each failing part of the server."""
     failing = [part for part in status.health if not part.ok]
@@ -258,6 +290,14 @@ def _bound(bound: wire.Bound) -> str:
 
 def patch_lines(result: wire.PatchResult) -> list[str]:
     """The effect of a change or of a dry run."""
+    lines = _patch_lines(result)
+    if result.engines:
+        ranks = ", ".join(str(part.engine) for part in result.engines)
+        lines.append(f"on engines {ranks}")
+    return lines
+
+
+def _patch_lines(result: wire.PatchResult) -> list[str]:
     changed = [
         f"{name}: {plain(old)} -> {plain(new)}" for name, (old, new) in result.changes.items()
     ]

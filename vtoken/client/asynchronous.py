@@ -111,6 +111,8 @@ class AsyncClient:
     events = _sent(calls.events)
     newest_events = _run(sequences.newest_events)
     audit = _sent(calls.audit)
+    engines = _sent(calls.engines)
+    sync = _sent(calls.sync)
     recording = _sent(calls.recording)
 
     def stream(
@@ -151,7 +153,7 @@ class AsyncClient:
             response = await self._http.request(
                 call.method,
                 self.server.call_url(call.path),
-                params=call.params,
+                params=call.query(self.server),
                 headers=call.headers,
                 content=call.content,
             )

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from vtoken import wire
 from vtoken.base.documents import Decoder
+from vtoken.client.server import Server
 from vtoken.wire.guards import GuardAliases
 
 if TYPE_CHECKING:
@@ -41,6 +42,12 @@ class Call(Generic[T]):
     headers: dict[str, str] = field(default_factory=dict)
     content: bytes | None = None
     change_id: str | None = None  # names a call that changes something, see `change`
+    changes: bool = False  # something, or is a dry run of that
+    of_server: bool = False  # about the server, whatever engine is addressed
+
+    def query(self, server: Server) -> dict[str, str]:
+        """The query at `server`."""
+        return self.params if self.of_server else server.query(changes=self.changes) | self.params
 
 
 def status() -> Call[wire.Status]:
@@ -80,7 +87,7 @@ def patch_config(
     )
     headers = {"Content-Type": "application/merge-patch+json"} | _if_match(revision)
     content = msgspec.json.encode(patch)
-    call = Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content)
+    call = Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content, changes=True)
     return call if validate_only else _named(call)
 
 
@@ -122,7 +129,7 @@ def compact(
         body["batch_size"] = batch_size
     headers = {"Content-Type": JSON}
     content = msgspec.json.encode(body)
-    call = Call("POST", "/compactions", _json(wire.Operation), {}, headers, content)
+    call = Call("POST", "/compactions", _json(wire.Operation), {}, headers, content, changes=True)
     return call if dry_run else _named(call)
 
 
@@ -134,17 +141,19 @@ def forget(request_id: str, spans: Sequence[tuple[int, int]]) -> Call[wire.Forgo
     path = f"/requests/{quote(request_id, safe='')}/forget"
     content = msgspec.json.encode({"spans": spans})
     headers = {"Content-Type": JSON}
-    return _named(Call("POST", path, _json(wire.Forgotten), {}, headers, content))
+    return _named(Call("POST", path, _json(wire.Forgotten), {}, headers, content, changes=True))
 
 
 def operation(operation_id: str) -> Call[wire.Operation]:
     """The state of a compaction."""
-    return _get(wire.Operation, f"/operations/{quote(operation_id, safe='')}")
+    return replace(
+        _get(wire.Operation, f"/operations/{quote(operation_id, safe='')}"), of_server=True
+    )
 
 
 def change(change_id: str) -> Call[wire.Change]:
     """What became of a change whose answer was lost; `wait_change` waits for the engine."""
-    return _get(wire.Change, f"/changes/{quote(change_id, safe='')}")
+    return replace(_get(wire.Change, f"/changes/{quote(change_id, safe='')}"), of_server=True)
 
 
 def blocks() -> Call[wire.BlocksDocument]:
@@ -196,7 +205,22 @@ def events(after: int = 0, limit: int = 100) -> Call[wire.EventPage]:
 
 def audit(limit: int = 100) -> Call[wire.AuditPage]:
     """The audit log: changes and dry runs with their callers, newest last, at most 1000."""
-    return _get(wire.AuditPage, "/audit", limit=limit)
+    return replace(_get(wire.AuditPage, "/audit", limit=limit), of_server=True)
+
+
+def engines() -> Call[wire.Fleet]:
+    """Every engine of the server with its status, and whether they agree."""
+    return replace(_get(wire.Fleet, "/engines"), of_server=True)
+
+
+def sync(*, validate_only: bool = False) -> Call[wire.PatchResult]:
+    """Give all engines the configuration of the addressed one, else the one that most have.
+
+    Refused (409) if all have it. `validate_only`: report what that would do.
+    """
+    params = _params(validate_only="true" if validate_only else None)
+    call = Call("POST", "/sync", _json(wire.PatchResult), params, changes=True)
+    return call if validate_only else _named(call)
 
 
 def recording(seconds: int | None = None) -> Call[bytes]:
@@ -210,7 +234,7 @@ def _get(kind: type[T], path: str, **params: float | str | None) -> Call[T]:
 
 def _settle(path: str, revision: int | None, validate_only: bool) -> Call[wire.PatchResult]:
     params = _params(validate_only="true" if validate_only else None)
-    call = Call("POST", path, _json(wire.PatchResult), params, _if_match(revision))
+    call = Call("POST", path, _json(wire.PatchResult), params, _if_match(revision), changes=True)
     return call if validate_only else _named(call)
 
 

@@ -1,4 +1,4 @@
-"""A server's address with token and actor: one frozen value, validated on construction.
+"""A server's address with engine, token and actor: one frozen value, validated on construction.
 
 The token is sent in a header only. An address with a token is refused, and the token is never
 printed.
@@ -25,11 +25,17 @@ EXPECTED_URL = f"http://HOST:PORT, for instance {DEFAULT_URL}"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`url` is http:// or https://; `actor`, by default the login name, is for the audit log."""
+    """`url` is http:// or https://; `actor`, by default the login name, is for the audit log.
+
+    For a server with several engines: `engine` is the rank of the one that all calls are about.
+    Without it, changes are made on all engines, and calls that only read are about `shown`.
+    """
 
     url: str
     token: str | None = field(default=None, repr=False)
     actor: str = ""
+    engine: int | None = None
+    shown: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _checked_url(self.url))
@@ -37,7 +43,11 @@ class Server:
 
     @classmethod
     def from_environment(
-        cls, url: str | None = None, *, token_file: str | Path | None = None
+        cls,
+        url: str | None = None,
+        *,
+        token_file: str | Path | None = None,
+        engine: int | None = None,
     ) -> Server:
         """`url`, else VTOKEN_URL, else DEFAULT_URL; the token in the file, else VTOKEN_TOKEN."""
         token = os.environ.get("VTOKEN_TOKEN")
@@ -51,7 +61,7 @@ class Server:
                     value=str(token_file),
                     bound="a text file that holds the token",
                 ) from error
-        return cls(url or os.environ.get("VTOKEN_URL") or DEFAULT_URL, token)
+        return cls(url or os.environ.get("VTOKEN_URL") or DEFAULT_URL, token, engine=engine)
 
     @property
     def is_loopback(self) -> bool:
@@ -69,8 +79,17 @@ class Server:
         """The address of a call; `path` is below `/vtoken/v1`."""
         return f"{self.url}{PREFIX}{path}"
 
+    def query(self, *, changes: bool = False) -> dict[str, str]:
+        """The query of every stream and every call; `changes`: of one that changes something, or
+        that is a dry run of it.
+        """
+        shown = None if changes else self.shown
+        engine = shown if self.engine is None else self.engine
+        return {} if engine is None else {"engine": str(engine)}
+
     def stream_url(self, query: dict[str, str]) -> str:
         """The address of the stream, ws:// or wss://."""
+        query = self.query() | query
         url = "ws" + self.call_url("/stream").removeprefix("http")
         return f"{url}?{urlencode(query, safe=',:')}" if query else url
 

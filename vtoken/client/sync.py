@@ -111,6 +111,8 @@ class Client:
     events = _sent(calls.events)
     newest_events = _run(sequences.newest_events)
     audit = _sent(calls.audit)
+    engines = _sent(calls.engines)
+    sync = _sent(calls.sync)
     recording = _sent(calls.recording)
 
     def stream(
@@ -156,7 +158,7 @@ class Client:
             response = self._http.request(
                 call.method,
                 self.server.call_url(call.path),
-                params=call.params,
+                params=call.query(self.server),
                 headers=call.headers,
                 content=call.content,
             )

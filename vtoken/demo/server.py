@@ -179,8 +179,8 @@ class Server:
                 progress.tick()
                 time.sleep(POLL_S)
             progress.done(f"the server is ready at {self.url}")
-            if not self._stock and not _answers(client, "/vtoken/v1/status"):
-                raise self._failure("the server is up but does not answer /vtoken/v1/status")
+            if not self._stock and not _answers(client, "/vtoken/v1/engines"):
+                raise self._failure("the server is up but does not answer /vtoken/v1/engines")
 
     def _failure(self, what: str) -> DemoError:
         assert self._group is not None

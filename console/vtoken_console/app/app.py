@@ -105,6 +105,7 @@ class ConsoleApp(App[int]):
         moment: str | None = None,
         keys: tuple[Key, ...] = KEYS,
         guided: bool = False,
+        engine: int | None = None,
     ) -> None:
         self.terminal = Terminal()  # Textual calls get_driver_class in its __init__
         super().__init__()
@@ -117,7 +118,13 @@ class ConsoleApp(App[int]):
         self.keys = keys
         self.max_fps = fps
         self.session = Session(
-            url, token=token, fps=fps, read_only=read_only, recording=recording, moment=moment
+            url,
+            token=token,
+            fps=fps,
+            read_only=read_only,
+            recording=recording,
+            moment=moment,
+            engine=engine,
         )
         self.dashboard = Dashboard(self.session, keys)
         self.appearance = appearance or choose(depth="truecolor")
@@ -363,9 +370,13 @@ class ConsoleApp(App[int]):
     # ------------------------------------------------------------ replay
 
     def action_replay(self, what: str) -> None:
-        """One of the controls of a replay, by name. Nothing on a live server."""
+        """One of the controls of a replay, by name. On a live server, "back" and "on" are the
+        engines beside the one on the screen.
+        """
         replay = self.session.replay
         if replay is None:
+            if what in ("back", "on") and self.source is not None:
+                self.source.turn(1 if what == "on" else -1)
             return
         match what:
             case "toggle_pause":
@@ -517,6 +528,7 @@ def run(
     motion: bool = True,
     keys: tuple[Key, ...] = KEYS,
     guide: Literal["once", "always"] | None = None,
+    engine: int | None = None,
 ) -> int:
     """Runs the console until the user quits; returns the exit code.
 
@@ -534,5 +546,6 @@ def run(
         moment=moment,
         keys=keys,
         guided=guide == "always" or (guide == "once" and not seen_path().exists()),
+        engine=engine,
     )
     return app.run() or (app.return_code or 0)

@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 
 from vtoken import wire
@@ -31,8 +32,10 @@ STEADY_S = 2.0  # after a gap, reconnect at once if the connection was live for 
 
 
 class LiveSource:
-    """Reads one server. Errors are recorded in `feed.connection`, not raised.
+    """Reads one engine of a server. Errors are recorded in `feed.connection`, not raised.
 
+    `engine`: its rank, and changes are made on it alone; None: the first, and changes are made on
+    all. `show` changes which one is read.
     `on_lookup` is called when the outcome of a change is unknown and is looked up.
     """
 
@@ -41,12 +44,15 @@ class LiveSource:
         url: str,
         token: str | None,
         fps: float,
+        engine: int | None = None,
         on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None,
     ) -> None:
         self.name = url
         self.feed = Feed()
-        self.rest = AsyncClient(Server(url, token), lookup_s=math.inf, on_lookup=on_lookup)
+        server = Server(url, token, engine=engine)
+        self.rest = AsyncClient(server, lookup_s=math.inf, on_lookup=on_lookup)
         self._fps = fps
+        self._turned = False  # another engine is to be read
         self._retry = asyncio.Event()
 
     @property
@@ -60,6 +66,21 @@ class LiveSource:
     def retry_now(self) -> None:
         self._retry.set()
 
+    def turn(self, by: int) -> int | None:
+        """Reads the engine `by` ranks further on; its rank, None if the server has one engine."""
+        hello, server = self.feed.model.hello, self.rest.server
+        if hello is None or hello.engine is None or len(hello.engines) < 2:
+            return None
+        at = hello.engines.index(hello.engine)
+        rank = hello.engines[(at + by) % len(hello.engines)]
+        if server.engine is None:
+            self.rest.server = replace(server, shown=rank)
+        else:
+            self.rest.server = replace(server, engine=rank)
+        self._turned = True
+        self.retry_now()
+        return rank
+
     async def run(self) -> None:
         """Connects and reads; after any loss, waits and reconnects."""
         try:
@@ -68,6 +89,9 @@ class LiveSource:
                 state, at_once = State.LOST, False
                 try:
                     await self._read_stream()
+                    if self._turned:
+                        self._turned = False
+                        continue
                     error = "the server closed the stream"
                 except (ResyncNeeded, StreamGap) as reason:
                     error, at_once = f"resynchronising: {reason}", True
@@ -108,6 +132,10 @@ class LiveSource:
             try:
                 count = 0
                 async for message in stream:
+                    if self._turned:
+                        return
+                    if isinstance(message, wire.Hello) and len(message.engines) > 1:
+                        self.rest.server = replace(self.rest.server, shown=message.engine)
                     if self.feed.connection.state is State.CONNECTING:
                         self.feed.set_connection(State.SYNCING)
                     self.feed.received_bytes += len(stream.raw)

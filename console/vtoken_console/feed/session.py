@@ -23,8 +23,9 @@ HEAVY = ("httpx", "websockets.asyncio.client", "vtoken_console.feed.live")
 class Session:
     """`source` is None until its libraries are imported.
 
-    `read_only`: requested by the viewer. `recording`: a file to play from `moment` on. `on_lookup`:
-    called when the outcome of a change is unknown and is looked up.
+    `engine`: the one to read and to change, of a server with several; None: the first, and changes
+    are made on all. `read_only`: requested by the viewer. `recording`: a file to play from `moment`
+    on. `on_lookup`: called when the outcome of a change is unknown and is looked up.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Session:
         read_only: bool,
         recording: Path | None,
         moment: str | None,
+        engine: int | None = None,
     ) -> None:
         self.url = url
         self.read_only = read_only
@@ -46,6 +48,7 @@ class Session:
         self._fps = fps
         self._recording = recording
         self._moment = moment
+        self._engine = engine
 
     @property
     def model(self) -> StreamState | None:
@@ -63,5 +66,7 @@ class Session:
         else:
             from vtoken_console.feed.live import LiveSource
 
-            self.source = LiveSource(self.url, self._token, self._fps, self.on_lookup)
+            self.source = LiveSource(
+                self.url, self._token, self._fps, engine=self._engine, on_lookup=self.on_lookup
+            )
         await self.source.run()

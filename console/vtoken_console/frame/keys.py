@@ -144,5 +144,6 @@ MOVES: tuple[tuple[str, str], ...] = (
     ("c, on a request's page", "compact this request"),
     ("space . < >, of a replay", "pause or play, one step, slower, faster"),
     ("[ ], of a replay", "5 s back, 5 s on; digits: go to that moment"),
+    ("[ ], of several engines", "the engine before, the engine after"),
     ("escape", "close the page on top, dismiss a message"),
 )

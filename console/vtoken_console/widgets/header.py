@@ -89,6 +89,9 @@ class Header(LinesWidget):
         else:
             status = model.status
             parts.append([[(status.model.rsplit("/", 1)[-1], text), (f" @ {where}", muted)]])
+            if model.hello is not None and len(model.hello.engines) > 1:
+                rank = f"engine {model.hello.engine}"
+                parts.append([[(rank, text), (f" of {len(model.hello.engines)}", muted)]])
             parts.append([[(mode_name(view), text)]])
             if status.policy.name == "none":
                 parts.append([[("no eviction", text)]])

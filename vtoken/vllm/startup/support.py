@@ -62,8 +62,9 @@ def _config_rules(config: Any) -> list[Rule]:
             "pipeline parallelism: a stage has only its own layers; use --tensor-parallel-size",
         ),
         (
-            parallel.data_parallel_size > 1,
-            "data parallelism: commands reach only one engine; start one server per engine",
+            parallel.data_parallel_size > 1,  # vLLM makes dense models' engines independent
+            "data parallelism of a mixture of experts: its engines take steps together, which was "
+            "never tested; start one server per engine",
         ),
         (
             parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
