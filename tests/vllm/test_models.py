@@ -166,7 +166,7 @@ def test_unsupported_models_are_refused_by_their_configuration_alone(
     [
         ({"speculative_config": NGRAM}, "leave --speculative-config out"),
         ({"pipeline_parallel_size": 2, **TWO}, "pipeline parallelism: a stage has only its own"),
-        ({"data_parallel_size": 2}, "data parallelism: commands reach only one engine"),
+        ({"data_parallel_size": 2}, "data parallelism of a mixture of experts"),
         ({"kv_transfer_config": CONNECTOR}, "leave --kv-transfer-config and"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size out"),
         ({"kv_cache_dtype": "fp8"}, r"quantised KV cache \(fp8\): pass another type"),

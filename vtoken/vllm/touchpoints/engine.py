@@ -244,6 +244,13 @@ ENGINE_POINTS = (
         ends_with="plugins can register utility calls",
     ),
     TouchPoint(
+        "vllm.v1.engine.core_client:AsyncMPClient._call_utility_async",
+        "call",
+        "send a command to one engine of a server that has several",
+        ("method", "engine"),
+        until="call_utility_async takes an engine",
+    ),
+    TouchPoint(
         "vllm.v1.engine:EngineCoreOutput",
         "call",
         "read the new tokens of requests and their log-probabilities",
