@@ -184,7 +184,7 @@ def attention() -> dict[str, Any]:
 def probe() -> dict[str, Any]:
     """vToken's score kernel against the probe in plain torch: lengths that end within a tile, two
     layers, five signals of one request, maxima, some heads, a head size that is not a power of two,
-    a capped softmax.
+    a capped softmax, attention sinks.
     """
     import numpy as np
 
@@ -211,8 +211,11 @@ def probe() -> dict[str, Any]:
     parts = {"long": order[:130], "new": order[130:131], "chunk": order[131:200]}
     new = {"long": 1, "new": 1, "chunk": 3}
     queries = [torch.randn(5, query_heads, dim) for _ in layers]
+    sinks = 3.0 + torch.randn(query_heads)
 
-    def rows(*, use_triton: bool, soft_cap: float) -> list[torch.Tensor]:
+    def rows(
+        *, use_triton: bool, soft_cap: float, sinks: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
         pages, probed, first = PageTables(size, torch.device("cpu")), [], 0
         mirrors = Mirrors.of(parts)
         for name, mirror in mirrors.items():
@@ -223,7 +226,9 @@ def probe() -> dict[str, Any]:
         resident = dict(zip(parts, known, strict=True))
         probe = DeviceProbe(probed, pages, resident, use_triton=use_triton)
         for layer, (query, cache) in enumerate(zip(queries, layers, strict=True)):
-            probe.add_layer(layer, query, keys_of(cache), scale=dim**-0.5, soft_cap=soft_cap)
+            probe.add_layer(
+                layer, query, keys_of(cache), scale=dim**-0.5, soft_cap=soft_cap, sinks=sinks
+            )
         return [p.rows for p in probed if p.rows is not None]
 
     def error(**changed: Any) -> float:
@@ -232,11 +237,14 @@ def probe() -> dict[str, Any]:
         return max(float((a - b).abs().max()) for a, b in zip(plain, kernel, strict=True))
 
     errors = {"max_error": error(soft_cap=0.0), "max_error_capped": error(soft_cap=2.0)}
+    errors["max_error_with_sinks"] = error(soft_cap=0.0, sinks=sinks)
     held, kernels.MAX_LOGITS = kernels.MAX_LOGITS, 1
     errors["max_error_one_by_one"] = error(soft_cap=0.0)
     kernels.MAX_LOGITS = held
     capped, plain = (rows(use_triton=True, soft_cap=cap)[0] for cap in (2.0, 0.0))
-    return errors | {"max_error_damaged": float((capped - plain).abs().max())}
+    sunk = rows(use_triton=True, soft_cap=0.0, sinks=sinks)[0]
+    errors["max_error_damaged"] = float((capped - plain).abs().max())
+    return errors | {"max_error_without_sinks": float((sunk - plain).abs().max())}
 
 
 def note_victims(runtime: Any) -> list[tuple[int, list[int]]]:

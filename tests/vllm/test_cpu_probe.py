@@ -73,20 +73,23 @@ def test_rows_equal_those_of_the_torch_probe(data: st.DataObject) -> None:
         )
     )
     soft_cap = data.draw(st.sampled_from([0.0, 0.5, 30.0]))
+    has_sinks = data.draw(st.booleans())
     dtype = getattr(torch, data.draw(st.sampled_from(DTYPES)))
     layout = a_layout(block_size, dim, data.draw(st.booleans()))
     signals = data.draw(st.lists(aggregates(kv_heads * group), min_size=1, max_size=3))
     torch.manual_seed(int(rng.integers(1000)))
     tokens = sum(new for _, new in sizes)
     query = torch.randn(tokens, kv_heads * group, dim).to(dtype)
+    sinks = 4 * torch.randn(kv_heads * group) if has_sinks else None
     found = requests(rng, block_size, sizes, signals)
     expected = [replace(request) for request in found]
     step = StepProbe(found, N, block_size)
     for layer in range(3):
         cache = (3 * torch.randn(N, kv_heads, block_size, 2 * dim)).to(dtype)
         cache[:, :, 0, 0] = 3e-6  # subnormal in float16
-        step.add(layer, query, cache, layout, scale=0.3, soft_cap=soft_cap)
-        probe(expected, layer, query, layout.views(cache)[0], scale=0.3, soft_cap=soft_cap)
+        softmax: Any = {"scale": 0.3, "soft_cap": soft_cap, "sinks": sinks}
+        step.add(layer, query, cache, layout, **softmax)
+        probe(expected, layer, query, layout.views(cache)[0], **softmax)
     for request, other in zip(found, expected, strict=True):
         assert request.rows is not None
         assert other.rows is not None

@@ -50,6 +50,7 @@ class Memory:
         self.keys = [torch.randn(16, S, KV_HEADS, DIM) for _ in range(LAYERS)]
         self.queries = [torch.randn(NEW, HEADS, DIM) for _ in range(LAYERS)]
         self.slots = torch.randperm(16 * S)[:LIVE]
+        self.sinks: list[torch.Tensor] | None = None
 
     def rows(self, signal: Signal, heads: RankHeads, num_new: int) -> torch.Tensor:
         """The parts of a rank's probe, over its own heads."""
@@ -57,9 +58,10 @@ class Memory:
         request = ProbedRequest("a", 0, num_new, mirror, signal, np.arange(LIVE), self.slots, heads)
         for layer in range(LAYERS):
             query = mine(self.queries[layer], heads)[-num_new:]
+            sinks = None if self.sinks is None else mine(self.sinks[layer][None], heads)[0]
             probe(
                 [request], layer, query, mine_of_keys(self.keys[layer], heads),
-                scale=SCALE, soft_cap=0.0,
+                scale=SCALE, soft_cap=0.0, sinks=sinks,
             )  # fmt: skip
         assert request.rows is not None
         return request.rows
@@ -105,7 +107,9 @@ def expected_rows(memory: Memory, signal: Signal, num_new: int) -> torch.Tensor:
                 query = memory.queries[layer][NEW - num_new + number, head].double()
                 seen = LIVE - num_new + number + 1
                 logits = SCALE * key[:seen, head * KV_HEADS // HEADS] @ query
-                rows[number, :seen] = torch.softmax(logits, dim=0)
+                if memory.sinks is not None:
+                    logits = torch.cat([logits, memory.sinks[layer][head : head + 1].double()])
+                rows[number, :seen] = torch.softmax(logits, dim=0)[:seen]
             of_heads.append(rows)
         of_layers.append(over(of_heads, signal.over_heads))
     rows = over(of_layers, signal.over_layers)
@@ -157,6 +161,24 @@ def test_rows_are_those_of_the_definition(signal: Signal, num_new: int) -> None:
     found = folded(signal, memory.rows(signal, RankHeads(), num_new))
     expected = expected_rows(memory, signal, num_new)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize("num_new", [1, NEW], ids=["one query", "a chunk"])
+@pytest.mark.parametrize("signal", ROWS, ids=str)
+def test_a_sink_takes_attention_that_no_token_gets(
+    signal: Signal, num_new: int, num_ranks: int
+) -> None:
+    memory = Memory()
+    without = expected_rows(memory, signal, num_new)
+    memory.sinks = [2.0 + torch.randn(HEADS) for _ in range(LAYERS)]
+    parts = torch.stack(
+        [memory.rows(signal, RankHeads(rank, num_ranks), num_new) for rank in range(num_ranks)]
+    )
+    together = parts.amax(dim=0) if signal.over_heads == MAX else parts.sum(dim=0)
+    expected = expected_rows(memory, signal, num_new)
+    torch.testing.assert_close(folded(signal, together).double(), expected, rtol=1e-5, atol=1e-7)
+    assert float((without - expected).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("signal", KEYS, ids=str)

@@ -109,9 +109,7 @@ def probe_at_another_temperature(_path: Any, patch: pytest.MonkeyPatch) -> None:
     from vtoken.vllm.cpu.compiled_probe import StepProbe
 
     add = StepProbe.add
-    patch.setattr(
-        StepProbe, "add", lambda *a, scale, soft_cap: add(*a, scale=2 * scale, soft_cap=soft_cap)
-    )
+    patch.setattr(StepProbe, "add", lambda *a, scale, **k: add(*a, scale=2 * scale, **k))
 
 
 def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,13 @@ def run(
             scale = shape.dim**-0.5
             scores = torch.zeros((batch, context), device=device)
             probe = partial(
-                probe_scores, scale=scale, queries=each, rows=each, heads=heads, divisor=len(heads)
+                probe_scores,
+                scale=scale,
+                queries=each,
+                rows=each,
+                heads=heads,
+                sinks=torch.full((len(heads),), float("-inf"), device=device),
+                divisor=len(heads),
             )
             probe(query, key, slots, lens, scores)
             error = scores[:1] - expected_scores(query[:1], cache, slots[:1], scale)

@@ -4,8 +4,10 @@
 signal is computed in these steps, in this order. The first four are each a mean or a maximum:
 
     heads       a[l, q, t] over the probed query heads h of layer l, of the softmax a[l, h, q, t]
-                over the live tokens that query q can see (ids up to its own)
-    layers      the row r[q, t] over the probed layers of a[l, q, t]. Of means alone it sums to 1
+                over the live tokens that query q can see (ids up to its own), and over the head's
+                sink if the model has attention sinks
+    layers      the row r[q, t] over the probed layers of a[l, q, t]. Of means alone it sums to 1,
+                or to less with attention sinks
     queries     by the kind: one number for every live token t
     neighbours  over the 2 `pool_radius` + 1 live tokens around t, in the order of ids. The newest
                 max(W, 1) tokens are excluded in both directions, since the queries of a window

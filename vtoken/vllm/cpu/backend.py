@@ -187,6 +187,7 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
                 step.layout,
                 scale=self.scale,
                 soft_cap=float(self.logits_soft_cap or 0.0),
+                sinks=self.sinks,
             )
         return output
 

@@ -62,19 +62,20 @@ class StepProbe:
         *,
         scale: float,
         soft_cap: float,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Add the attention of `layer`'s `query` [T, Hq, D] over the keys in `cache` [N, H, S, 2D].
 
-        Does nothing if no request is probed on that layer.
+        `sinks` [Hq]: the layer's attention sinks. Does nothing if no request is probed on it.
         """
         started = time.perf_counter_ns()
         for single in self._single:
             if layer in single.signal.layers:
-                single.add(layer, query, cache, layout, scale, soft_cap)
+                single.add(layer, query, cache, layout, scale, soft_cap, sinks)
         self.single_ns += time.perf_counter_ns() - started
         if self._chunks:
             keys, _ = layout.views(cache)
-            probe(self._chunks, layer, query, keys, scale=scale, soft_cap=soft_cap)
+            probe(self._chunks, layer, query, keys, scale=scale, soft_cap=soft_cap, sinks=sinks)
 
 
 class SingleQueries:
@@ -126,6 +127,7 @@ class SingleQueries:
         layout: KVLayout,
         scale: float,
         soft_cap: float,
+        sinks: torch.Tensor | None,
     ) -> None:
         signal = self.signal
         heads, head_size = query.shape[1:]
@@ -136,6 +138,9 @@ class SingleQueries:
         if own is not None:
             chosen[:] = False
             chosen[own] = True
+        sink: Floats = np.full(heads, -np.inf, dtype=np.float32)
+        if sinks is not None:
+            sink[:] = sinks.detach().float().numpy()
         memory = layout.memory(cache)
         group = heads // cache.shape[1]
         block = cache.shape[2] * head_size
@@ -154,6 +159,7 @@ class SingleQueries:
             self._scratch,
             np.float32(scale),
             np.float32(soft_cap),
+            sink,
             chosen,
             np.float32(divisor_of(signal, self._heads, heads)),
             signal.over_heads == "max",
@@ -207,6 +213,7 @@ def add_rows(
     scratch: Floats,
     scale: np.float32,
     soft_cap: np.float32,
+    sinks: Floats,
     chosen: Bools,
     divisor: np.float32,
     use_max: bool,
@@ -216,9 +223,10 @@ def add_rows(
 
     `bits`, `shape`: the cache's `Memory`; `form`: the format of its elements. `query` [R, Hq * D].
     `scratch`: (G + 1) * m + (G + 2) * S * D floats, G the query heads of a KV head, m the largest
-    number of slots in the blocks of one request.
+    number of slots in the blocks of one request. `sinks` [Hq]: one more logit of every head, -inf
+    for none. m_h is the greatest of head h's logits and its sink s_h.
 
-        a_hj = exp(x_hj - max x_h) / (sum of exp(x_h - max x_h) * divisor)
+        a_hj = exp(x_hj - m_h) / ((exp(s_h - m_h) + sum of exp(x_h - m_h)) * divisor)
         rows[j] += sum over heads h of a_hj; if `use_max`, the maximum of rows[j] and all a_hj
     """
     kv_heads, block_size, head_size = shape[1], shape[2], shape[3]
@@ -254,8 +262,9 @@ def add_rows(
             for g in range(group):
                 if not chosen[kv_head * group + g]:
                     continue
-                softmax(logits[g], place[first:end], scale, soft_cap, row)
-                weight = ONE / (sum_of(row) * divisor)
+                sink = sinks[kv_head * group + g]
+                taken = softmax(logits[g], place[first:end], scale, soft_cap, sink, row)
+                weight = ONE / ((sum_of(row) + taken) * divisor)
                 if use_max:
                     max_scaled(row, weight, rows[first:end])
                 else:
@@ -329,19 +338,28 @@ def dots(keys: Floats, query: Floats, sums: Floats, logits: Floats) -> None:
 
 @kernel
 def softmax(
-    logits: Floats, place: Ints, scale: np.float32, soft_cap: np.float32, row: Floats
-) -> None:
-    """`row` [n] = exp(x - max x) of x = the scaled `logits` at `place` [n]."""
+    logits: Floats,
+    place: Ints,
+    scale: np.float32,
+    soft_cap: np.float32,
+    sink: np.float32,
+    row: Floats,
+) -> np.float32:
+    """`row` [n] = exp(x - m) of x = the scaled `logits` at `place` [n]; returns exp(sink - m).
+
+    m is the greatest of x and `sink`.
+    """
     if soft_cap > 0:
         for j in range(len(row)):
             row[j] = soft_cap * np.float32(math.tanh(logits[place[j]] * scale / soft_cap))
     else:
         for j in range(len(row)):
             row[j] = logits[place[j]] * scale
-    greatest = row[0]
+    greatest = max(row[0], sink)
     for j in range(len(row)):
         greatest = max(greatest, row[j])
     exp(row, greatest)
+    return np.float32(math.exp(sink - greatest))
 
 
 @kernel(fastmath={"contract"})

@@ -110,6 +110,7 @@ class PagedImplMixin:
     vtoken_layer: int
     scale: float
     logits_soft_cap: float | None
+    sinks: torch.Tensor | None
     _paged: torch.Tensor | None = None
 
     def forward(
@@ -148,7 +149,12 @@ class PagedImplMixin:
     def _probe(self, probe: DeviceProbe, query: torch.Tensor, kv_cache: torch.Tensor) -> None:
         soft_cap = float(self.logits_soft_cap or 0.0)
         probe.add_layer(
-            self.vtoken_layer, query, keys_of(kv_cache), scale=self.scale, soft_cap=soft_cap
+            self.vtoken_layer,
+            query,
+            keys_of(kv_cache),
+            scale=self.scale,
+            soft_cap=soft_cap,
+            sinks=self.sinks,
         )
 
 

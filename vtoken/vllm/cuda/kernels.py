@@ -145,6 +145,7 @@ def _probe_sum_kernel(
     logits,
     tile_max,
     tile_sum,
+    sinks,  # [Hq] float32: one more logit of every head, -inf for none
     seq_lens,
     scores,  # [R, n] float32, added to
     chosen,  # [c] int32: heads to aggregate
@@ -166,8 +167,8 @@ def _probe_sum_kernel(
     for number in range(num_chosen):
         head = tl.load(chosen + number)
         row = request.to(tl.int64) * HEADS + head
-        top = tl.full((1,), float("-inf"), dtype=tl.float32)
-        norm = tl.zeros((1,), dtype=tl.float32)
+        top = tl.zeros((1,), dtype=tl.float32) + tl.load(sinks + head)
+        norm = tl.full((1,), 1.0, dtype=tl.float32)  # exp(sink - top)
         for start in range(0, tiles, TILES):  # the first tile has a live token, so top is finite
             part = start + tl.arange(0, TILES)
             tops = tl.load(tile_max + row * tiles + part, mask=part < tiles, other=float("-inf"))
@@ -195,6 +196,7 @@ def probe_scores(
     queries: torch.Tensor,
     rows: torch.Tensor,
     heads: torch.Tensor,
+    sinks: torch.Tensor,
     divisor: float,
     use_max: bool = False,
     soft_cap: float = 0.0,
@@ -205,7 +207,8 @@ def probe_scores(
     Adds the sum over `heads` [c] of softmax(q k) / `divisor`; if `use_max`, takes the maximum over
     the heads and `scores` instead. The query of request i is row `queries[i]` of `query`
     [T, Hq, D], contiguous in (Hq, D). It reads the `seq_lens[i]` slots in row `rows[i]` of `table`
-    [rows, m], in logical order; `key` [slots, H, D]. `table`, `seq_lens`, `queries`, `rows` and
+    [rows, m], in logical order; `key` [slots, H, D]. `sinks` [Hq] float32: the attention sinks,
+    -inf for none. `table`, `seq_lens`, `queries`, `rows` and
     `heads` are int32. Two launches for every chunk of requests with at most `MAX_LOGITS` logits.
     """
     width = scores.shape[1]
@@ -221,6 +224,7 @@ def probe_scores(
             queries[part],
             rows[part],
             heads,
+            sinks,
             scale,
             divisor,
             use_max,
@@ -238,6 +242,7 @@ def _probe_chunk(
     queries: torch.Tensor,
     rows: torch.Tensor,
     heads: torch.Tensor,
+    sinks: torch.Tensor,
     scale: float,
     divisor: float,
     use_max: bool,
@@ -280,6 +285,7 @@ def _probe_chunk(
         logits,
         tops,
         sums,
+        sinks,
         seq_lens,
         scores,
         heads,

@@ -99,9 +99,10 @@ def probe(
     *,
     scale: float,
     soft_cap: float,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Add the attention of `layer`'s `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows of
-    the requests whose signals include that layer.
+    the requests whose signals include that layer. `sinks` [Hq]: the layer's attention sinks.
 
     Signals of one request are adjacent in `requests`. Keys are gathered once for all of them, and a
     single query's row is computed once for all signals with the same aggregation. Longer chunks are
@@ -118,7 +119,7 @@ def probe(
             keys = gather_keys(key, request.slots).permute(1, 2, 0)  # [Hkv, D, n]
         row_key = request.row_key if request.num_new == 1 else signal
         if row_key not in done:
-            done[row_key] = _layer_rows(request, query, keys, scale, soft_cap)
+            done[row_key] = _layer_rows(request, query, keys, scale, soft_cap, sinks)
         rows = done[row_key]
         if request.rows is None:
             request.rows = torch.zeros((signal.parts, *rows.shape), device=rows.device)
@@ -150,7 +151,12 @@ def pooled(signal: Signal, values: torch.Tensor) -> torch.Tensor:
 
 
 def _layer_rows(
-    request: ProbedRequest, query: torch.Tensor, key: torch.Tensor, scale: float, soft_cap: float
+    request: ProbedRequest,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    scale: float,
+    soft_cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """The rows [k, n] that one layer adds to `request`; `key` [Hkv, D, n]."""
     signal, stop = request.signal, request.first + request.num_new
@@ -161,6 +167,7 @@ def _layer_rows(
         if not own:
             return torch.zeros(1 if signal.sums_rows else num_rows, num_ids, device=query.device)
         key = _pick(key, [head * len(key) // num_heads for head in own], dim=0)
+        sinks = None if sinks is None else _pick(sinks, own, dim=0)
     divisor = divisor_of(signal, request.heads, num_heads)
     chunk = max(1, min(MAX_QUERIES, MAX_LOGITS // (num_heads * num_ids)))
     parts = []
@@ -169,7 +176,7 @@ def _layer_rows(
         queries = query[start:end]
         if own is not None:
             queries = _pick(queries, own, dim=1)
-        weights = _weights(queries.float(), key, stop - end, scale, soft_cap)
+        weights = _weights(queries.float(), key, stop - end, scale, soft_cap, sinks)
         rows = weights.amax(dim=0) if signal.over_heads == "max" else weights.sum(dim=0) / divisor
         parts.append(rows.sum(dim=0, keepdim=True) if signal.sums_rows else rows)
     return torch.stack(parts).sum(dim=0) if signal.sums_rows else torch.cat(parts)
@@ -182,11 +189,17 @@ def gather_keys(key: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(
-    query: torch.Tensor, key: torch.Tensor, num_later: int, scale: float, soft_cap: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    num_later: int,
+    scale: float,
+    soft_cap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention [Hq, q, n] of `query` [q, Hq, D] over `key` [H, D, n], H a divisor of Hq.
 
-    The queries are those of the newest tokens; `num_later` more follow the last one given here.
+    The queries are those of the newest tokens; `num_later` more follow the last one given here. A
+    sink of `sinks` [Hq] is one more logit of its head: it takes attention that no token gets.
     """
     num_queries, num_heads, head_size = query.shape
     num_key_heads, _, num_ids = key.shape
@@ -199,7 +212,10 @@ def _weights(
     hidden = torch.ones(num_queries, num_ids, dtype=torch.bool, device=query.device)
     hidden = hidden.triu(newest + 1)
     logits.masked_fill_(hidden, float("-inf"))
-    return torch.softmax(logits, dim=-1)
+    if sinks is None:
+        return torch.softmax(logits, dim=-1)
+    column = sinks.float()[:, None, None].expand(-1, num_queries, 1)
+    return torch.softmax(torch.cat([logits, column], dim=-1), dim=-1)[..., :-1]
 
 
 def key_values(

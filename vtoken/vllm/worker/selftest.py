@@ -115,11 +115,14 @@ class SelfTest:
         """softmax(q k / sqrt(d)) v of one query [Hq, D] over the tokens in `slots`."""
         p = self._path
         value = self._value[slots].repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)
-        logits = self._logits(query, slots)
-        if p.sinks is not None:
-            logits = torch.cat([logits, p.sinks.float().cpu()[:, None]], dim=1)
-        weights = torch.softmax(logits, dim=1)[:, : len(slots)]
-        return torch.einsum("hn,nhd->hd", weights, value)
+        return torch.einsum("hn,nhd->hd", self._weights(query, slots), value)
+
+    def _weights(self, query: torch.Tensor, slots: Ints) -> torch.Tensor:
+        """The attention [Hq, n] of one query [Hq, D] over the tokens in `slots` [n]."""
+        logits, sinks = self._logits(query, slots), self._path.sinks
+        if sinks is not None:
+            logits = torch.cat([logits, sinks.float().cpu()[:, None]], dim=1)
+        return torch.softmax(logits, dim=1)[:, : len(slots)]
 
     def _logits(self, query: torch.Tensor, slots: Ints) -> torch.Tensor:
         """q k / sqrt(d) [Hq, n] of one query [Hq, D] over the tokens in `slots` [n]."""
@@ -150,8 +153,8 @@ class SelfTest:
         plan.want_scores = tuple((name, signal) for name in mirrors for signal in signals)
         scores = p.scores.finish(probed, plan, mirrors, Ranks())()
         for row, read in enumerate(reads):
-            logits = self._logits(query[row].float().cpu(), read.slots)
-            weights = torch.softmax(logits, dim=1).mean(dim=0, keepdim=True).numpy()
+            attention = self._weights(query[row].float().cpu(), read.slots)
+            weights = attention.mean(dim=0, keepdim=True).numpy()
             keys = self._key[read.slots].transpose(0, 1).numpy()
             for signal in signals:
                 if signal.definition.counts:

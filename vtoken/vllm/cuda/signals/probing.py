@@ -47,17 +47,24 @@ class DeviceProbe:
             request.slots = pages.slots(resident[request.request_id], len(request.ids))
 
     def add_layer(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, *, scale: float, soft_cap: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        *,
+        scale: float,
+        soft_cap: float,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Add the attention of `layer`'s `query` [T, Hq, D] over `key` [N, S, Hkv, D] to the rows.
 
-        Does nothing if no request is probed on that layer.
+        `sinks` [Hq]: the layer's attention sinks. Does nothing if no request is probed on it.
         """
         if self._in_torch:
-            probe(self._in_torch, layer, query, key, scale=scale, soft_cap=soft_cap)
+            probe(self._in_torch, layer, query, key, scale=scale, soft_cap=soft_cap, sinks=sinks)
         for group in self._single:
             if layer in group.signal.layers:
-                group.add_layer(layer, query, key, scale, soft_cap)
+                group.add_layer(layer, query, key, scale, soft_cap, sinks)
 
 
 class _SingleQueries:
@@ -83,7 +90,13 @@ class _SingleQueries:
         self._chosen: torch.Tensor | None = None  # heads on this rank
 
     def add_layer(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, scale: float, soft_cap: float
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        scale: float,
+        soft_cap: float,
+        sinks: torch.Tensor | None,
     ) -> None:
         from vtoken.vllm.cuda.kernels import probe_scores
 
@@ -99,6 +112,8 @@ class _SingleQueries:
             self._chosen = upload(chosen.astype(np.int32), query.device)
         if not len(self._chosen):
             return
+        if sinks is None:
+            sinks = torch.full((num_heads,), float("-inf"), device=query.device)
         probe_scores(
             query,
             key.flatten(0, 1),
@@ -106,6 +121,7 @@ class _SingleQueries:
             self._lengths,
             self._rows[signal.layers.index(layer) if signal.parts > 1 else 0],
             heads=self._chosen,
+            sinks=sinks.detach().float(),
             divisor=divisor_of(signal, self._heads, num_heads),
             use_max=signal.over_heads == "max",
             scale=scale,
