@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from vtoken import wire
 
@@ -17,6 +17,27 @@ if TYPE_CHECKING:
 def counted(number: int, noun: str) -> str:
     """`1 block`, `1,024 blocks`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+KINDS: dict[wire.GroupKind, str] = {
+    "full": "full attention",
+    "window": "windows",
+    "chunked": "chunks",
+    "state": "states",
+}
+
+
+def kinds_text(groups: Iterable[wire.CacheGroup]) -> str:
+    """The kinds of `groups`, each once: `windows and states`."""
+    return " and ".join(dict.fromkeys(KINDS[group.kind] for group in groups))
+
+
+def group_text(group: wire.CacheGroup) -> str:
+    """`windows: 320 blocks of 16 slots in 40 layers (5.2 MB)`."""
+    return (
+        f"{KINDS[group.kind]}: {counted(group.blocks, 'block')} of {group.block_size:,} slots in "
+        f"{counted(group.layers, 'layer')} ({data_size(group.bytes)})"
+    )
 
 
 def data_size(num_bytes: float) -> str:

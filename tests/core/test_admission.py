@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.windows import Windows
 from vtoken.core.runtime.admission import Admission, Requirement
 from vtoken.policies import make_policy
 
@@ -110,6 +111,41 @@ def test_what_running_requests_may_still_take_stays_free(engine: LiveEngine) -> 
     assert asks(engine, 32, 64) == 4 + 8 + 2
     engine.steps(16)
     assert asks(engine, 32, 64) == 4 + 7 + 2
+
+
+def test_what_is_needed_in_other_groups_is_added_at_the_peak_of_the_sum(
+    engine: LiveEngine,
+) -> None:
+    headroom, beside = 2, Windows(engine.store, window=48)
+    running(engine, "a", 160, 160)
+    admission = engine.runtime.admission = Admission(engine.runtime.state, CHUNK, [beside])
+    beside.hold("a", 3)  # its window is full
+
+    def required(prompt: int, max_tokens: int, taken: int, other: int = 0) -> int:
+        engine.runtime.announce("new", None, num_prompt_tokens=prompt, max_tokens=max_tokens)
+        return admission.requirement("new", taken, other).extra_blocks
+
+    # The prompt is the peak: 13 blocks, and 7 of a window beside a chunk.
+    assert required(200, 1000, taken=200, other=7) == headroom
+    assert required(200, 1000, taken=64, other=4) == (13 - 4) + (7 - 4) + headroom
+    # The output is: 9 blocks of 129 tokens, and 4 of a window beside a token.
+    assert required(32, 1000, taken=32, other=2) == (9 - 2) + (4 - 2) + headroom
+    # Prompts in chunks: 12 + 7 blocks, more than 9 + 4 later.
+    engine.configure(evict_during="both")
+    assert required(1000, 2000, taken=64, other=4) == (12 - 4) + (7 - 4) + headroom
+    assert admission.peaks_of_another("new", engine.runtime.config) == (19, 13)
+
+
+def test_what_running_requests_may_still_take_in_other_groups_stays_free(
+    engine: LiveEngine,
+) -> None:
+    beside, alone = Windows(engine.store, window=48), 4 + 8 + 2  # as above
+    engine.runtime.admission = Admission(engine.runtime.state, CHUNK, [beside])
+    running(engine, "a", 16, 1000)
+    assert asks(engine, 32, 64) == alone + 4 + 4  # its own window, and that of "a"
+    beside.hold("a", 3)
+    engine.runtime.state.step += 1
+    assert asks(engine, 32, 64) == alone + 4 + 1
 
 
 def test_requests_admitted_in_one_step_count_for_each_other(engine: LiveEngine) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
+from tests.support.core.windows import Windows
 from vtoken.control.advice import MAX_LENGTH
 from vtoken.core.runtime.admission import SHORTAGE_VALID_STEPS
 from vtoken.wire import Fragmentation, Operation, PatchResult, Status
@@ -133,6 +134,21 @@ def test_cause_and_sentence_agree_for_every_number_of_free_blocks(
             assert found.cause == ("full" if free <= headroom else "ok")
         assert (f"compacting now would free {gain:,} block" in found.sentence) == (gain > 0)
         assert f"{free} blocks free" in found.sentence or found.cause != "ok"
+
+
+def test_the_sentence_names_the_groups_that_fill_the_pool() -> None:
+    config = {"policy": {"name": "none"}, "reclamation": "paused", "headroom_blocks": 48}
+    with running(20, config=config, concurrency=2) as engine:
+        used = engine.runtime.tables.pool.num_used
+        group = Windows(engine.store, window=64)
+        engine.runtime.other_groups = [group]
+        group.hold("x", used)
+        found = diagnose(engine)
+        assert found.cause == "full"
+        assert "windows hold" not in found.sentence  # no more than half of the used blocks
+        group.hold("x", 1)
+        found = diagnose(engine)
+        assert f"windows hold {used + 1} of {2 * used + 1} used blocks" in found.sentence
 
 
 def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:

@@ -12,6 +12,7 @@ from vtoken.sentences import (
     counted,
     data_size,
     effects,
+    group_text,
     operation_text,
     prices_text,
     when,
@@ -48,6 +49,10 @@ def status_lines(status: wire.Status) -> list[str]:
             f"{blocks.free:,} free of {blocks.total:,} ({status.block_size} slots each), "
             f"{blocks.low_utilization:,} of low utilization, {blocks.shared:,} shared"
             + (f", {blocks.withheld:,} withheld by --watermark" if blocks.withheld else ""),
+        ),
+        *(
+            (f"group {group.index}", group_text(group) + ("" if group.managed else ", not evicted"))
+            for group in status.groups
         ),
         ("tokens", f"{tokens.live:,} live, {tokens.dead:,} dead, {tokens.evicted:,} evicted"),
         (

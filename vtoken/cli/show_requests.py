@@ -13,6 +13,7 @@ FLAG_WORDS = {
     wire.FLAG_HASHED: "hashed",
     wire.FLAG_IN_FLIGHT: "in flight",
     wire.FLAG_TAIL: "tail",
+    wire.FLAG_OTHER: "held by another group of layers",
 }
 BLOCKS_A_LINE = 16
 

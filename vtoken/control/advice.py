@@ -6,14 +6,15 @@ numbers on which the planner or the gates decide.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
 from vtoken.control.cached_preview import CachedPreview, Gain
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import Pressure
-from vtoken.sentences import counted
-from vtoken.wire import Cause, Gate, MemoryPressure, SchedulingState
+from vtoken.sentences import counted, kinds_text
+from vtoken.wire import CacheGroup, Cause, Gate, MemoryPressure, SchedulingState
 
 MAX_LENGTH = 180
 
@@ -44,6 +45,7 @@ class Situation:
     planned_s: float | None
     memory: MemoryPressure | None = None  # of requests that give under pressure
     waits_for_end: bool = False  # all that can be given is not enough for the first waiting request
+    groups: Sequence[CacheGroup] = ()
 
     @property
     def closed_gate(self) -> Gate | None:
@@ -162,6 +164,13 @@ def _given(memory: MemoryPressure, *, waits_for_end: bool) -> str:
 def _full(situation: Situation) -> str:
     """Why compaction frees nothing, and what would free blocks."""
     config, preview = situation.config, situation.preview
+    others = [group for group in situation.groups if not group.managed]
+    held, total = (sum(group.blocks for group in of) for of in (others, situation.groups))
+    if 2 * held > total:
+        return (
+            f"{kinds_text(others)} hold {held:,} of {total:,} used blocks, which evicting does not "
+            "free: fewer requests"
+        )
     if situation.memory is not None and situation.planned_s is None:
         return _given(situation.memory, waits_for_end=situation.waits_for_end)
     if situation.planned_s is not None:

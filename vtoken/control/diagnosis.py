@@ -21,7 +21,7 @@ change of the configuration, and after a round or `PREVIEW_TTL_S`, as long as pl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
@@ -30,7 +30,7 @@ from vtoken.control.cached_preview import CachedPreview, TablePlan
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import describe_gates, headroom_gate
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.wire import Cause, Fragmentation, MemoryPressure
+from vtoken.wire import CacheGroup, Cause, Fragmentation, MemoryPressure
 
 PREVIEW_TTL_S = 0.1
 MAX_SHARE = 0.0005  # of the engine's time that planning previews may take
@@ -52,10 +52,14 @@ class Diagnosis:
         self._planned_for: VTokenConfig | None = None
 
     def fragmentation(
-        self, free: int, num_low: int, memory: MemoryPressure | None
+        self,
+        free: int,
+        num_low: int,
+        memory: MemoryPressure | None,
+        groups: Sequence[CacheGroup] = (),
     ) -> Fragmentation:
         """The diagnosis now. `free`: free blocks; `num_low`: used blocks at most half live;
-        `memory`: the pressure now.
+        `memory`: the pressure now; `groups`: those of layers, none if there is one.
         """
         runtime, config = self._runtime, self._runtime.config
         pool = runtime.tables.pool
@@ -96,6 +100,7 @@ class Diagnosis:
             planned_s=age_s,
             memory=memory,
             waits_for_end=demand is not None and not demand.satisfiable,
+            groups=groups,
         )
         return Fragmentation(
             f=pool.fragmentation,

@@ -14,6 +14,7 @@ class EngineFacts:
     device: str
     calibration_file: str = ""
     calibration_detail: str = "none was looked for"  # why no profile is loaded
+    group_index: int = 0  # of the managed group
     running: int = 0
     waiting: int = 0
     withheld_blocks: int = 0

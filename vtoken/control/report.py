@@ -26,6 +26,7 @@ from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
+    FLAG_OTHER,
     FLAG_SHARED,
     FLAG_TAIL,
     BlockDetail,
@@ -77,6 +78,8 @@ class Reporter:
         if moving := self.runtime.relocator.in_flight_blocks:
             flags[list(moving)] |= FLAG_IN_FLIGHT
         flags[self.runtime.tables.tails()] |= FLAG_TAIL
+        for group in self.runtime.other_groups:
+            flags[group.block_ids()] |= FLAG_OTHER
         flags[0] = 0  # the null block, which is the tail of requests without blocks
         return flags
 

@@ -24,6 +24,7 @@ from vtoken.policies import params_dict
 from vtoken.wire import (
     SCHEMA_VERSION,
     BlockCounts,
+    CacheGroup,
     Calibration,
     CanaryStatus,
     Fragmentation,
@@ -79,6 +80,39 @@ class StatusParts:
         )
 
     @cached_property
+    def groups(self) -> list[CacheGroup]:
+        """All groups of layers, in vLLM's order; [] if there is one."""
+        runtime, geometry = self._runtime, self._runtime.geometry
+        if not runtime.other_groups:
+            return []
+        own, used = geometry.bytes_per_token * geometry.block_size, runtime.tables.pool.num_used
+        found = [
+            CacheGroup(
+                index=self._facts.group_index,
+                kind="full",
+                managed=True,
+                layers=geometry.num_layers,
+                block_size=geometry.block_size,
+                blocks=used,
+                bytes=used * own,
+            )
+        ]
+        for group in runtime.other_groups:
+            held = len(set(group.block_ids()))
+            found.append(
+                CacheGroup(
+                    index=group.index,
+                    kind=group.kind,
+                    managed=False,
+                    layers=group.num_layers,
+                    block_size=group.block_size,
+                    blocks=held,
+                    bytes=held * group.block_bytes,
+                )
+            )
+        return sorted(found, key=lambda group: group.index)
+
+    @cached_property
     def tokens(self) -> TokenCounts:
         runtime = self._runtime
         return TokenCounts(
@@ -90,7 +124,9 @@ class StatusParts:
     @cached_property
     def fragmentation(self) -> Fragmentation:
         blocks, facts, scheduling = self.blocks, self._facts, self._scheduling
-        found = self._diagnosis.fragmentation(blocks.free, blocks.low_utilization, self.pressure)
+        found = self._diagnosis.fragmentation(
+            blocks.free, blocks.low_utilization, self.pressure, self.groups
+        )
         if scheduling.state != "running":
             found.sentence = paused_sentence(scheduling.state, facts.running, facts.waiting)
         return found
@@ -240,4 +276,5 @@ class StatusParts:
             calibration=self.calibration,
             canary=self.canary,
             pressure=self.pressure,
+            groups=self.groups,
         )

@@ -26,6 +26,7 @@ FLAG_SHARED = 2  # held by two requests or more (shared prefix)
 FLAG_HASHED = 4  # in the prefix cache: never written
 FLAG_IN_FLIGHT = 8  # source or destination of a relocation of the newest step
 FLAG_TAIL = 16  # the block that its request appends to
+FLAG_OTHER = 32  # held by a group that is not managed (`Status.groups`); no other bit is set
 
 EventKind = Literal[
     "relocation",  # data: Relocation

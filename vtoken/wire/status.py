@@ -20,6 +20,12 @@ CalibrationSource = Literal[
     "profile",
     "default depth",  # the profile has no layer for this signal, or there is no profile
 ]
+GroupKind = Literal[
+    "full",  # full attention
+    "window",
+    "chunked",  # attention within chunks of the context
+    "state",  # Mamba, linear attention
+]
 HealthPart = Literal["engine", "frames", "audit", "recorder"]
 
 
@@ -32,6 +38,21 @@ class BlockCounts(Doc):
     shared: int  # held by two requests or more
     headroom: int  # fresh blocks that one planning round may take
     withheld: int = 0  # of `free`: vLLM's --watermark keeps them from waiting requests
+
+
+class CacheGroup(Doc):
+    """One of the engine's groups of layers; all take blocks of one pool.
+
+    A model of full attention alone has one group, and `Status.groups` is empty.
+    """
+
+    index: int  # vLLM's number of the group
+    kind: GroupKind
+    managed: bool  # policies evict its tokens; `blocks`, `tokens` and F of the status are of it
+    layers: int
+    block_size: int
+    blocks: int  # held by requests
+    bytes: int  # of these blocks, over all ranks
 
 
 class TokenCounters(Doc):
@@ -314,3 +335,4 @@ class Status(OfEngine, kw_only=True):
     canary: CanaryStatus | None = None  # None: off since the engine started
     pressure: MemoryPressure | None = None  # None: no request gives, now or if one came
     guards: list[Guard] = []  # of the change on trial, with their values now
+    groups: list[CacheGroup] = []  # []: one group, or an older server

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
+from vtoken.core.runtime.other_groups import OtherGroup
 from vtoken.core.tables.token_table import TokenTable
 
 
@@ -28,6 +29,7 @@ class SimpleStore:
         self.free: deque[int] = deque(range(1, num_blocks))
         self.cached: dict[Hashable, list[int]] = {}
         self.tables: dict[str, list[int]] = {}
+        self.others: list[OtherGroup] = []  # which take blocks too
 
     # ------------------------------------------------------------ BlockStore
 
@@ -69,6 +71,8 @@ class SimpleStore:
             held.update(table.blocks)
             if table.blocks != self.tables[table.request_id]:
                 wrong.append(f"the block table of {table.request_id} differs")
+        for group in self.others:
+            held.update(group.block_ids())
         if [held[b] for b in range(self.num_blocks)] != self.ref_cnt:
             wrong.append("reference counts differ")
         if len(self.free) + len(held) != self.num_blocks - 1:
@@ -135,6 +139,7 @@ class SimpleStore:
 
     def check(self) -> None:
         held = Counter(block for table in self.tables.values() for block in table)
+        held.update(block for group in self.others for block in group.block_ids())
         assert [held[b] for b in range(self.num_blocks)] == self.ref_cnt
         assert sorted(self.free) == [b for b in range(1, self.num_blocks) if held[b] == 0]
         assert all(self.hash[b] == key for key, bs in self.cached.items() for b in bs)

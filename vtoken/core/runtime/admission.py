@@ -8,6 +8,10 @@ in tokens:
   prompt:  min(P, L + chunk) if eviction runs between the chunks of the prompt, else P
   output:  min(T, L + 1) if eviction runs during decoding, else T - P + what the prompt keeps
 
+Layers with a window, chunks or a state take blocks of the same pool (`other_groups`). What a
+request needs at its peak is the greater of two sums over all groups, that of its prompt and that of
+its output: a window holds more while a chunk is computed.
+
 Invariant: when a request is admitted, the blocks that running requests may still take up to their
 peaks stay free, and so does the headroom for relocation. So no running request is preempted for one
 admitted later, as long as reclamation keeps up. A request that evicts nothing counts as in vLLM, by
@@ -29,6 +33,7 @@ import numpy as np
 from vtoken.base.arrays import Ints
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.giving import Givers
+from vtoken.core.runtime.other_groups import OtherGroups
 from vtoken.core.runtime.state import RuntimeState
 from vtoken.core.tables.token_table import TokenTable
 
@@ -85,8 +90,11 @@ NO_DEMAND = Demand(-SHORTAGE_VALID_STEPS)
 class Admission:
     """Counts the blocks that admitted requests may still take."""
 
-    def __init__(self, state: RuntimeState, max_chunk_tokens: int) -> None:
+    def __init__(
+        self, state: RuntimeState, max_chunk_tokens: int, others: OtherGroups = ()
+    ) -> None:
         self._state = state
+        self._others = others
         self.max_chunk_tokens = max_chunk_tokens
         self._arrivals: dict[str, Arrival] = {}
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
@@ -123,15 +131,18 @@ class Admission:
         rules = self._state.rules(request_id)
         return self._prompt_peak(rules, num_tokens, num_cached)
 
-    def requirement(self, request_id: str, num_tokens: int) -> Requirement:
-        """What must be free when `request_id` starts and takes the blocks of `num_tokens`."""
+    def requirement(self, request_id: str, num_tokens: int, other_blocks: int = 0) -> Requirement:
+        """What must be free when `request_id` starts and takes the blocks of `num_tokens`, and
+        `other_blocks` in other groups.
+        """
         config = self._state.config
         idle = not self._state.requests and self._admitted_step != self._state.step
         if config.experiment.admission == "stock" or config.reclamation != "auto":
             return NO_REQUIREMENT
         if idle or not self._state.may_evict:
             return NO_REQUIREMENT
-        growth = max(0, self._peak_blocks(request_id) - self._blocks(num_tokens))
+        taken = self._blocks(num_tokens) + other_blocks
+        growth = max(0, self._peak_blocks(request_id) - taken)
         future = growth + self._outstanding_blocks() + config.headroom_blocks
         extra = max(config.headroom_blocks, future - self.givable_blocks())
         return Requirement(extra, future)
@@ -216,7 +227,8 @@ class Admission:
         growth = sum(self._growth(table, config) for table in self._state.tables)
         arrival = None if request_id is None else self._arrivals.get(request_id)
         if request_id is not None and arrival is not None:
-            taken = self._blocks(arrival.num_prompt_tokens)
+            prompt = arrival.num_prompt_tokens
+            taken = self._blocks(prompt) + self.most_other_blocks(prompt, self.max_chunk_tokens)
             growth += max(0, self._peak_blocks(request_id, config) - taken)
         return growth + config.headroom_blocks
 
@@ -227,9 +239,9 @@ class Admission:
         arrival, rules = self._arrivals.get(request_id), self._state.rules(request_id, config)
         if arrival is None or not self._compresses(rules):
             return None
-        prompt = arrival.num_prompt_tokens
-        later = self._later_peak(rules, prompt, arrival.max_tokens)
-        return self._blocks(max(self._prompt_peak(rules, prompt), later)), self._blocks(later)
+        prompt, total = arrival.num_prompt_tokens, arrival.max_tokens
+        later = self._later_blocks(rules, prompt, total)
+        return max(self._prompt_blocks(rules, prompt), later), later
 
     def givable_blocks(self) -> int:
         """Blocks that running requests can give until each is at its floor."""
@@ -274,7 +286,9 @@ class Admission:
         return 0 if arrival is None else arrival.priority
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
-        """`request_id` was admitted in the step being planned and has taken `num_blocks`."""
+        """`request_id` was admitted in the step being planned and has taken `num_blocks` in all
+        groups.
+        """
         self._admitted_step = self._state.step
         self._end_demand(request_id)
         if self._state.may_evict:
@@ -289,9 +303,14 @@ class Admission:
         return blocks
 
     def _growth(self, table: TokenTable, config: VTokenConfig | None = None) -> int:
-        return max(0, self._peak_blocks(table.request_id, config) - table.num_blocks)
+        request_id = table.request_id
+        held = table.num_blocks + sum(group.held_blocks(request_id) for group in self._others)
+        return max(0, self._peak_blocks(request_id, config) - held)
 
     def _peak_blocks(self, request_id: str, config: VTokenConfig | None = None) -> int:
+        """The most blocks of all groups that the request will hold from now on; 0 if it evicts
+        nothing.
+        """
         arrival = self._arrivals.get(request_id)
         rules = self._state.rules(request_id, config)
         if arrival is None or not self._compresses(rules):
@@ -300,8 +319,23 @@ class Admission:
         prompt = arrival.num_prompt_tokens if request is None else request.prefill_end
         table = self._state.tables.get(request_id)
         prefilling = table is None or table.num_tokens < prompt
-        tokens = self._prompt_peak(rules, prompt) if prefilling else 0
-        return self._blocks(max(tokens, self._later_peak(rules, prompt, arrival.max_tokens)))
+        first = self._prompt_blocks(rules, prompt) if prefilling else 0
+        return max(first, self._later_blocks(rules, prompt, arrival.max_tokens))
+
+    def _prompt_blocks(self, rules: VTokenConfig, prompt: int) -> int:
+        """The most blocks of all groups while a prompt of `prompt` tokens is computed."""
+        own = self._blocks(self._prompt_peak(rules, prompt))
+        return own + self.most_other_blocks(prompt, self.max_chunk_tokens)
+
+    def _later_blocks(self, rules: VTokenConfig, prompt: int, max_tokens: int) -> int:
+        """The most blocks of all groups after it."""
+        own = self._blocks(self._later_peak(rules, prompt, max_tokens))
+        return own + self.most_other_blocks(max_tokens, 1)
+
+    def most_other_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
+        """The most blocks that a request of `num_tokens` tokens holds in the other groups."""
+        in_flight = chunk_tokens * (1 + self._state.report_lag_steps)
+        return sum(group.most_blocks(num_tokens, in_flight) for group in self._others)
 
     def _later_peak(self, rules: VTokenConfig, prompt: int, max_tokens: int) -> int:
         """The most tokens live at once after a prompt of `prompt` tokens."""

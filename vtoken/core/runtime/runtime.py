@@ -40,6 +40,7 @@ from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.eviction import Evictor
 from vtoken.core.runtime.given import Finished
 from vtoken.core.runtime.growth import Scheduled, TokenAppender
+from vtoken.core.runtime.other_groups import OtherGroups
 from vtoken.core.runtime.policy_runner import PolicyRunner
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.relocation.operations import Operations, record_operation
@@ -75,8 +76,10 @@ class Runtime:
         borrows_blocks: bool = True,
         vocabulary: Vocabulary | None = None,
         calibration: CalibrationProfile | None = None,
+        other_groups: OtherGroups = (),
     ) -> None:
         self.check_every_step = check_every_step
+        self.other_groups = other_groups
         self.borrows_blocks = borrows_blocks
         self.state = RuntimeState(
             geometry,
@@ -97,7 +100,7 @@ class Runtime:
         self.required_extent = self.appender.required_extent
         self.scoring = Scoring(self.state)
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
-        self.admission = Admission(self.state, max_chunk_tokens)
+        self.admission = Admission(self.state, max_chunk_tokens, other_groups)
         self.prices = Prices()
         self.shortages = ShortageMonitor(self.state, self.admission, self.prices, max_step_tokens)
         self.evictor = Evictor(self.state, self.policy_runner, self.shortages)

@@ -3,7 +3,7 @@
 1. After a request's first eviction none of its groups is hashed: K and V of a window, computed
    after it, come from a truncated context. A later request could otherwise combine them with clean
    blocks of the managed group.
-2. A waiting request's demand is the sum over its groups.
+2. What a waiting request takes, and what it needs at its peak, are sums over all groups.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from vtoken.vllm.spec import ManagedGroup
 class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instances can change theirs
     """Put before the class of a vLLM coordinator.
 
-    `managed`: the manager of the group with token tables; `others`: those of the other groups. The
-    scheduler sets `num_withheld`, which returns the free blocks that vLLM's watermark currently
-    withholds from waiting requests.
+    `managed`: the manager of the group with token tables. The scheduler sets `num_withheld`, which
+    returns the free blocks that vLLM's watermark currently withholds from waiting requests.
     """
 
     managed: VTokenAttentionManager
-    others: list[Any]
     num_withheld: Callable[[], int]
 
     @classmethod
@@ -33,9 +31,7 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
         """Turn a constructed `coordinator` into this one."""
         base = type(coordinator)
         coordinator.__class__ = type(f"VToken{base.__name__}", (cls, base), {})
-        managers = coordinator.single_type_managers
-        coordinator.managed = managers[group.index]
-        coordinator.others = [manager for manager in managers if manager is not coordinator.managed]
+        coordinator.managed = coordinator.single_type_managers[group.index]
         coordinator.num_withheld = lambda: 0
         return coordinator
 
@@ -44,13 +40,24 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
             super().cache_blocks(request, num_computed_tokens)  # type: ignore[misc]
 
     def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **kwargs: Any) -> int:
-        self.managed.requirement = None
+        self.managed.first_demand = None
         needed: int = super().get_num_blocks_to_allocate(request_id, *args, **kwargs)  # type: ignore[misc]
-        runtime, requirement = self.managed.runtime, self.managed.requirement
-        if runtime is None or requirement is None:
+        runtime, demand = self.managed.runtime, self.managed.first_demand
+        if runtime is None or demand is None:
             return needed
+        others = needed - demand.num_blocks
+        requirement = runtime.admission.requirement(request_id, demand.num_places, others)
         if request_id != runtime.canary.request_id:  # no request gives for a check
             runtime.admission.record_demand(
                 request_id, needed, requirement, withheld_blocks=self.num_withheld()
             )
         return needed + requirement.extra_blocks
+
+    def allocate_new_blocks(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
+        blocks = super().allocate_new_blocks(request_id, *args, **kwargs)  # type: ignore[misc]
+        runtime = self.managed.runtime
+        if runtime is not None and request_id not in runtime.state.requests:
+            held = len(self.managed.req_to_blocks[request_id])
+            held += sum(group.held_blocks(request_id) for group in runtime.other_groups)
+            runtime.admission.admitted(request_id, held)
+        return blocks

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,23 +20,31 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from vtoken.base.arrays import Bools
-from vtoken.core.runtime.admission import Requirement
+from vtoken.core.runtime.other_groups import OtherGroups
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.vllm.spec import VTokenAttentionSpec
 
 
+@dataclass(frozen=True, slots=True)
+class FirstDemand:
+    """What a request without blocks takes first: `num_places` in `num_blocks` free blocks."""
+
+    num_places: int
+    num_blocks: int
+
+
 class VTokenAttentionManager(FullAttentionManager):
     """vLLM's full-attention manager over places.
 
-    The scheduler sets `runtime` after construction. `requirement`: what must stay free for the
-    request that was asked about last, None unless it waits for its first blocks.
+    The scheduler sets `runtime` after construction. `first_demand`: that of the request that was
+    asked about last, None unless it waits for its first blocks.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.runtime: Runtime | None = None
-        self.requirement: Requirement | None = None
+        self.first_demand: FirstDemand | None = None
         self.hashed: Bools = np.zeros(len(self.block_pool.blocks), dtype=np.bool_)
 
     @property
@@ -69,12 +78,10 @@ class VTokenAttentionManager(FullAttentionManager):
         prefill_end: int = 0,
     ) -> int:
         runtime, places = self.runtime, self._num_places(request_id, num_tokens)
-        if runtime is not None and request_id not in runtime.state.requests:
-            if apply_admission_cap:  # vLLM queries the entire prompt, without allocating
-                places = runtime.admission.peak_tokens(
-                    request_id, num_tokens, total_computed_tokens
-                )
-            self.requirement = runtime.admission.requirement(request_id, places)
+        is_first = runtime is not None and request_id not in runtime.state.requests
+        if runtime is not None and is_first and apply_admission_cap:
+            # vLLM queries the entire prompt, without allocating.
+            places = runtime.admission.peak_tokens(request_id, num_tokens, total_computed_tokens)
         needed: int = super().get_num_blocks_to_allocate(
             request_id,
             places,
@@ -85,6 +92,8 @@ class VTokenAttentionManager(FullAttentionManager):
             apply_admission_cap,
             prefill_end,
         )
+        if is_first:
+            self.first_demand = FirstDemand(places, needed)
         return needed
 
     def allocate_new_blocks(
@@ -96,8 +105,6 @@ class VTokenAttentionManager(FullAttentionManager):
         )
         for block in blocks:
             self.hashed[block.block_id] = False
-        if self.runtime is not None and request_id not in self.runtime.state.requests:
-            self.runtime.admission.admitted(request_id, len(self.req_to_blocks[request_id]))
         return blocks
 
     def add_local_computed_blocks(
@@ -134,9 +141,9 @@ class VTokenAttentionManager(FullAttentionManager):
 class VLLMBlockStore:
     """The core's `BlockStore` over vLLM's block pool and the manager's block tables."""
 
-    def __init__(self, manager: VTokenAttentionManager, others: Sequence[Any] = ()) -> None:
+    def __init__(self, manager: VTokenAttentionManager, others: OtherGroups = ()) -> None:
         self._manager = manager
-        self._others = others  # managers of the other groups, over the same pool
+        self._others = others
         self._pool = manager.block_pool
 
     def num_free_blocks(self) -> int:
@@ -191,9 +198,8 @@ class VLLMBlockStore:
                 wrong.append(
                     f"{table.request_id} holds blocks {owned} in vLLM, {table.blocks} in its table"
                 )
-        for manager in self._others:
-            for blocks in manager.req_to_blocks.values():
-                held.update(block.block_id for block in blocks if not block.is_null)
+        for group in self._others:
+            held.update(group.block_ids())
         wrong += [
             f"block {block.block_id} has {block.ref_cnt} references, {held[block.block_id]} holders"
             for block in self._pool.blocks[1:]

@@ -32,6 +32,7 @@ from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
 from vtoken.vllm.engine.canary.checks import Checks
 from vtoken.vllm.engine.coordinator import VTokenCoordinatorMixin
+from vtoken.vllm.engine.groups import other_groups
 from vtoken.vllm.engine.manager import VLLMBlockStore
 from vtoken.vllm.engine.queue import SchedulerQueue
 from vtoken.vllm.engine.tokenizer import VLLMChats, VLLMVocabulary
@@ -85,6 +86,7 @@ class VTokenSchedulerMixin:
         group = ManagedGroup.of(kv_cache_config)
         coordinator = VTokenCoordinatorMixin.adopt(self.kv_cache_manager.coordinator, group)  # type: ignore[attr-defined]
         self._manager = manager = coordinator.managed
+        others = other_groups(coordinator, group, kv_cache_config, config)
         settings = read_settings(config.additional_config or {})
         log.info("vToken: %s", selftest.run())
         geometry = _geometry(config, kv_cache_config.num_blocks, group)
@@ -93,7 +95,7 @@ class VTokenSchedulerMixin:
             log.info("vToken: no calibration profile: %s", calibration.detail)
         self.vtoken = Runtime(
             geometry,
-            VLLMBlockStore(manager, coordinator.others),
+            VLLMBlockStore(manager, others),
             initial_config(settings, geometry),
             strict=settings.strict,
             check_every_step=settings.check_every_step,
@@ -103,6 +105,7 @@ class VTokenSchedulerMixin:
             borrows_blocks=config.device_config.device_type == "cpu",
             vocabulary=VLLMVocabulary(config.model_config, self.requests),  # type: ignore[attr-defined]
             calibration=calibration.profile,
+            other_groups=others,
         )
         self._chats = VLLMChats(config.model_config, settings.chat_template)
         manager.runtime = self.vtoken
@@ -116,6 +119,7 @@ class VTokenSchedulerMixin:
             device=str(config.device_config.device_type),
             calibration_file=calibration.file,
             calibration_detail=calibration.detail,
+            group_index=group.index,
         )
         self._publisher = Publisher(self.vtoken.events)
         self.vtoken_controller = Controller(

@@ -11,6 +11,7 @@ _CORE = "vllm.v1.core"
 _MANAGER = f"{_CORE}.single_type_kv_cache_manager:FullAttentionManager"
 _COORDINATOR = f"{_CORE}.kv_cache_coordinator:KVCacheCoordinator"
 _POOL = f"{_CORE}.block_pool:BlockPool"
+_SPECS = "vllm.v1.kv_cache_interface"
 _SCHEDULER = f"{_CORE}.sched.scheduler:Scheduler"
 
 ENGINE_POINTS = (
@@ -169,6 +170,30 @@ ENGINE_POINTS = (
         "subclass",
         "count a waiting request's demand over all groups",
         ("request_id", "num_tokens"),
+    ),
+    TouchPoint(
+        f"{_COORDINATOR}.allocate_new_blocks",
+        "subclass",
+        "count what an admitted request has taken in all groups",
+        ("request_id",),
+    ),
+    TouchPoint(
+        f"{_SPECS}:SlidingWindowSpec.max_admission_blocks_per_request",
+        "call",
+        "know the most blocks that a request holds in a window, for chunks of our own bound",
+        ("max_in_flight_tokens", "max_model_len"),
+    ),
+    TouchPoint(
+        f"{_SPECS}:ChunkedLocalAttentionSpec.max_admission_blocks_per_request",
+        "call",
+        "the same for chunked attention",
+        ("max_in_flight_tokens", "max_model_len"),
+    ),
+    TouchPoint(
+        f"{_SPECS}:MambaSpec.max_memory_usage_bytes",
+        "call",
+        "know the blocks of a state",
+        ("vllm_config",),
     ),
     TouchPoint(
         f"{_MANAGER}.cache_blocks",

@@ -191,11 +191,14 @@ class Checks:
         if len(others) + len(waiting) >= scheduler.max_num_active_reqs:
             return False
         chunk = admission.max_chunk_tokens
-        needed = config.headroom_blocks + sum(1 + _num_left(r, chunk) // size for r in others)
+        sizes = [size, *(group.block_size for group in runtime.other_groups)]
+        left = [_num_left(request, chunk) for request in others]
+        needed = config.headroom_blocks + sum(1 + n // each for n in left for each in sizes)
         for request in waiting:
             peak = admission.peak_tokens(request.request_id, request.num_tokens)
-            requirement = admission.requirement(request.request_id, peak)
-            needed += -(-peak // size) + requirement.extra_blocks
+            beside = admission.most_other_blocks(request.num_tokens, chunk)
+            requirement = admission.requirement(request.request_id, peak, beside)
+            needed += -(-peak // size) + beside + requirement.extra_blocks
             needed += int(scheduler.kv_cache_manager.watermark_blocks)
         if num_blocks:
             needed = max(needed, admission.requirement(ID_PREFIX, num_blocks * size).extra_blocks)
@@ -210,7 +213,9 @@ class Checks:
         size = self._runtime.geometry.block_size
         while self._queue:
             finished = self._queue[0]
-            num_blocks = -(-(len(finished.token_ids) + 1) // size)
+            num_tokens = len(finished.token_ids) + 1
+            num_blocks = -(-num_tokens // size)
+            num_blocks += self._runtime.admission.most_other_blocks(num_tokens, self._max_tokens)
             has_room = self._has_room(others, [], num_blocks)
             if not has_room and others:
                 return  # blocks may become free
