@@ -274,18 +274,18 @@ def test_zooming_in_never_shows_more_blocks_and_always_ends(
 
 def is_in(state: str, live: int, flags: int) -> bool:
     """`words.BLOCK_STATES` for a single block."""
-    bits = {"shared": 2, "hashed": 4, "flight": 8, "tail": 16}
+    bits = {"shared": 2, "hashed": 4, "flight": 8, "tail": 16, "other": 32}
     if state in bits:
         return bool(flags & bits[state])
     if state == "free":
         return flags == 0
     holds = {"live": live > 0, "dead": live < SIZE and not flags & 16, "low": live <= SIZE // 2}
-    return flags != 0 and holds[state]
+    return flags & 1 != 0 and holds[state]
 
 
 @pytest.mark.parametrize("state", BLOCK_STATES)
 def test_states_match_their_descriptions(state: str) -> None:
-    pairs = [(0, 0)] + [(n, 1 | bits << 1) for n in range(SIZE + 1) for bits in range(16)]
+    pairs = [(0, 0), (0, 32)] + [(n, 1 | bits << 1) for n in range(SIZE + 1) for bits in range(16)]
     live = np.array([n for n, _ in pairs], np.uint16)
     flags = np.array([f for _, f in pairs], np.uint8)
     found = cells.in_state(live, flags, SIZE, state)

@@ -124,10 +124,11 @@ class Activity:
         self._churn[ids] = self._churn[ids] * faded + 1 / CHURN_TAU_S
         self._changed_at[ids] = self.ts
         was, now = old.flags[ids], new.flags[ids]
-        self._record(ids[(was == 0) & (now != 0)], TAKEN, new.owner)
-        self._record(ids[(was != 0) & (now == 0)], FREED, old.owner)
+        used_before, used = was & wire.FLAG_USED != 0, now & wire.FLAG_USED != 0
+        self._record(ids[~used_before & used], TAKEN, new.owner)
+        self._record(ids[used_before & ~used], FREED, old.owner)
         for bit, gained, lost in _BITS:
-            both = (was != 0) & (now != 0)
+            both = used_before & used
             self._record(ids[both & (was & bit == 0) & (now & bit != 0)], gained, new.owner)
             self._record(ids[both & (was & bit != 0) & (now & bit == 0)], lost, new.owner)
 

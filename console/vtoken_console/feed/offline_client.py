@@ -42,5 +42,7 @@ class OfflineClient(AsyncClient):
         flags = int(model.flags[block])
         if not flags:
             return f"Block {block:,} is free."
+        if not flags & wire.FLAG_USED:
+            return f"Block {block:,} is {', '.join(flag_words(flags))}."
         live = f"Block {block:,}: {int(model.live[block])} of {model.block_size} live"
         return ", ".join([live, *flag_words(flags)]) + "."

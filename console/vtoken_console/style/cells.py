@@ -131,8 +131,11 @@ def in_state(live: U16, flags: U8, block_size: int, state: str) -> Mask:
     """Whether each block is in `state` (see `words.BLOCK_STATES`) [N]."""
     used = (flags & wire.FLAG_USED) != 0
     found: Mask
+    other = (flags & wire.FLAG_OTHER) != 0
     if state == "free":
-        found = ~used
+        found = ~used & ~other
+    elif state == "other":
+        found = other
     elif state == "live":
         found = used & (live > 0)
     elif state == "dead":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 LEVELS = 17
 FREE_LEVEL = LEVELS  # the level of a cell that holds free blocks only
 DIM_LEVEL = LEVELS + 1  # the level of a cell whose blocks are hidden by a filter
+OTHER_LEVEL = LEVELS + 2  # the level of a cell with blocks of another group of layers, none of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Ramp:
     colors: tuple[str, ...]
     glyphs: str
     free_color: str = "#161b22"
+    other_color: str = "#41304f"
 
 
 def _rgb(color: str) -> tuple[int, int, int]:
@@ -105,6 +107,8 @@ _NUMBERS: dict[tuple[str, bool], tuple[int, ...]] = {
         153, 251, 250, 181, 180, 210, 174, 173, 203, 167, 131, 161, 125, 90, 89, 53, 17),
 }
 # fmt: on
+_OTHER_COLORS = {True: "#41304f", False: "#dccdea"}  # by whether the background is dark
+_OTHER_NUMBERS = {True: 54, False: 183}
 _CUBE = (0, 95, 135, 175, 215, 255)
 
 
@@ -124,7 +128,8 @@ def _colour_ramp(name: str, *, dark: bool, numbered: bool) -> Ramp:
     free = {(True, False): "#161b22", (True, True): of_number(234)}.get(
         (dark, numbered), "#f1f3f6" if not numbered else of_number(255)
     )
-    return Ramp(name, _SUMMARIES[name], colors, _SHADES, free)
+    other = of_number(_OTHER_NUMBERS[dark]) if numbered else _OTHER_COLORS[dark]
+    return Ramp(name, _SUMMARIES[name], colors, _SHADES, free, other)
 
 
 def ramps(*, dark: bool = True, numbered: bool = False) -> dict[str, Ramp]:

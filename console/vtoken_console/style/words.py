@@ -5,6 +5,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vtoken.wire import CacheGroup
+
 BLOCK_STATES: dict[str, str] = {
     "free": "held by no request",
     "live": "holds a live token",
@@ -14,8 +21,22 @@ BLOCK_STATES: dict[str, str] = {
     "hashed": "in the prefix cache: never written",
     "flight": "source or destination of a move of the newest step",
     "tail": "the block that its request appends to",
+    "other": "held by layers with a window, chunks or a state: no policy evicts these",
 }
+OTHERS: dict[str, str] = {"window": "window", "chunked": "chunk", "state": "state"}
 REQUEST_STATES = ("running", "waiting", "preempted")
+
+
+def other_words(groups: Iterable[CacheGroup]) -> str:
+    """What holds blocks beside full attention: `window`, `window or state`; "" if nothing does."""
+    return " or ".join(dict.fromkeys(OTHERS[g.kind] for g in groups if not g.managed))
+
+
+def is_other(flags: int) -> bool:
+    """Whether a block with these flags is held by a group that vToken does not manage."""
+    from vtoken import wire
+
+    return bool(flags & wire.FLAG_OTHER)
 
 
 def flag_words(flags: int) -> list[str]:
@@ -27,5 +48,6 @@ def flag_words(flags: int) -> list[str]:
         (wire.FLAG_HASHED, "hashed"),
         (wire.FLAG_IN_FLIGHT, "in flight"),
         (wire.FLAG_TAIL, "tail"),
+        (wire.FLAG_OTHER, "of another group of layers"),
     )
     return [word for bit, word in names if flags & bit]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vtoken.sentences import clock
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.style.words import flag_words
+from vtoken_console.style.words import flag_words, is_other
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ class BlockPage(LinesWidget):
         muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
         size, flags = model.block_size, int(model.flags[self.block])
         spans: list[Span] = [(" free", text)]
-        if flags:
+        if is_other(flags):
+            spans = [(f" {word}", text) for word in flag_words(flags)]
+        elif flags:
             live = int(model.live[self.block])
             spans = [(f" {live:>{len(str(size))}}/{size} live", palette.BOLD_STYLE)]
             spans += [(f"  {word}", text) for word in flag_words(flags)]
@@ -81,6 +83,8 @@ class BlockPage(LinesWidget):
             (pinned, text),
             *((f"  {word}", muted) for word in flag_words(detail.flags) if word not in pinned),
         ]
+        if is_other(detail.flags):
+            head = [(f" {word}", text) for word in flag_words(detail.flags)]
         lines: list[Line] = [merge(cut(head, width)), EMPTY]
         id_width = max(26, min(40, width - 36))
         if detail.owners:

@@ -15,7 +15,7 @@ from vtoken.wire import FLAG_HASHED, FLAG_IN_FLIGHT, FLAG_SHARED, FLAG_TAIL
 
 # (first bit, bits) of every field
 _FIELDS = {
-    "mean": (0, 5),  # ramp level, FREE_LEVEL or DIM_LEVEL
+    "mean": (0, 5),  # ramp level, FREE_LEVEL, DIM_LEVEL or OTHER_LEVEL
     "worst": (5, 5),
     "mark": (10, 3),  # index in MARKS
     "move": (13, 2),  # 1 source, 2 destination, 3 both

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rich.style import Style
 
 from vtoken_console.style import palette
-from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL, Ramp, ink_on, mix
+from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL, OTHER_LEVEL, Ramp, ink_on, mix
 from vtoken_console.style.themes import Theme, nearest_number
 from vtoken_console.widgets.heatmap.cell_codes import MANY, MARKS, Cell, unpack
 from vtoken_console.widgets.heatmap.colouring import STATE_KINDS, Mode
@@ -20,7 +20,7 @@ from vtoken_console.widgets.lines import Line, Span, merge
 
 STRIPE = "▂"  # the lower quarter of a cell, for its worst block
 UPPER_HALF = "▀"
-FREE, HIDDEN = "·", "-"
+FREE, HIDDEN, OTHER = "·", "-", "~"
 SOURCE, DESTINATION, BOTH = 1, 2, 3
 # (glyph, ASCII glyph) of a move by phase: a source fades out, a destination brightens.
 MOVES = {
@@ -91,6 +91,8 @@ class CellPainter:
             if not coloured:
                 return " " * width, palette.TEXT_STYLE
             return FREE * width, palette.style(palette.BORDER, self.ramp.free_color)
+        if cell.mean == OTHER_LEVEL:
+            return OTHER * width, self._other()
         if cell.kinds:
             letter, style = self._kind(cell)
             return letter.rjust(width) if width > 1 else letter, style
@@ -138,6 +140,11 @@ class CellPainter:
             return self.theme.color(palette.BACKGROUND)
         return self.theme.color(color.triplet.hex)
 
+    def _other(self) -> Style:
+        if not self.ramp.colors:
+            return palette.MUTED_STYLE
+        return palette.style(palette.MUTED, self.ramp.other_color)
+
     def _cursor(self) -> Style:
         return palette.CURSOR_CELL_STYLE if self.focused else palette.BLURRED_CELL_STYLE
 
@@ -161,6 +168,8 @@ class CellPainter:
         elif free:
             body = FREE if coloured else ""
             style = palette.style(palette.FAINT, self.ramp.free_color if coloured else None)
+        elif cell.mean == OTHER_LEVEL:
+            body, style = OTHER, self._other()
         elif not coloured:
             fill = " " if cell.kinds else self.ramp.glyphs[cell.mean]
             body, style = str(cell.live), palette.TEXT_STYLE

@@ -15,7 +15,7 @@ from textual.message import Message
 
 from vtoken_console.frame.view import View
 from vtoken_console.style.grid import Grid, Zoom, fit, has_ids, next_zoom, previous_zoom, text_width
-from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL
+from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL, OTHER_LEVEL
 from vtoken_console.widgets.heatmap.colouring import Mode
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
 
@@ -67,6 +67,7 @@ class Heatmap(LinesWidget, can_focus=True):
         room = height - self.foot
         if room < 1:
             return []
+        from vtoken.wire import FLAG_USED
         from vtoken_console.widgets.heatmap import text
 
         narrowest = 1 if view.ramp.colors else 2
@@ -75,7 +76,7 @@ class Heatmap(LinesWidget, can_focus=True):
         self.grid = grid
         self.pool = fit(Zoom.POOL, model.num_blocks, width, room, size, min_cell_width=narrowest)
         if self.cursor < 0:
-            self.cursor = int((model.flags != 0).argmax())
+            self.cursor = int((model.flags & FLAG_USED != 0).argmax())
         self.cursor = min(self.cursor, model.num_blocks - 1)
         self.scroll_to_cursor(room)
         mode = self.mode_shown(model)
@@ -112,7 +113,7 @@ class Heatmap(LinesWidget, can_focus=True):
         """Codes of the visible cells [C]."""
         import numpy as np
 
-        from vtoken.wire import FLAG_USED
+        from vtoken.wire import FLAG_OTHER, FLAG_USED
         from vtoken_console.frame import filters
         from vtoken_console.style import cells
         from vtoken_console.widgets.heatmap import cell_codes, colouring
@@ -124,12 +125,13 @@ class Heatmap(LinesWidget, can_focus=True):
         part = slice(blocks.start, blocks.stop)
         flags = model.flags[part]
         counted = used = (flags & FLAG_USED) != 0
+        other = (flags & FLAG_OTHER) != 0
         hidden_free: Any = None
         self.matching = None
         if view.filter:
             mask = filters.block_mask(view.filter, model)
             self.matching = int(mask.sum())
-            counted = used & mask[part]
+            counted, other = used & mask[part], other & mask[part]
             hidden_free = cells.count_cells(~used & mask[part], grid.per_cell) == 0
         coloured = colouring.colour(mode, model, activity, part)
         fields: dict[str, Any] = {}
@@ -146,6 +148,8 @@ class Heatmap(LinesWidget, can_focus=True):
             fields["kind"], number = cells.kinds(coloured.kind, counted, grid.per_cell)
             fields["kinds"] = number
             mean = np.where(number > 0, 0, FREE_LEVEL)
+        others = cells.count_cells(other, grid.per_cell) > 0
+        mean = np.where((mean == FREE_LEVEL) & others, OTHER_LEVEL, mean)
         if hidden_free is not None:
             mean = np.where((mean == FREE_LEVEL) & hidden_free, DIM_LEVEL, mean)
         if self._is_text(model.block_size):

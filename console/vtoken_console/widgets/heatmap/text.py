@@ -10,12 +10,13 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from vtoken.wire import FLAG_OTHER, FLAG_USED
 from vtoken_console.frame.filters import shortfall
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.style.grid import Grid, Zoom
 from vtoken_console.style.ramp import FREE_LEVEL, Ramp, ink_on
-from vtoken_console.style.words import flag_words
+from vtoken_console.style.words import flag_words, other_words
 from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
 from vtoken_console.widgets.lines import Line, Span, cut, merge, width_of
 
@@ -102,6 +103,9 @@ def legend(view: View, mode: Mode, width: int, *, single: bool) -> Line:
     """The legend of this mode in one line, truncated at the end."""
     muted = palette.MUTED_STYLE
     spans: list[Span] = [(" ", muted)]
+    if others := _others(view.model):
+        back = view.ramp.other_color if view.ramp.colors else None
+        spans += [("~", palette.style(palette.MUTED, back)), (f" {others}  ", muted)]
     if mode is Mode.UTILISATION:
         spans += [("dead ", muted), *_scale(view.ramp), (" live  ", muted)]
     elif mode is Mode.AGE:
@@ -141,6 +145,11 @@ def legend(view: View, mode: Mode, width: int, *, single: bool) -> Line:
     return merge(cut(spans, width))
 
 
+def _others(model: StreamState | None) -> str:
+    status = None if model is None else model.status
+    return "" if status is None else other_words(status.groups)
+
+
 def _scale(ramp: Ramp) -> list[Span]:
     if ramp.colors:
         return [(" ", palette.style(None, color)) for color in ramp.colors[::2]]
@@ -175,8 +184,8 @@ def _one_block(block: int, model: StreamState, activity: Activity) -> list[Span]
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     flags = int(model.flags[block])
     spans: list[Span] = [(f" block {block:,}  ", muted)]
-    if flags == 0:
-        spans.append(("free", text))
+    if not flags & FLAG_USED:
+        spans.append((f"held by a {_others(model)}" if flags & FLAG_OTHER else "free", text))
     else:
         live = int(model.live[block])
         spans.append((f"{live:>{len(str(size))}}/{size} live", text))
@@ -194,9 +203,11 @@ def _some_blocks(model: StreamState, blocks: range) -> list[Span]:
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     part = slice(blocks.start, blocks.stop)
     live, flags = model.live[part], model.flags[part]
-    used = flags != 0
+    used, others = flags & FLAG_USED != 0, int((flags & FLAG_OTHER != 0).sum())
     spans: list[Span] = [(f" blocks {blocks[0]:,}–{blocks[-1]:,}  ", muted)]
     spans.append((f"{int(used.sum())} of {len(blocks)} used", text))
+    if others:
+        spans.append((f"  {others} {_others(model)}", text))
     if used.any():
         shares = live[used] / max(model.block_size, 1)
         at = int(used.nonzero()[0][shares.argmin()]) + blocks.start
@@ -205,7 +216,7 @@ def _some_blocks(model: StreamState, blocks: range) -> list[Span]:
         if len(model.owner):
             owners = len(set(model.owner[part][used].tolist()))
             spans.append((f"  {owners} owner{'s' if owners != 1 else ''}", text))
-        union = reduce(or_, flags.tolist())
+        union = reduce(or_, flags[used].tolist())
         spans += [(f"  {word}", text) for word in flag_words(union)]
     return spans
 
