@@ -147,6 +147,10 @@ MIXED = {
         {"sliding_window": 64, "num_hidden_layers": 4, "head_dim": 32}
         | {"query_pre_attn_scalar": 32, "tie_word_embeddings": True},
     ),
+    "cohere2": Recipe(
+        "cohere2",
+        {"sliding_window": 64, "num_hidden_layers": 4, "tie_word_embeddings": True},
+    ),
     "exaone_moe": Recipe(
         "exaone_moe",
         EXPERTS | {"sliding_window": 64, "num_hidden_layers": 4, "head_dim": 32},

@@ -223,7 +223,10 @@ def masks(model: Any, start: int, appended: int, live: list[int]) -> Any:
     key = torch.arange(start + appended)[None]
     found = {"full_attention": full_mask}
     if "sliding_attention" in kinds:
-        near = (key <= query) & (key > query - model.config.sliding_window)
+        # vLLM reads a token more in Cohere 2 than transformers: "swa layer sees
+        # [pos - sliding_window, pos]" (vllm/model_executor/models/commandr.py).
+        window = model.config.sliding_window + (model.config.model_type == "cohere2")
+        near = (key <= query) & (key > query - window)
         found["sliding_attention"] = hide(near, model.dtype)
     if "chunked_attention" in kinds:
         size = model.config.attention_chunk_size

@@ -1,10 +1,14 @@
-"""Models with windows or states beside full attention, on the real engine: prefix hits, preemption,
-relocation, and the rule on prefix hashes. `test_models.py` has the families.
+"""Models with windows, chunks or states beside full attention, on the real engine.
+
+Prefix hits, preemption, every policy and setting of placement, several samples of one prompt, and
+the rule on prefix hashes. `test_models.py` has the families without these. A few families run in
+the suite; `make test-models` (VTOKEN_ALL_MODELS=1) runs all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +16,60 @@ import pytest
 
 from tests.support import models, reference
 from tests.support.engines import engine_args
-from tests.support.observe import runtime_of
+from tests.support.observe import Observer, runtime_of
+from tests.vllm.test_policies_exact import generate_under
+from vtoken.base.errors import SelfTestError
+from vtoken.core.runtime.admission import Admission
+from vtoken.policies import policy_names
+from vtoken.wire import FLAG_OTHER, FLAG_USED
+from vtoken.wire.commands import Command, PatchConfig
 
 pytestmark = pytest.mark.vllm
 
+ALL = bool(os.environ.get("VTOKEN_ALL_MODELS"))
+FAMILIES = models.MIXED | models.HYBRID
+WINDOWED = list(models.MIXED) if ALL else ["gpt_oss"]
+PREEMPTED = list(FAMILIES) if ALL else ["gpt_oss", "granitemoehybrid"]
 BUDGET, INTERVAL, SINKS = 40, 12, 4
 NUM_NEW = 48
+NEAR_TIE = 0.2  # of the median distance: bfloat16 may decide it otherwise
 POLICY = {"name": "streaming_llm", "params": {"sinks": SINKS}}
 EVICT = reference.streaming_llm(SINKS, BUDGET, INTERVAL)
 RELOCATING = {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 15, "batch_size": 15}
 
 
 @pytest.fixture(scope="module")
-def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.make(models.MIXED["gpt_oss"], tmp_path_factory.mktemp("gpt_oss"))
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`folder_of(family)`: its tiny model, made at the first call."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = models.make(FAMILIES[name], tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return folder
 
 
 @pytest.fixture(scope="module")
-def granite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    recipe = models.HYBRID["granitemoehybrid"]
-    return models.make(recipe, tmp_path_factory.mktemp("granite"))
+def gpt_oss(folder_of: Callable[[str], Path]) -> Path:
+    return folder_of("gpt_oss")
 
 
-def loaded(folder: Path) -> Any:
+def loaded(folder: Path, dtype: str = "float32") -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    load = AutoModelForCausalLM.from_pretrained
+    return load(folder, attn_implementation="eager", dtype=dtype).eval()
+
+
+def assert_same(tokens: list[int], trace: reference.Trace, dtype: str) -> None:
+    """`tokens` are those of `trace`; in bfloat16 up to a near tie."""
+    if dtype == "float32":
+        assert tokens == trace.tokens
+    gaps, pairs = trace.gaps(), zip(tokens, trace.tokens, strict=True)
+    first = next((i for i, (got, wanted) in enumerate(pairs) if got != wanted), None)
+    assert first is None or gaps[first] < NEAR_TIE * sorted(gaps)[len(gaps) // 2]
 
 
 def settings(folder: Path, config: dict[str, Any], **overrides: Any) -> dict[str, Any]:
@@ -63,12 +95,13 @@ def cached_tokens(llm: Any, prompts: list[list[int]], num_new: int) -> tuple[lis
 
 
 @pytest.mark.parametrize("config", [{}, RELOCATING], ids=["recycled", "relocated"])
+@pytest.mark.parametrize("family", WINDOWED)
 def test_prompts_found_in_the_cache_are_pruned_exactly(
-    engine: Any, gpt_oss: Path, config: dict[str, Any]
+    engine: Any, folder_of: Callable[[str], Path], family: str, config: dict[str, Any]
 ) -> None:
-    shared = reference.random_prompt(128, 1)
+    folder, shared = folder_of(family), reference.random_prompt(128, 1)
     prompts = [shared + reference.random_prompt(9 + 30 * i, 20 + i)[1:] for i in range(3)]
-    with engine(**settings(gpt_oss, config, block_size=16, num_gpu_blocks_override=600)) as llm:
+    with engine(**settings(folder, config, block_size=16, num_gpu_blocks_override=600)) as llm:
         first, _ = cached_tokens(llm, prompts, NUM_NEW)
         again, hits = cached_tokens(llm, prompts, NUM_NEW)
         counters = runtime_of(llm).counters
@@ -78,22 +111,23 @@ def test_prompts_found_in_the_cache_are_pruned_exactly(
             counters.reclamation.relocations if config else counters.reclamation.recycled_slots
         ) > 0
     assert hits >= 2 * len(shared)
-    model = loaded(gpt_oss)
+    model = loaded(folder)
     assert first == again
     assert first == [reference.generate(model, prompt, NUM_NEW, EVICT) for prompt in prompts]
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "granite"])
+@pytest.mark.parametrize("family", PREEMPTED)
 def test_a_preempted_request_is_computed_again_in_all_groups(
-    engine: Any, request: pytest.FixtureRequest, family: str
+    engine: Any, folder_of: Callable[[str], Path], family: str
 ) -> None:
     from vllm import SamplingParams
 
-    folder: Path = request.getfixturevalue(family)
+    folder, dtype = folder_of(family), FAMILIES[family].dtype
     prompts = [reference.random_prompt(70 + 17 * i, 20 + i) for i in range(4)]
     pool: dict[str, Any] = {"num_gpu_blocks_override": 600, "block_size": 16}
-    if family == "granite":  # vLLM's CPU kernel of Mamba 2 fails with a prefix cache
+    if family in models.HYBRID:  # vLLM's CPU kernels of states fail with a prefix cache
         pool = {"num_gpu_blocks_override": 64, "block_size": None, "enable_prefix_caching": False}
+        pool |= {"dtype": dtype, "kv_cache_memory_bytes": 256 << 20}
     answers: dict[int, list[int]] = {}
     with engine(**settings(folder, RELOCATING, **pool)) as llm:
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
@@ -110,15 +144,240 @@ def test_a_preempted_request_is_computed_again_in_all_groups(
                 answers[int(output.request_id)] = list(output.outputs[0].token_ids)
         counters = runtime_of(llm).counters
         assert (counters.requests.preempted, counters.invariants.violations) == (len(prompts), 0)
-    model = loaded(folder)
+    model = loaded(folder, dtype)
     for number, (prompt, cut) in enumerate(zip(prompts, cuts, strict=True)):
-        tokens = reference.generate(model, prompt, cut, EVICT)
-        tokens += reference.generate(model, prompt + tokens, NUM_NEW - cut, EVICT)
-        assert answers[number] == tokens
+        before = reference.trace(model, prompt, cut, EVICT)
+        resumed = answers[number][:cut]  # in bfloat16 what the engine chose, not the reference
+        after = reference.trace(model, prompt + resumed, NUM_NEW - cut, EVICT)
+        assert_same(resumed, before, dtype)
+        assert_same(answers[number][cut:], after, dtype)
 
 
 def _number(request: Any) -> int:
     return int(request.request_id.split("-")[0])
+
+
+POLICIES = policy_names()
+PARAMS: dict[str, dict[str, Any]] = {
+    "snapkv": {"window": 16},
+    "scissorhands": {"history_queries": 60},
+}
+EAGER = {"theta_f": 0.0, "batch_size": 64, "headroom_blocks": 32}
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "naive-evict": {"reclamation": "off", "recycle": False},
+    "recycling": {"reclamation": "auto", "recycle": True, "round_rule": "paper"},
+    "plug": {"recycle": False, "planner": "plug", **EAGER},
+    "pack": {"recycle": False, "planner": "pack", **EAGER},
+}
+CHUNK = 64
+
+
+def change(llm: Any, patch: dict[str, Any]) -> None:
+    controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+    assert controller.handle(Command(call=PatchConfig(patch=patch))).problem is None
+
+
+@pytest.mark.parametrize("during", ["decode", "both"])
+@pytest.mark.parametrize("family", ["gpt_oss", "granitemoehybrid"] if ALL else ["gpt_oss"])
+def test_every_policy_is_exact_under_every_placement(
+    engine: Any, folder_of: Callable[[str], Path], demo_model: Path, family: str, during: str
+) -> None:
+    """Every policy in a request of its own, side by side; placements one after the other on the
+    same engine. Prompts are computed in chunks, between which `both` evicts.
+    """
+    folder = folder_of(family)
+    prompts = [reference.random_prompt(length, seed) for seed, length in enumerate((170, 90))]
+    policies = [(name, PARAMS.get(name, {})) for name in POLICIES]
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 1600, "block_size": 16}
+    if family in models.HYBRID:
+        pool = {"num_gpu_blocks_override": 256, "block_size": None}
+    pool |= {"skip_tokenizer_init": False, "tokenizer": str(demo_model)}  # for policies that read
+    pool |= {"enable_prefix_caching": False, "long_prefill_token_threshold": CHUNK}
+    pool |= {"kv_cache_memory_bytes": 512 << 20}
+    with engine(**settings(folder, {"evict_during": during}, **pool)) as llm:
+        observer = Observer(llm)
+        counters, start = observer.runtime.counters, 0
+        runs: dict[str, Any] = {}
+        for placement, patch in PLACEMENTS.items():
+            watermark = pool["num_gpu_blocks_override"] - 1 if "theta_f" in patch else 1
+            change(llm, patch | {"low_watermark_blocks": watermark})
+            moved, recycled = counters.reclamation.relocations, counters.reclamation.recycled_slots
+            tokens = generate_under(llm, policies, prompts, NUM_NEW)
+            logs = observer.logs()
+            runs[placement], start = (tokens, logs[start:]), len(logs)
+            moved = counters.reclamation.relocations - moved
+            recycled = counters.reclamation.recycled_slots - recycled
+            has_small_blocks = observer.runtime.geometry.block_size < len(prompts[0])
+            assert (moved > 0) == (placement in ("plug", "pack") and has_small_blocks)
+            assert (recycled > 0) == (placement == "recycling")
+        assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
+    tokens, logs = runs["naive-evict"]
+    for placement in PLACEMENTS:
+        assert runs[placement] == (tokens, logs), placement
+    assert sum(map(bool, logs)) == len(prompts) * (len(POLICIES) - 1)  # all but "none" evict
+    assert any(step < 0 for log in logs for step in log) == (during == "both")
+    model = loaded(folder)
+    # A model with states takes its prompt as a whole, or token by token.
+    size = None if during == "decode" else 1 if family in models.HYBRID else CHUNK
+    for number, (found, log) in enumerate(zip(tokens, logs, strict=True)):
+        evict, prompt = reference.replay(log), prompts[number % len(prompts)]
+        if during == "decode" and number % len(prompts):
+            continue  # the prompt's own chunks are what the second length is for
+        assert found == reference.generate(
+            model, prompt, NUM_NEW, evict, chunk=size, evict_prompt=evict
+        )
+
+
+def test_requests_that_give_for_others_are_exact_beside_windows(
+    engine: Any, gpt_oss: Path, greedy: Any
+) -> None:
+    prompts = [reference.random_prompt(100 + 17 * i, 60 + i) for i in range(4)]
+    values = {"policy": {"name": "h2o"}, "evict_when": "pressure", "headroom_blocks": 2}
+    pool = {"num_gpu_blocks_override": 64, "block_size": 16, "max_model_len": 400}
+    with engine(**settings(gpt_oss, values, enable_prefix_caching=False, **pool)) as llm:
+        observer = Observer(llm)
+        tokens = greedy(llm, prompts, 96)
+        counters, logs = observer.runtime.counters, observer.logs()
+        assert counters.pressure.given_tokens == counters.tokens.evicted > 0
+        assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
+    model = loaded(gpt_oss)
+    for prompt, found, log in zip(prompts, tokens, logs, strict=True):
+        assert found == reference.generate(model, prompt, 96, reference.replay(log))
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "granitemoehybrid"] if ALL else ["gpt_oss"])
+def test_several_samples_of_one_prompt_are_exact(
+    engine: Any, folder_of: Callable[[str], Path], family: str
+) -> None:
+    from vllm import SamplingParams
+
+    folder, prompt = folder_of(family), reference.random_prompt(150, 5)
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 600, "block_size": 16}
+    if family in models.HYBRID:
+        pool = {"num_gpu_blocks_override": 64, "block_size": None, "enable_prefix_caching": False}
+    params = SamplingParams(n=3, top_k=1, max_tokens=NUM_NEW, ignore_eos=True, detokenize=False)
+    with engine(**settings(folder, RELOCATING, **pool)) as llm:
+        (answer,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        runtime = runtime_of(llm)
+        assert runtime.counters.invariants.violations == 0
+        assert runtime.counters.tokens.evicted > 3 * len(prompt) // 2
+    wanted = reference.generate(loaded(folder), prompt, NUM_NEW, EVICT)
+    assert [list(sample.token_ids) for sample in answer.outputs] == [wanted] * 3
+
+
+def test_a_probe_without_the_models_sinks_does_not_start(
+    engine: Any, gpt_oss: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vtoken.vllm.cpu.compiled_probe import StepProbe
+
+    add = StepProbe.add
+    monkeypatch.setattr(StepProbe, "add", lambda *a, **k: add(*a, **k | {"sinks": None}))
+    with (
+        pytest.raises(SelfTestError, match=r"attention_.*differs from plain torch"),
+        engine(**settings(gpt_oss, {}, block_size=16, num_gpu_blocks_override=600)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "granitemoehybrid"])
+def test_the_status_says_what_each_group_holds(
+    engine: Any, folder_of: Callable[[str], Path], family: str
+) -> None:
+    from vllm import SamplingParams
+
+    pool: dict[str, Any] = {"num_gpu_blocks_override": 600, "block_size": 16}
+    if family in models.HYBRID:
+        pool = {"num_gpu_blocks_override": 64, "block_size": None, "enable_prefix_caching": False}
+    with engine(**settings(folder_of(family), {}, **pool)) as llm:
+        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        for number in range(3):
+            prompt = {"prompt_token_ids": reference.random_prompt(100, number)}
+            llm.llm_engine.add_request(str(number), prompt, params)
+        for _ in range(10):
+            llm.llm_engine.step()
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        reporter = scheduler.vtoken_controller.reporter
+        status, flags = reporter.status(), reporter.flags()
+        free, held = status.blocks.free, {group.index: group for group in status.groups}
+        assert free + sum(group.blocks for group in status.groups) == status.blocks.total
+        managed, *others = sorted(status.groups, key=lambda group: not group.managed)
+        assert managed.blocks == status.blocks.used == (flags & FLAG_USED != 0).sum()
+        assert (flags == FLAG_OTHER).sum() == sum(group.blocks for group in others)
+        assert [*held] == [*range(len(status.groups))]
+        if family == "gpt_oss":
+            assert [(group.kind, group.layers) for group in others] == [("window", 2)]
+            assert others[0].blocks == 3 * -(-(64 + 16) // 16)  # a window may begin in a block
+            assert managed.block_size == others[0].block_size == 16
+        else:
+            assert [(group.kind, group.layers) for group in others] == [("state", 1)] * 3
+            assert [group.blocks for group in others] == [3, 3, 3]
+        assert len({group.bytes / group.blocks for group in status.groups}) == 1
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+        assert [group.blocks for group in reporter.status().groups] == [0] * len(status.groups)
+
+
+def test_a_request_waits_for_the_windows_of_those_that_run(
+    engine: Any, gpt_oss: Path, greedy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool fits all peaks of full attention and not all windows: counting the managed group
+    alone admits a request too many, which is preempted.
+    """
+    prompts = [reference.random_prompt(20 + i, 40 + i) for i in range(8)]
+    pool = {"num_gpu_blocks_override": 44, "block_size": 16, "max_model_len": 256}
+    values = {"headroom_blocks": 1, "low_watermark_blocks": 1}
+    preempted, tokens = {}, {}
+    for counted in ("all groups", "the managed group"):
+        if counted == "the managed group":
+            monkeypatch.setattr(Admission, "most_other_blocks", lambda *_: 0)
+        with engine(**settings(gpt_oss, values, enable_prefix_caching=False, **pool)) as llm:
+            tokens[counted] = greedy(llm, prompts, 100)
+            counters = runtime_of(llm).counters
+            preempted[counted] = counters.requests.preempted
+            assert counters.invariants.violations == 0
+    assert preempted["all groups"] == 0
+    assert preempted["the managed group"] > 0
+    model = loaded(gpt_oss)
+    for prompt, found in zip(prompts[::3], tokens["all groups"][::3], strict=True):
+        assert found == reference.generate(model, prompt, 100, EVICT)
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 32, "num_attention_heads": 1}
+SMALL |= {"num_key_value_heads": 1, "max_position_embeddings": 40_960}
+LONG = {  # layers and windows of the published models; blocks of other groups at 32,768 tokens
+    "gpt_oss": ({"num_hidden_layers": 24, "sliding_window": 128}, [9]),
+    "gemma3": ({"num_hidden_layers": 48, "sliding_window": 1024}, [65] * 5),
+}
+
+
+@pytest.mark.skipif(not ALL, reason="two prompts of 32,768 tokens; needs VTOKEN_ALL_MODELS")
+@pytest.mark.parametrize("family", LONG)
+def test_full_attention_holds_most_blocks_of_a_long_context(
+    engine: Any, tmp_path: Path, family: str
+) -> None:
+    from dataclasses import replace
+
+    from vllm import SamplingParams
+
+    recipe, (layers, windows) = FAMILIES[family], LONG[family]
+    folder = models.make(replace(recipe, config=recipe.config | SMALL | layers), tmp_path)
+    pool = {"num_gpu_blocks_override": 3000, "block_size": 16, "max_model_len": 33_000}
+    pool |= {"max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 1 << 30}
+    values = settings(folder, {"policy": {"name": "none"}}, enable_prefix_caching=False, **pool)
+    with engine(**values) as llm:
+        prompt = {"prompt_token_ids": reference.random_prompt(32_760, 1)}
+        params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, detokenize=False)
+        llm.llm_engine.add_request("0", prompt, params)
+        controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        held: list[Any] = []
+        while llm.llm_engine.has_unfinished_requests():
+            held.append(controller.reporter.status().groups)
+            llm.llm_engine.step()
+    last = held[-1]  # after 32,768 tokens
+    assert [group.blocks for group in last if group.managed] == [2048]
+    assert [group.blocks for group in last if not group.managed] == windows
+    peak = max(sum(g.blocks for g in groups if not g.managed) for groups in held)
+    assert peak == len(windows) * -(-(layers["sliding_window"] - 1 + 2048) // 16)
 
 
 @pytest.fixture
