@@ -6,10 +6,9 @@ trained model, so that scores differ. The tokenizer is the demo model's, one tok
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
+
+from vtoken_bench.random_model import save
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_SIZE = 8, 512, 1536, 8, 2, 64
 MAX_MODEL_LEN = 8192
@@ -24,7 +23,7 @@ def build(path: Path) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from vtoken.demo.model import NUM_BYTES, save_tokenizer
+    from vtoken.demo.model import NUM_BYTES
 
     config = Qwen3Config(
         vocab_size=NUM_BYTES + 2,
@@ -46,17 +45,4 @@ def build(path: Path) -> Path:
         with torch.no_grad():
             for layer in model.model.layers:
                 layer.self_attn.q_norm.weight.mul_(GAIN)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        save_tokenizer(scratch, MAX_MODEL_LEN)
-        model.save_pretrained(scratch)
-        scratch.chmod(0o755)
-        try:
-            os.replace(scratch, path)  # atomic
-        except OSError:  # another process may have made it meanwhile
-            if not (path / "model.safetensors").is_file():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return path
+    return save(model, path, MAX_MODEL_LEN)

@@ -22,6 +22,7 @@ from vtoken_bench.evaluation import (
     capacity,
     frontier,
     goodput,
+    hybrid,
     memory,
     prefixes,
     relocation,
@@ -45,6 +46,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         prefixes.EXPERIMENT,
         relocation.EXPERIMENT,
         stability.EXPERIMENT,
+        hybrid.EXPERIMENT,
     )
 }
 # What a trained model on a CPU has time for; the tiny model shows the shape of all of it.
@@ -57,6 +59,7 @@ SLOW_PARTS = (
     "sensitivity",
     "relocation",
     "stability",
+    "hybrid",
 )
 BULKY = ("requests", "output_ids")  # a number or more for every request or token
 SECOND_PARTS = ("capacity",)  # of another architecture: the paper's check on a larger model
