@@ -44,7 +44,7 @@ test-gpu: $(SETUP) ## the tests that need a CUDA device [JOBS=4]
 	@$(BIN)/pytest tests/gpu -n $(or $(JOBS),4) --junitxml=.bench/gpu/tests.xml $(ARGS)
 
 test-models: $(SETUP) ## every architecture of docs/models.md against the reference, on the engine
-	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py $(ARGS)
+	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py tests/vllm/test_hybrids.py $(ARGS)
 
 check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/ruff check .

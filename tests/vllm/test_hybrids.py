@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -39,13 +39,15 @@ RELOCATING = {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 15, "bat
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def folder_of(
+    tmp_path_factory: pytest.TempPathFactory, in_process: Callable[..., Any]
+) -> Callable[[str], Path]:
     """`folder_of(family)`: its tiny model, made at the first call."""
     made: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
         if name not in made:
-            made[name] = models.make(FAMILIES[name], tmp_path_factory.mktemp(name))
+            made[name] = in_process(models.make, FAMILIES[name], tmp_path_factory.mktemp(name))
         return made[name]
 
     return folder
@@ -56,19 +58,51 @@ def gpt_oss(folder_of: Callable[[str], Path]) -> Path:
     return folder_of("gpt_oss")
 
 
-def loaded(folder: Path, dtype: str = "float32") -> Any:
+class Job(NamedTuple):
+    """A greedy generation of the reference. `log`: what dies when, None: as `EVICT` says; `chunk`:
+    of the prompt, None: as a whole.
+    """
+
+    prompt: list[int]
+    num_new: int = NUM_NEW
+    log: dict[int, set[int]] | None = None
+    chunk: int | None = None
+
+
+Answer = tuple[list[int], list[float]]  # tokens, and the distances of the two best logits
+
+
+def answers_of(folder: Path, dtype: str, jobs: list[Job]) -> list[Answer]:
     from transformers import AutoModelForCausalLM
 
     load = AutoModelForCausalLM.from_pretrained
-    return load(folder, attn_implementation="eager", dtype=dtype).eval()
+    model = load(folder, attn_implementation="eager", dtype=dtype).eval()
+    found = []
+    for prompt, num_new, log, chunk in jobs:
+        evict = EVICT if log is None else reference.replay(log)
+        between = reference.full if log is None else evict
+        trace = reference.trace(model, prompt, num_new, evict, chunk=chunk, evict_prompt=between)
+        found.append((trace.tokens, trace.gaps()))
+    return found
 
 
-def assert_same(tokens: list[int], trace: reference.Trace, dtype: str) -> None:
-    """`tokens` are those of `trace`; in bfloat16 up to a near tie."""
+@pytest.fixture
+def expected(in_process: Callable[..., Any]) -> Callable[..., list[list[int]]]:
+    """`expected(folder, jobs)`: the reference's tokens of each job, in float32."""
+
+    def tokens(folder: Path, jobs: list[Job]) -> list[list[int]]:
+        return [found for found, _ in in_process(answers_of, folder, "float32", jobs)]
+
+    return tokens
+
+
+def assert_same(tokens: list[int], answer: Answer, dtype: str) -> None:
+    """`tokens` are those of `answer`; in bfloat16 up to a near tie."""
+    wanted, gaps = answer
     if dtype == "float32":
-        assert tokens == trace.tokens
-    gaps, pairs = trace.gaps(), zip(tokens, trace.tokens, strict=True)
-    first = next((i for i, (got, wanted) in enumerate(pairs) if got != wanted), None)
+        assert tokens == wanted
+    pairs = zip(tokens, wanted, strict=True)
+    first = next((i for i, (got, want) in enumerate(pairs) if got != want), None)
     assert first is None or gaps[first] < NEAR_TIE * sorted(gaps)[len(gaps) // 2]
 
 
@@ -97,7 +131,7 @@ def cached_tokens(llm: Any, prompts: list[list[int]], num_new: int) -> tuple[lis
 @pytest.mark.parametrize("config", [{}, RELOCATING], ids=["recycled", "relocated"])
 @pytest.mark.parametrize("family", WINDOWED)
 def test_prompts_found_in_the_cache_are_pruned_exactly(
-    engine: Any, folder_of: Callable[[str], Path], family: str, config: dict[str, Any]
+    engine: Any, folder_of: Any, expected: Any, family: str, config: dict[str, Any]
 ) -> None:
     folder, shared = folder_of(family), reference.random_prompt(128, 1)
     prompts = [shared + reference.random_prompt(9 + 30 * i, 20 + i)[1:] for i in range(3)]
@@ -111,14 +145,12 @@ def test_prompts_found_in_the_cache_are_pruned_exactly(
             counters.reclamation.relocations if config else counters.reclamation.recycled_slots
         ) > 0
     assert hits >= 2 * len(shared)
-    model = loaded(folder)
-    assert first == again
-    assert first == [reference.generate(model, prompt, NUM_NEW, EVICT) for prompt in prompts]
+    assert first == again == expected(folder, [Job(prompt) for prompt in prompts])
 
 
 @pytest.mark.parametrize("family", PREEMPTED)
 def test_a_preempted_request_is_computed_again_in_all_groups(
-    engine: Any, folder_of: Callable[[str], Path], family: str
+    engine: Any, folder_of: Any, in_process: Callable[..., Any], family: str
 ) -> None:
     from vllm import SamplingParams
 
@@ -144,13 +176,14 @@ def test_a_preempted_request_is_computed_again_in_all_groups(
                 answers[int(output.request_id)] = list(output.outputs[0].token_ids)
         counters = runtime_of(llm).counters
         assert (counters.requests.preempted, counters.invariants.violations) == (len(prompts), 0)
-    model = loaded(folder, dtype)
+    jobs = []
     for number, (prompt, cut) in enumerate(zip(prompts, cuts, strict=True)):
-        before = reference.trace(model, prompt, cut, EVICT)
-        resumed = answers[number][:cut]  # in bfloat16 what the engine chose, not the reference
-        after = reference.trace(model, prompt + resumed, NUM_NEW - cut, EVICT)
-        assert_same(resumed, before, dtype)
-        assert_same(answers[number][cut:], after, dtype)
+        # In bfloat16 the second part follows what the engine chose, not what the reference would.
+        jobs += [Job(prompt, cut), Job(prompt + answers[number][:cut], NUM_NEW - cut)]
+    wanted = in_process(answers_of, folder, dtype, jobs)
+    for number, cut in enumerate(cuts):
+        assert_same(answers[number][:cut], wanted[2 * number], dtype)
+        assert_same(answers[number][cut:], wanted[2 * number + 1], dtype)
 
 
 def _number(request: Any) -> int:
@@ -180,7 +213,7 @@ def change(llm: Any, patch: dict[str, Any]) -> None:
 @pytest.mark.parametrize("during", ["decode", "both"])
 @pytest.mark.parametrize("family", ["gpt_oss", "granitemoehybrid"] if ALL else ["gpt_oss"])
 def test_every_policy_is_exact_under_every_placement(
-    engine: Any, folder_of: Callable[[str], Path], demo_model: Path, family: str, during: str
+    engine: Any, folder_of: Any, expected: Any, demo_model: Path, family: str, during: str
 ) -> None:
     """Every policy in a request of its own, side by side; placements one after the other on the
     same engine. Prompts are computed in chunks, between which `both` evicts.
@@ -216,20 +249,16 @@ def test_every_policy_is_exact_under_every_placement(
         assert runs[placement] == (tokens, logs), placement
     assert sum(map(bool, logs)) == len(prompts) * (len(POLICIES) - 1)  # all but "none" evict
     assert any(step < 0 for log in logs for step in log) == (during == "both")
-    model = loaded(folder)
     # A model with states takes its prompt as a whole, or token by token.
     size = None if during == "decode" else 1 if family in models.HYBRID else CHUNK
-    for number, (found, log) in enumerate(zip(tokens, logs, strict=True)):
-        evict, prompt = reference.replay(log), prompts[number % len(prompts)]
-        if during == "decode" and number % len(prompts):
-            continue  # the prompt's own chunks are what the second length is for
-        assert found == reference.generate(
-            model, prompt, NUM_NEW, evict, chunk=size, evict_prompt=evict
-        )
+    jobs = [
+        Job(prompts[number % len(prompts)], NUM_NEW, log, size) for number, log in enumerate(logs)
+    ]
+    assert tokens == expected(folder, jobs)
 
 
 def test_requests_that_give_for_others_are_exact_beside_windows(
-    engine: Any, gpt_oss: Path, greedy: Any
+    engine: Any, gpt_oss: Path, expected: Any, greedy: Any
 ) -> None:
     prompts = [reference.random_prompt(100 + 17 * i, 60 + i) for i in range(4)]
     values = {"policy": {"name": "h2o"}, "evict_when": "pressure", "headroom_blocks": 2}
@@ -240,14 +269,13 @@ def test_requests_that_give_for_others_are_exact_beside_windows(
         counters, logs = observer.runtime.counters, observer.logs()
         assert counters.pressure.given_tokens == counters.tokens.evicted > 0
         assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
-    model = loaded(gpt_oss)
-    for prompt, found, log in zip(prompts, tokens, logs, strict=True):
-        assert found == reference.generate(model, prompt, 96, reference.replay(log))
+    jobs = [Job(prompt, 96, log) for prompt, log in zip(prompts, logs, strict=True)]
+    assert tokens == expected(gpt_oss, jobs)
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "granitemoehybrid"] if ALL else ["gpt_oss"])
 def test_several_samples_of_one_prompt_are_exact(
-    engine: Any, folder_of: Callable[[str], Path], family: str
+    engine: Any, folder_of: Any, expected: Any, family: str
 ) -> None:
     from vllm import SamplingParams
 
@@ -261,8 +289,8 @@ def test_several_samples_of_one_prompt_are_exact(
         runtime = runtime_of(llm)
         assert runtime.counters.invariants.violations == 0
         assert runtime.counters.tokens.evicted > 3 * len(prompt) // 2
-    wanted = reference.generate(loaded(folder), prompt, NUM_NEW, EVICT)
-    assert [list(sample.token_ids) for sample in answer.outputs] == [wanted] * 3
+    found = [list(sample.token_ids) for sample in answer.outputs]
+    assert found == 3 * expected(folder, [Job(prompt)])
 
 
 def test_a_probe_without_the_models_sinks_does_not_start(
@@ -318,7 +346,7 @@ def test_the_status_says_what_each_group_holds(
 
 
 def test_a_request_waits_for_the_windows_of_those_that_run(
-    engine: Any, gpt_oss: Path, greedy: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, gpt_oss: Path, expected: Any, greedy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool fits all peaks of full attention and not all windows: counting the managed group
     alone admits a request too many, which is preempted.
@@ -337,9 +365,7 @@ def test_a_request_waits_for_the_windows_of_those_that_run(
             assert counters.invariants.violations == 0
     assert preempted["all groups"] == 0
     assert preempted["the managed group"] > 0
-    model = loaded(gpt_oss)
-    for prompt, found in zip(prompts[::3], tokens["all groups"][::3], strict=True):
-        assert found == reference.generate(model, prompt, 100, EVICT)
+    assert tokens["all groups"] == expected(gpt_oss, [Job(prompt, 100) for prompt in prompts])
 
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 32, "num_attention_heads": 1}
@@ -353,15 +379,16 @@ LONG = {  # layers and windows of the published models; blocks of other groups a
 @pytest.mark.skipif(not ALL, reason="two prompts of 32,768 tokens; needs VTOKEN_ALL_MODELS")
 @pytest.mark.parametrize("family", LONG)
 def test_full_attention_holds_most_blocks_of_a_long_context(
-    engine: Any, tmp_path: Path, family: str
+    engine: Any, in_process: Callable[..., Any], tmp_path: Path, family: str
 ) -> None:
     from dataclasses import replace
 
     from vllm import SamplingParams
 
     recipe, (layers, windows) = FAMILIES[family], LONG[family]
-    folder = models.make(replace(recipe, config=recipe.config | SMALL | layers), tmp_path)
-    pool = {"num_gpu_blocks_override": 3000, "block_size": 16, "max_model_len": 33_000}
+    recipe = replace(recipe, config=recipe.config | SMALL | layers)
+    folder = in_process(models.make, recipe, tmp_path)
+    pool = {"num_gpu_blocks_override": 3200, "block_size": 16, "max_model_len": 33_000}
     pool |= {"max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 1 << 30}
     values = settings(folder, {"policy": {"name": "none"}}, enable_prefix_caching=False, **pool)
     with engine(**values) as llm:
@@ -405,7 +432,7 @@ def combined(engine: Any, gpt_oss: Path) -> Iterator[Any]:
 
 
 def test_no_group_is_hashed_after_an_eviction(
-    combined: Any, gpt_oss: Path, monkeypatch: pytest.MonkeyPatch
+    combined: Any, gpt_oss: Path, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One request evicts and writes 106 tokens; a second computes the same tokens with full
     attention; a third finds them in the cache. Its windows must be those of the second.
@@ -413,7 +440,7 @@ def test_no_group_is_hashed_after_an_eviction(
     llm, run = combined
     prompt, answer, hits = run()
     assert hits >= 240
-    wanted = reference.generate(loaded(gpt_oss), prompt, NUM_NEW, reference.full)
+    (wanted,) = expected(gpt_oss, [Job(prompt, log={})])
     assert answer == wanted
 
     coordinator = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.coordinator

@@ -6,9 +6,7 @@ A few run in the suite; `make test-models` (VTOKEN_ALL_MODELS=1) runs all of `mo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,18 +82,6 @@ def replay(
     ]
     full = [reference.generate(model, prompt, NUM_NEW, reference.full) for prompt in PROMPTS]
     return [trace.tokens for trace in traces], [trace.gaps() for trace in traces], full
-
-
-@pytest.fixture(scope="module")
-def in_process() -> Iterator[Callable[..., Any]]:
-    """`in_process(function, …)`: its result. With all models it runs in another process, because
-    vLLM's Transformers backend changes the classes of that library in its process.
-    """
-    if not ALL:
-        yield lambda function, *arguments: function(*arguments)
-        return
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # GPT-BigCode's own code
