@@ -210,7 +210,7 @@ def change(llm: Any, patch: dict[str, Any]) -> None:
     assert controller.handle(Command(call=PatchConfig(patch=patch))).problem is None
 
 
-@pytest.mark.parametrize("during", ["decode", "both"])
+@pytest.mark.parametrize("during", ["decode", "both"] if ALL else ["both"])
 @pytest.mark.parametrize("family", ["gpt_oss", "granitemoehybrid"] if ALL else ["gpt_oss"])
 def test_every_policy_is_exact_under_every_placement(
     engine: Any, folder_of: Any, expected: Any, demo_model: Path, family: str, during: str
@@ -365,7 +365,8 @@ def test_a_request_waits_for_the_windows_of_those_that_run(
             assert counters.invariants.violations == 0
     assert preempted["all groups"] == 0
     assert preempted["the managed group"] > 0
-    assert tokens["all groups"] == expected(gpt_oss, [Job(prompt, 100) for prompt in prompts])
+    jobs = [Job(prompt, 100) for prompt in prompts[::4]]
+    assert tokens["all groups"][::4] == expected(gpt_oss, jobs)
 
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 32, "num_attention_heads": 1}
