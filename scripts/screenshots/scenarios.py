@@ -69,5 +69,6 @@ SCENARIOS: dict[str, Scenario] = {
     "small-control": Scenario(LOWER_THETA, size=SMALL),
     "small-figures": Scenario(size=SMALL, view="figures"),
     "guide": Scenario(source="guide", size=SMALL),
-    "replay": Scenario(("right",) * 10, source="replay"),  # where something happens
+    # 40 s on, where something happens
+    "replay": Scenario(("right_square_bracket",) * 8, source="replay"),
 }

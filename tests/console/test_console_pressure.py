@@ -343,10 +343,10 @@ def test_given_tokens_are_sampled_as_a_rate_and_unknown_where_nobody_gives(
     for second in range(4):
         status.ts = 1000.0 + second
         status.pressure = msgspec.structs.replace(pressure, given_tokens=100 * second)
-        rates.append(sampler.sample(status)[at])
+        rates.append(sampler.sample(wire.Point.of(status))[at])
     assert rates == [0.0, 100.0, 100.0, 100.0]
     status.pressure = None
-    assert math.isnan(sampler.sample(status)[at])
+    assert math.isnan(sampler.sample(wire.Point.of(status))[at])
 
 
 def test_metrics_have_what_a_fixed_budget_would_have_evicted(short_core: LiveEngine) -> None:

@@ -336,3 +336,39 @@ class Status(OfEngine, kw_only=True):
     pressure: MemoryPressure | None = None  # None: no request gives, now or if one came
     guards: list[Guard] = []  # of the change on trial, with their values now
     groups: list[CacheGroup] = []  # []: one group, or an older server
+
+
+class Point(msgspec.Struct, array_like=True, frozen=True):
+    """What a chart needs of one status; an array on the wire, in this order.
+
+    Counters are cumulative. None: the server does not report it.
+    """
+
+    ts: float
+    f: float
+    theta_f: float
+    free_blocks: int
+    generated_tokens: int
+    moved_tokens: int
+    ttft_p95_ms: float | None
+    inter_token_p95_ms: float | None
+    copy_us: int
+    plan_us: int
+    given_tokens: int | None
+
+    @staticmethod
+    def of(status: Status) -> Point:
+        done, latency, pressure = status.reclamation, status.latency, status.pressure
+        return Point(
+            ts=status.ts,
+            f=status.fragmentation.f,
+            theta_f=status.fragmentation.theta_f,
+            free_blocks=status.blocks.free,
+            generated_tokens=status.tokens.generated,
+            moved_tokens=done.moved_tokens,
+            ttft_p95_ms=None if latency is None else latency.ttft.p95_ms,
+            inter_token_p95_ms=None if latency is None else latency.inter_token.p95_ms,
+            copy_us=done.copy_us,
+            plan_us=done.plan_us,
+            given_tokens=None if pressure is None else pressure.given_tokens,
+        )

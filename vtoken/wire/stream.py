@@ -5,7 +5,7 @@ from __future__ import annotations
 from vtoken.wire.doc import Doc, PackedArray
 from vtoken.wire.documents import Event, Geometry, RequestRow
 from vtoken.wire.settings import ConfigDocument, PolicyInfo
-from vtoken.wire.status import Status
+from vtoken.wire.status import Point, Status
 
 
 class Message(Doc, tag_field="type"):
@@ -42,6 +42,8 @@ class Snapshot(Message, tag="snapshot"):
     flags: PackedArray | None
     requests: list[RequestRow] | None  # topic requests
     owner: PackedArray | None = None  # u16[num_blocks]; topic blocks
+    # Of the last minutes, oldest first; topic metrics, in the first snapshot of a connection.
+    history: list[Point] = []
 
 
 class Delta(Message, tag="delta"):

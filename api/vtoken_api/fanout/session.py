@@ -138,7 +138,7 @@ class Session:
         hello = self._hello(read_only_reason, can_read_text=can_read_text)
         hello.engines = [*engines]
         await self._send(hello)
-        await self._send_snapshot()
+        await self._send_snapshot(history="metrics" in self._query.topics and self.is_client)
         loop = asyncio.get_running_loop()
         period = 1.0 / self._query.fps
         next_state = loop.time() + period
@@ -180,9 +180,12 @@ class Session:
                 self._last_event = event.seq  # before `_send`, in which the recorder may stop
                 await self._send(self._message(wire.EventMessage, step=event.step, event=event))
 
-    async def _send_snapshot(self) -> None:
+    async def _send_snapshot(self, *, history: bool = False) -> None:
         assert self._view is not None
-        await self._send(self._message(wire.Snapshot, **self._cursor.snapshot(self._view)))
+        snapshot = self._message(wire.Snapshot, **self._cursor.snapshot(self._view))
+        if history:
+            snapshot.history = [*self._hub.history]
+        await self._send(snapshot)
 
     async def _send_delta(self) -> None:
         self._view = self._hub.view

@@ -35,13 +35,17 @@ class FeedData:
             self.audit = ()  # they belong to another run of the server
         if isinstance(message, wire.EventMessage):
             self._mark(message.event)
+        if isinstance(message, wire.Snapshot):
+            for point in message.history:
+                if point.ts > self.series.last_ts:  # the others are known
+                    self.add_sample(point)
         status = self.model.status
         if status is not None and status is not old.status:
-            self.add_sample(status)
+            self.add_sample(wire.Point.of(status))
 
-    def add_sample(self, status: wire.Status) -> None:
-        """Adds a point to every chart."""
-        self.series.add(status.ts, self._sampler.sample(status))
+    def add_sample(self, point: wire.Point) -> None:
+        """Adds a value to every chart."""
+        self.series.add(point.ts, self._sampler.sample(point))
 
     def add_past_events(self, events: Iterable[wire.Event]) -> None:
         """Adds earlier events to the log and their markers to the charts."""

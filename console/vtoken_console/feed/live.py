@@ -23,6 +23,7 @@ from vtoken.client import (
 from vtoken.client.reader import backoff_s
 from vtoken.wire.reducer import ResyncNeeded
 from vtoken_console.feed.connection import State
+from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.feed import Feed
 from vtoken_console.feed.playhead import ReplayStatus
 
@@ -91,6 +92,7 @@ class LiveSource:
                     await self._read_stream()
                     if self._turned:
                         self._turned = False
+                        self.feed.replace(FeedData())
                         continue
                     error = "the server closed the stream"
                 except (ResyncNeeded, StreamGap) as reason:

@@ -315,7 +315,7 @@ class Replay:
             if past.entry is not None:
                 audit.append(past.entry)
             if past.status is not None:
-                data.add_sample(past.status)
+                data.add_sample(wire.Point.of(past.status))
         self._reader.seek(frame.place)
         entry = self._reader.next()
         while entry is not None:

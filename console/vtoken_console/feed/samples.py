@@ -1,4 +1,4 @@
-"""Converts a status to a point of every chart, and an event to a marker on the time axis.
+"""Converts a point in time to a value of every chart, and an event to a marker on the time axis.
 
 A value that the server does not report is NaN.
 """
@@ -28,27 +28,26 @@ KEPT = {"kept", "confirmed"}  # in the data of an event that ends a trial for go
 
 
 class Sampler:
-    """Converts statuses, in order of time, to values in the order of NAMES."""
+    """Converts points, in order of time, to values in the order of NAMES."""
 
     def __init__(self) -> None:
         self._generated, self._moved, self._copy_us, self._plan_us, self._given = (
             Rate() for _ in range(5)
         )
 
-    def sample(self, status: wire.Status) -> tuple[float, ...]:
-        ts, done, latency = status.ts, status.reclamation, status.latency
-        pressure = status.pressure
+    def sample(self, point: wire.Point) -> tuple[float, ...]:
+        ts, given = point.ts, point.given_tokens
         return (
-            status.fragmentation.f,
-            status.fragmentation.theta_f,
-            status.blocks.free,
-            self._generated.add(ts, status.tokens.generated),
-            self._moved.add(ts, done.moved_tokens),
-            _nan_if_none(latency.ttft.p95_ms if latency else None),
-            _nan_if_none(latency.inter_token.p95_ms if latency else None),
-            self._copy_us.add(ts, done.copy_us) / 1e6,
-            self._plan_us.add(ts, done.plan_us) / 1e6,
-            math.nan if pressure is None else self._given.add(ts, pressure.given_tokens),
+            point.f,
+            point.theta_f,
+            point.free_blocks,
+            self._generated.add(ts, point.generated_tokens),
+            self._moved.add(ts, point.moved_tokens),
+            _nan_if_none(point.ttft_p95_ms),
+            _nan_if_none(point.inter_token_p95_ms),
+            self._copy_us.add(ts, point.copy_us) / 1e6,
+            self._plan_us.add(ts, point.plan_us) / 1e6,
+            math.nan if given is None else self._given.add(ts, given),
         )
 
 
