@@ -40,7 +40,7 @@ WORKS = {
 }
 SEVERAL = {"sync"}  # only on a server with several engines
 ELSEWHERE = {"serve", "demo", "bench", "calibrate"}  # with parsers of their own
-LOCAL = {"console", "completion"}  # no document comes back
+LOCAL = {"console", "completion", "mcp"}  # no document comes back
 
 
 def leaves(parser: argparse.ArgumentParser, title: str = "") -> Iterator[str]:

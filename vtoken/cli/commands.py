@@ -20,6 +20,7 @@ MODULES = {
     "record": ("record",),
     "doctor": ("doctor",),
     "console": ("console",),
+    "mcp": ("mcp",),
     "completion": ("completion",),
 }
 

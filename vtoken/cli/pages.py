@@ -14,6 +14,7 @@ GROUPS = {
         "events": "events of the engine, oldest first",
         "audit": "the audit log: changes and dry runs with their callers",
         "doctor": "check the installation, the server and what it has done so far",
+        "mcp": "serve the Model Context Protocol on standard input, for agents",
     },
     "Change": {
         "config": "read or change the configuration",
@@ -60,6 +61,7 @@ EXAMPLES = {
     "block": ["vtoken block 17"],
     "events": ["vtoken events -n 100 --kind config --kind violation", "vtoken events --follow"],
     "audit": ["vtoken audit -n 50"],
+    "mcp": ["vtoken mcp --token-file control.token"],
     "doctor": ["vtoken doctor", "vtoken doctor --url http://gpu7:8000"],
     "compact": ["vtoken compact --dry-run", "vtoken compact --request cmpl-7 --batch-size 64"],
     "forget": [

@@ -91,6 +91,7 @@ def make_parser() -> Parser:
     for name in ("undo", "confirm", "sync"):
         add(name, dry)
     _add_console(_add(commands, "console", server))
+    _add(commands, "mcp", server).set_defaults(json=False)
     _add_record(add("record"))
     for name in ("serve", "calibrate", "demo", "bench"):  # with parsers of their own
         commands.add_parser(name, help=GROUPS["Run"][name], add_help=False)
