@@ -107,7 +107,7 @@ def test_a_server_without_vtoken_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = make_server(monkeypatch, tmp_path / "log", ONLY_HEALTHY)
-    with pytest.raises(DemoError, match="does not answer /vtoken/v1/status"), server:
+    with pytest.raises(DemoError, match="does not answer /vtoken/v1/engines"), server:
         pass
 
 
