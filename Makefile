@@ -2,7 +2,6 @@
 #   ACCEL=cpu|cuda   which vLLM to install (guessed)      PYTHON=   the interpreter for .venv
 #   ARGS=            more arguments for the target's command
 #   THREADS=         per forward on CPU in benches with an engine (vLLM's choice); 1 on a shared machine
-#   BENCH_JOBS=      parts of `make bench-evaluation` side by side, each on cores of its own (1)
 #   EVAL_MODEL=      the model of `make bench-evaluation` (cuda: a Llama-3.1-8B shape, dummy weights)
 
 ACCEL ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1 && echo cuda || echo cpu)
@@ -18,7 +17,7 @@ on = $(filter-out 0 no false,$(1))
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak gpu-kit wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -28,9 +27,9 @@ setup: $(SETUP) ## install everything into .venv (again only when the requiremen
 $(SETUP): pyproject.toml constraints.txt overrides-cpu.txt scripts/setup.sh
 	scripts/setup.sh $(ACCEL)
 
-demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PORT=]
+demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PORT=] [ENGINES=2]
 	@$(BIN)/vtoken demo $(if $(call on,$(HEADLESS)),--headless) $(if $(DURATION),--duration $(DURATION)) \
-		$(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(ARGS)
+		$(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(if $(ENGINES),--engines $(ENGINES)) $(ARGS)
 
 test: $(SETUP) ## the whole suite, on CPU [JOBS=2]
 	@$(BIN)/pytest -m "not gpu" -n $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -43,8 +42,10 @@ test-gpu: $(SETUP) ## the tests that need a CUDA device [JOBS=4]
 	@rm -f .bench/gpu/tests.xml
 	@$(BIN)/pytest tests/gpu -n $(or $(JOBS),4) --junitxml=.bench/gpu/tests.xml $(ARGS)
 
-test-models: $(SETUP) ## every architecture of docs/models.md against the reference, on the engine
-	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py tests/vllm/test_hybrids.py $(ARGS)
+test-models: $(SETUP) ## every model and arrangement of docs/models.md and docs/deploy.md, on the engine
+	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py tests/vllm/test_hybrids.py \
+		tests/vllm/test_api_processes.py tests/vllm/test_data_parallel_nodes.py \
+		tests/vllm/test_pipeline_parallel.py tests/vllm/test_ray.py $(ARGS)
 
 check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/ruff check .
@@ -85,8 +86,8 @@ bench-client: $(SETUP) ## three servers under `vllm bench serve` [ARGS="--client
 bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model; hours [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench quality $(ARGS)
 
-bench-pressure: $(SETUP) ## native vLLM, a fixed budget and eviction under pressure; 75 minutes
-	$(BIN)/vtoken bench pressure $(FORWARD) $(ARGS)
+bench-pressure: $(SETUP) ## native vLLM, a fixed budget and eviction under pressure; two hours and a half
+	$(BIN)/vtoken bench evaluation --parts pressure --model trained $(FORWARD) $(ARGS)
 
 bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all policies; an hour or more
 	$(BIN)/vtoken bench grounds $(FORWARD) $(ARGS)
@@ -94,7 +95,7 @@ bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all pol
 bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-evict and vToken
 	$(BIN)/vtoken bench evaluation $(if $(EVAL_MODEL),--model $(EVAL_MODEL)) \
 		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) \
-		$(FORWARD) $(if $(BENCH_JOBS),--jobs $(BENCH_JOBS)) $(ARGS)
+		$(FORWARD) $(ARGS)
 
 bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; skips those finished in .bench/gpu
 	$(BIN)/vtoken bench gpu $(ARGS)
@@ -115,6 +116,9 @@ bench: $(SETUP) ## all benches, unattended, into .bench/report.md; on cuda GPU t
 
 soak: $(SETUP) ## real engines under random traffic and changes, every check on [MINUTES=20]
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20) $(ARGS)
+
+gpu-kit: $(SETUP) ## checks 1 to 5 of docs/gpu.md for a GPU machine without network and vLLM, into dist/
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m scripts.gpu_kit $(ARGS)
 
 wheel: $(SETUP) ## wheel and sdist into dist/; tests the wheel in its own environment
 	@rm -rf dist && PATH="$(CURDIR)/$(BIN):$$PATH" uv build --quiet

@@ -46,7 +46,7 @@ def signal_of(name: str) -> Any:
     signal = replace(reads, layers=(0,))
     if signal.source == "keys":
         keys = torch.from_numpy(GOLDEN["keys"]).transpose(0, 1)[None]  # one block of n slots
-        return folded(signal, key_values(signal, torch.arange(NUM_TOKENS), [keys], 4)).numpy()
+        return folded(signal, key_values(signal, torch.arange(NUM_TOKENS), {0: keys}, 4)).numpy()
     accumulator = make_accumulator(signal)
     rows = GOLDEN["attention"].mean(axis=0)
     for start, stop in ((0, 20), (20, 47), (47, 48)):  # two chunks and a decode step

@@ -85,6 +85,34 @@ def test_chunked_prompt_gives_the_same_tokens(hf_model: Any) -> None:
     assert reference.generate(hf_model, prompt, 60, evict, chunk=32) == whole
 
 
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("wrong", [(), (0,), (1,), (40, 41, 70)], ids=str)
+def test_a_draft_saves_forwards_and_changes_nothing(
+    hf_model: Any, name: str, wrong: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = random_prompt(140, seed=2)
+    plain = reference.trace(hf_model, prompt, 100, POLICIES[name])
+    draft = [(t + 1) % 256 if n in wrong else t for n, t in enumerate(plain.tokens)]
+    forward, widths = reference.forward, []
+
+    def count(model: Any, ids: list[int], *args: Any, **kwargs: Any) -> torch.Tensor:
+        widths.append(len(ids))
+        return forward(model, ids, *args, **kwargs)
+
+    monkeypatch.setattr(reference, "forward", count)
+    drafted = reference.trace(hf_model, prompt, 100, POLICIES[name], draft=draft)
+    assert drafted.tokens == plain.tokens
+    assert drafted.victims == plain.victims
+    torch.testing.assert_close(
+        torch.stack(drafted.logits), torch.stack(plain.logits), rtol=0, atol=1e-4
+    )
+    first_wrong = min(wrong, default=100)
+    rows = [width for width in widths[1:] if width > 1]
+    assert bool(rows) == (first_wrong > 0)
+    if not wrong:
+        assert len(widths) == 1 + max(1, len(plain.victims) - (0 in plain.victims) + 1)
+
+
 def test_streaming_llm_keeps_sinks_and_the_recent_rest() -> None:
     evict = POLICIES["streaming_llm"]
     assert evict(64, list(range(64)), 0) == set()

@@ -6,10 +6,11 @@ Whoever shows them adds colours, columns and line breaks of its own.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vtoken import wire
 
@@ -200,56 +201,176 @@ def calibration_text(found: wire.Calibration) -> str:
 # ---------------------------------------------------------------- several engines
 
 MANY_WAITING = 8  # fewer on one engine are no imbalance
+MANY_SAMPLES = 20  # of a latency; fewer say little
 IMBALANCE = 3.0  # times the mean of the others
 
-
-def fleet_sentence(rows: Sequence[wire.EngineRow]) -> str:
-    """What is wrong with several engines as a whole, the worst first; else that they agree."""
-    return (
-        _silent(rows)
-        or _drifted(rows)
-        or _unbalanced(rows)
-        or f"{counted(len(rows), 'engine')}, all answer and run the same configuration"
-    )
+Fault = Literal["silent", "version", "drift", "waiting", "memory", "latency"]
 
 
-def _silent(rows: Sequence[wire.EngineRow]) -> str:
-    silent = [row for row in rows if row.problem]
-    if not silent:
-        return ""
-    names = _names(silent)
-    verb = "does" if len(silent) == 1 else "do"
-    return f"{names} {verb} not answer, the newest state is {silent[0].silent_s:,.0f} s old"
+class Finding(NamedTuple):
+    """What is wrong with some engines of a fleet; `members`: their places among its rows."""
+
+    fault: Fault
+    members: tuple[int, ...]
+    text: str
 
 
-def _drifted(rows: Sequence[wire.EngineRow]) -> str:
-    drifted = [row for row in rows if row.drift]
-    if not drifted:
-        return ""
-    others = {row.revision for row in rows if not row.drift}
-    what = change_text(drifted[0].drift, arrow="where the others have")
-    if len(drifted) == 1 and len(others) == 1 and drifted[0].revision not in others:
-        revision = f"revision {drifted[0].revision}, all others {others.pop()}"
-        return f"{_names(drifted)} runs {revision}: {what}"
-    verb = "differs" if len(drifted) == 1 else "differ"
-    return f"{_names(drifted)} {verb} from the others: {what}"
+def fleet_sentence(rows: Sequence[wire.EngineRow], names: Sequence[str] = ()) -> str:
+    """What is wrong with several engines as a whole, the worst first; else that they agree.
+
+    `names` [len(rows)]: what the sentence calls them; by default `engine 0` and so on.
+    """
+    found = fleet_findings(rows, names)
+    if found:
+        return found[0].text
+    return f"{counted(len(rows), 'engine')}, all answer and run the same configuration"
 
 
-def _unbalanced(rows: Sequence[wire.EngineRow]) -> str:
-    waiting = {row.engine: row.status.requests.waiting for row in rows if row.status is not None}
-    if len(waiting) < 2:
-        return ""
-    most = max(waiting, key=lambda engine: waiting[engine])
-    others = [number for engine, number in waiting.items() if engine != most]
-    mean = sum(others) / len(others)
-    if waiting[most] < MANY_WAITING or waiting[most] < IMBALANCE * mean:
-        return ""
-    if mean < 1:
-        return f"engine {most} has {waiting[most]:,} waiting requests, the others none or few"
-    times = waiting[most] / mean
-    return f"engine {most} holds {times:.0f} times the waiting requests of the others"
+def fleet_findings(rows: Sequence[wire.EngineRow], names: Sequence[str] = ()) -> list[Finding]:
+    """Everything that is wrong with several engines as a whole, the worst first."""
+    fleet = _Fleet(rows, names or [f"engine {row.engine}" for row in rows])
+    return [
+        *fleet.silent(),
+        *fleet.other_versions(),
+        *fleet.drifted(),
+        *fleet.waiting(),
+        *fleet.short_of_memory(),
+        *fleet.slow(),
+    ]
 
 
-def _names(rows: Sequence[wire.EngineRow]) -> str:
-    numbers = ", ".join(str(row.engine) for row in rows)
-    return f"engine{'s' * (len(rows) != 1)} {numbers}"
+class _Fleet:
+    """The rules; those that compare engines do so with the mean of the others that answer."""
+
+    def __init__(self, rows: Sequence[wire.EngineRow], names: Sequence[str]) -> None:
+        self._rows = rows
+        self._names = names
+        self._live = {
+            n: row.status
+            for n, row in enumerate(rows)
+            if row.status is not None and not row.problem
+        }
+        self._others = "the other" if len(self._live) == 2 else "the others"
+
+    def silent(self) -> Iterator[Finding]:
+        unknown: defaultdict[str, list[int]] = defaultdict(list)
+        known = []
+        for n, row in enumerate(self._rows):
+            if row.problem and row.status is None:
+                unknown[row.problem].append(n)
+            elif row.problem:
+                known.append(n)
+        if known:
+            age_s = max(self._rows[n].silent_s for n in known)
+            text = f"{self._do(known)} not answer, the newest state is {age_s:,.0f} s old"
+            yield Finding("silent", tuple(known), text)
+        for problem, members in unknown.items():
+            yield Finding("silent", tuple(members), f"{self._do(members)} not answer: {problem}")
+
+    def other_versions(self) -> Iterator[Finding]:
+        for what, versions in (
+            ("vToken", {n: status.vtoken_version for n, status in self._live.items()}),
+            ("vLLM", {n: status.vllm_version for n, status in self._live.items()}),
+        ):
+            if len(set(versions.values())) < 2:
+                continue
+            (usual, _), *_ = Counter(versions.values()).most_common(1)
+            members = [n for n, version in versions.items() if version != usual]
+            mine = ", ".join(dict.fromkeys(versions[n] for n in members))
+            verb = "runs" if len(members) == 1 else "run"
+            text = f"{self._called(members)} {verb} {what} {mine}, all others {usual}"
+            yield Finding("version", tuple(members), text)
+
+    def drifted(self) -> Iterator[Finding]:
+        members = [n for n, row in enumerate(self._rows) if row.drift]
+        if not members:
+            return
+        first = self._rows[members[0]]
+        others = {row.revision for row in self._rows if not row.drift}
+        what = change_text(first.drift, arrow="where the others have")
+        if len(members) == 1 and len(others) == 1 and first.revision not in others:
+            revision = f"revision {first.revision}, all others {others.pop()}"
+            text = f"{self._called(members)} runs {revision}: {what}"
+        else:
+            verb = "differs" if len(members) == 1 else "differ"
+            text = f"{self._called(members)} {verb} from the others: {what}"
+        yield Finding("drift", tuple(members), text)
+
+    def waiting(self) -> Iterator[Finding]:
+        values = {n: float(status.requests.waiting) for n, status in self._live.items()}
+        if (found := self._highest(values)) is None or found.value < MANY_WAITING:
+            return
+        name, times = self._names[found.member], found.times
+        if found.mean < 1:
+            text = f"{name} has {found.value:,.0f} waiting requests, {self._others} none or few"
+        else:
+            text = f"{name} holds {times:.0f} times the waiting requests of {self._others}"
+        yield Finding("waiting", (found.member,), text)
+
+    def short_of_memory(self) -> Iterator[Finding]:
+        """One engine is at its low watermark, and the others have far more free blocks."""
+        used = {n: s.blocks.free / max(1, s.blocks.total) for n, s in self._live.items()}
+        if len(used) < 2:
+            return
+        least = min(used, key=lambda n: used[n])
+        mean = _mean_of_others(used, least)
+        status = self._live[least]
+        if status.blocks.free > status.fragmentation.low_watermark_blocks:
+            return
+        if used[least] * IMBALANCE > mean:
+            return
+        text = (
+            f"{self._names[least]} has {used[least]:.0%} of its blocks free, {self._others} "
+            f"{mean:.0%}"
+        )
+        yield Finding("memory", (least,), text)
+
+    def slow(self) -> Iterator[Finding]:
+        values = {}
+        for n, status in self._live.items():
+            found = status.latency.inter_token if status.latency is not None else None
+            if found is not None and found.count >= MANY_SAMPLES and found.p95_ms is not None:
+                values[n] = found.p95_ms
+        if (slowest := self._highest(values)) is None:
+            return
+        text = (
+            f"{self._names[slowest.member]} is {slowest.times:.0f} times as slow as "
+            f"{self._others}: p95 {slowest.value:,.0f} ms between tokens"
+        )
+        yield Finding("latency", (slowest.member,), text)
+
+    # ------------------------------------------------------------ words
+
+    def _highest(self, values: Mapping[int, float]) -> _Outlier | None:
+        """The highest of `values`, if it is IMBALANCE times the mean of the others."""
+        if len(values) < 2:
+            return None
+        most = max(values, key=lambda n: values[n])
+        mean = _mean_of_others(values, most)
+        return _Outlier(most, values[most], mean) if values[most] >= IMBALANCE * mean else None
+
+    def _do(self, members: Sequence[int]) -> str:
+        return f"{self._called(members)} {'does' if len(members) == 1 else 'do'}"
+
+    def _called(self, members: Sequence[int]) -> str:
+        """`engine 1`, `engines 1, 2`, `gpu7, gpu8`."""
+        names = [self._names[n] for n in members]
+        words = {name.partition(" ")[0] for name in names}
+        if len(names) > 1 and words == {"engine"}:
+            return "engines " + ", ".join(name.partition(" ")[2] for name in names)
+        return ", ".join(names)
+
+
+class _Outlier(NamedTuple):
+    member: int
+    value: float
+    mean: float  # of the others
+
+    @property
+    def times(self) -> float:
+        return self.value / max(self.mean, 1e-9)
+
+
+def _mean_of_others(values: Mapping[int, float], member: int) -> float:
+    others = [value for n, value in values.items() if n != member]
+    return sum(others) / len(others)

@@ -17,6 +17,7 @@ because vLLM reduces an exception to its text; `Reply.problem` carries the refus
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any, TypeVar
 
@@ -75,7 +76,7 @@ class EngineBus:
         does not come in time is never applied later; `problem.change` names it.
         """
         try:
-            deadline = time.time() + self.timeout_s
+            deadline = min(time.time() + self.timeout_s, command.expires_ts or math.inf)
             payload = msgspec.msgpack.encode(msgspec.structs.replace(command, expires_ts=deadline))
         except OverflowError as error:
             raise refuse(422, f"a number is too large: {error}", bound="64 bit") from error
@@ -123,9 +124,12 @@ class EngineBus:
         kind: type[T],
         actor: str = "local",
         change_id: str | None = None,
+        expires_ts: float | None = None,
     ) -> T:
         """The value of one call, converted to `kind`; raises ProblemError if it is refused."""
-        command = commands.Command(call=call, actor=actor, change_id=change_id)
+        command = commands.Command(
+            call=call, actor=actor, change_id=change_id, expires_ts=expires_ts
+        )
         reply = await self.call(command)
         if reply.problem is not None:
             raise ProblemError(reply.problem)

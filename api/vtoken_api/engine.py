@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vtoken import wire
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
-from vtoken_api.health import health
+from vtoken_api.health import health, recorded_health
 from vtoken_api.state.journal import Journal
 from vtoken_api.state.recorder import Recorder
 
 
 @dataclass(slots=True)
 class Engine:
-    """Its bus, the hub of its stream and its flight recorder; `rank` is vLLM's."""
+    """Its bus, the hub of its stream and its flight recorder; `rank` is vLLM's.
+
+    `told`: the health of audit log and recorder while another API process has them.
+    """
 
     bus: EngineBus
     hub: Hub
     recorder: Recorder
     journal: Journal
+    told: Callable[[], list[wire.Health]] = list
 
     def __post_init__(self) -> None:
         self.hub.complete = self.complete
@@ -29,9 +34,8 @@ class Engine:
         return self.bus.rank
 
     def start(self) -> None:
-        """Follow and record the engine."""
+        """Follow the engine; the owner records it too."""
         self.hub.start()
-        self.recorder.start()
 
     async def close(self) -> None:
         await self.recorder.close()
@@ -39,7 +43,11 @@ class Engine:
 
     def health(self) -> list[wire.Health]:
         """The health of this process's part in the engine, part by part."""
-        return health(self.hub, self.journal.audit, self.recorder)
+        return health(self.hub, self.recorder) + (self.told() or self.own_health())
+
+    def own_health(self) -> list[wire.Health]:
+        """The health of audit log and recorder in this process."""
+        return recorded_health(self.journal.audit, self.recorder)
 
     def complete(self, status: wire.Status) -> None:
         """Add what the engine itself does not know to its status."""

@@ -9,9 +9,11 @@ configuration, revisions and trials; a call without `engine` changes all of them
 3. If an engine fails in spite of that, the change is taken back where it was made. An engine whose
    answer did not come is asked again until it answers, and the change is taken back there too.
 4. Each engine guards its own part of a trial. When one reverts, the others do.
+5. A change with a canary engine is tried there alone. If it is kept, the others make it under the
+   same number. If they do not, it is taken back on the first.
 
-Revisions that several API processes give out at once cannot collide: every engine is told which
-revision it must be at.
+Every engine is told which revision it must be at, so that nothing changes between trying and
+making. Of several API processes one makes all changes (`vtoken_api.processes`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -27,13 +29,21 @@ from vtoken import sentences, wire
 from vtoken.wire import commands
 from vtoken.wire.fleet import common
 from vtoken_api.engine import Engine
-from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
+from vtoken_api.state.pending import Making
 
-RETRY_S = 1.0  # between two questions to an engine that did not answer
+HANDLED = "Handled already"  # title of an engine's refusal
 
 ConfigCall = commands.PatchConfig | commands.Undo | commands.Confirm
 T = TypeVar("T")
+
+
+class NotMadeError(ProblemError):
+    """A change failed. `unsettled`: engines of which it is not known whether they made it."""
+
+    def __init__(self, error: ProblemError, unsettled: list[Engine]) -> None:
+        super().__init__(error.problem, error.headers)
+        self.unsettled = unsettled
 
 
 class Fleet:
@@ -42,16 +52,14 @@ class Fleet:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = engines
         self._changing = asyncio.Lock()
-        self._late: set[asyncio.Task[None]] = set()
 
     @property
     def ranks(self) -> list[int]:
         return [engine.rank for engine in self.engines]
 
-    async def close(self) -> None:
-        for task in self._late:
-            task.cancel()
-        await asyncio.gather(*self._late, return_exceptions=True)
+    def changing(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """One change of several engines at a time."""
+        return self._changing if len(self.engines) > 1 else contextlib.nullcontext()
 
     # ------------------------------------------------------------ which engines
 
@@ -127,162 +135,179 @@ class Fleet:
 
     # ------------------------------------------------------------ changing
 
-    async def change(
-        self, call: ConfigCall, rank: int | None, actor: str, change_id: str
-    ) -> wire.PatchResult:
-        """Change the configuration of one engine or of all, or report what that would do."""
+    async def plan_change(
+        self, call: ConfigCall, rank: int | None, actor: str
+    ) -> wire.PatchResult | dict[int, commands.AnyCall]:
+        """What each engine is to be told, by rank, or what the change would do (a dry run).
+
+        Until it is made, `changing` is held if there are several engines.
+        """
         engines = self.named(rank)
         if len(self.engines) == 1:
-            named = None if call.validate_only else change_id
-            return await engines[0].bus.ask(call, wire.PatchResult, actor, named)
-        async with self._changing:
-            tried = structs.replace(call, validate_only=True, if_match=None)
-            previews = await self._all(engines, lambda e: e.bus.ask(tried, wire.PatchResult, actor))
-            newest = max([preview.revision for preview in previews], default=0)
-            if call.if_match not in (None, newest):
-                raise _stale(call.if_match, newest)
-            if isinstance(call, commands.Undo):
-                _require_same(engines, previews)
             if call.validate_only:
-                return _together(previews)
-            number = 1 + max([newest, *await self._revisions()])
-            return await self._change(call, engines, previews, number, actor, change_id)
-
-    async def _revisions(self) -> list[int]:
-        """The newest revision of every engine that answers."""
-        ask = commands.Config()
-        found = await _each(self.engines, lambda e: e.bus.ask(ask, wire.ConfigDocument))
-        return [config.revision for config in found if not isinstance(config, ProblemError)]
-
-    async def _change(
-        self,
-        call: ConfigCall,
-        engines: Sequence[Engine],
-        previews: Sequence[wire.PatchResult],
-        number: int,
-        actor: str,
-        change_id: str,
-    ) -> wire.PatchResult:
-        at = {e.rank: preview.revision for e, preview in zip(engines, previews, strict=True)}
-
-        async def make(engine: Engine) -> wire.PatchResult:
-            own: ConfigCall = structs.replace(call, if_match=at[engine.rank])
+                return await engines[0].bus.ask(call, wire.PatchResult, actor)
+            return {engines[0].rank: call}
+        previews = await self._try(call, engines, actor)
+        if isinstance(call, commands.Undo):
+            _require_same(engines, previews)
+        if call.validate_only:
+            return _together(previews)
+        number = await self._next_number()
+        calls: dict[int, commands.AnyCall] = {}
+        for engine, preview in zip(engines, previews, strict=True):
+            own: ConfigCall = structs.replace(call, if_match=preview.revision)
             if not isinstance(own, commands.Confirm):
                 own = structs.replace(own, revision=number)
             if isinstance(own, commands.PatchConfig):
                 own = structs.replace(own, engines=[e.rank for e in engines])
-            return await engine.bus.ask(own, wire.PatchResult, actor, change_id)
+            calls[engine.rank] = own
+        return calls
 
-        answers = await _each(engines, make)
-        made: dict[int, wire.PatchResult] = {}
+    async def plan_canary(
+        self, call: commands.PatchConfig, rank: int, actor: str
+    ) -> wire.PatchResult | dict[int, commands.AnyCall]:
+        """As `plan_change`: a trial on one engine, which all others follow when it has ended well.
+
+        Raises 422 without a guard, and on a server with one engine.
+        """
+        first = self.one(rank)
+        if len(self.engines) == 1:
+            raise _no_canary(rank, "this server has one engine", "a server with several engines")
+        if not call.guards:
+            why = "nothing would decide whether the other engines follow"
+            raise _no_canary(rank, why, "with guards, such as preemptions>0")
+        previews = await self._try(call, self.engines, actor)
+        if call.validate_only:
+            return _together(previews)
+        at = dict(zip(self.ranks, previews, strict=True))[first.rank].revision
+        others = [r for r in self.ranks if r != first.rank]
+        number = await self._next_number()
+        return {first.rank: structs.replace(call, if_match=at, revision=number, followers=others)}
+
+    async def _try(
+        self, call: ConfigCall, engines: Sequence[Engine], actor: str
+    ) -> list[wire.PatchResult]:
+        """What the change would do on each engine; raises the first refusal, and 412."""
+        tried = structs.replace(call, validate_only=True, if_match=None)
+        previews = await self._all(engines, lambda e: e.bus.ask(tried, wire.PatchResult, actor))
+        newest = max([preview.revision for preview in previews], default=0)
+        if call.if_match not in (None, newest):
+            raise _stale(call.if_match, newest)
+        return previews
+
+    async def _next_number(self) -> int:
+        """Of the next change: above the newest revision of every engine that answers."""
+        ask = commands.Config()
+        found = await _each(self.engines, lambda e: e.bus.ask(ask, wire.ConfigDocument))
+        return 1 + max(c.revision for c in found if not isinstance(c, ProblemError))
+
+    async def plan_sync(
+        self, rank: int | None, actor: str, *, dry_run: bool
+    ) -> wire.PatchResult | dict[int, commands.AnyCall]:
+        """As `plan_change`: all engines get the configuration of engine `rank`; None: the one that
+        most have. Raises 409 if they have it.
+        """
+        ask = commands.Config()
+        configs = await self._all(self.engines, lambda e: e.bus.ask(ask, wire.ConfigDocument))
+        by_rank = dict(zip(self.ranks, configs, strict=True))
+        wanted = common(by_rank) if rank is None else by_rank[self.one(rank).rank].desired
+        assert wanted is not None
+        number = 1 + max(config.revision for config in configs)
+        calls: dict[int, commands.PatchConfig] = {}
+        for r, config in by_rank.items():
+            differs = wire.config_changes(config.desired, wanted)
+            if differs:
+                calls[r] = commands.PatchConfig(
+                    patch={name: new for name, (_, new) in differs.items()},
+                    if_match=config.revision,
+                    validate_only=dry_run,
+                    revision=number,
+                )
+        if not calls:
+            raise refuse(409, "all engines have the same configuration", field="engine")
+        if not dry_run:
+            return {**calls}
+        differing = [engine for engine in self.engines if engine.rank in calls]
+
+        def preview(engine: Engine) -> Awaitable[wire.PatchResult]:
+            return engine.bus.ask(calls[engine.rank], wire.PatchResult, actor)
+
+        return _together(await self._all(differing, preview))
+
+    async def make(self, making: Making, kind: type[T], *, again: bool = False) -> T:
+        """Tell the engines; the answers as one. Raises NotMadeError.
+
+        `again`: an earlier owner may have told them, see `vtoken_api.state.pending`.
+        """
+        engines = [self.one(rank) for rank in making.calls]
+
+        async def tell(engine: Engine) -> T:
+            call = making.calls[engine.rank]
+            try:
+                return await engine.bus.ask(
+                    call, kind, making.actor, making.change_id, making.expires_ts
+                )
+            except ProblemError as error:
+                if not again or error.problem.title != HANDLED:
+                    raise
+            lookup = commands.Change(id=making.change_id)
+            return answer_of(await engine.bus.ask(lookup, wire.Change), kind)
+
+        answers = await _each(engines, tell)
         failed: list[tuple[Engine, ProblemError]] = []
+        made: list[tuple[Engine, T]] = []
         for engine, answer in zip(engines, answers, strict=True):
             if isinstance(answer, ProblemError):
                 failed.append((engine, answer))
             else:
-                made[engine.rank] = answer
+                made.append((engine, answer))
         if not failed:
-            return _together(list(made.values()))
-        detail = [f"engine {engine.rank}: {error.problem.detail}" for engine, error in failed]
-        changed = [e for e in engines if e.rank in made and made[e.rank].changes]
-        for engine in changed:
-            said = await self._take_back(call, engine, made[engine.rank], actor)
-            detail.append(said)
-        for engine, error in failed:
-            if error.problem.change is not None:
-                self._later(self._settle(call, engine, change_id, actor))
+            return together([answer for _, answer in made])
         _, worst = failed[0]
-        worst.problem.detail = "; ".join(detail)
-        raise worst
+        unsettled = [engine for engine, error in failed if error.problem.change is not None]
+        if len(self.engines) > 1:
+            detail = [f"engine {e.rank}: {error.problem.detail}" for e, error in failed]
+            for engine, answer in made:
+                if isinstance(answer, wire.PatchResult) and answer.changes:
+                    detail.append(await self.take_back(making, engine, answer))
+            worst.problem.detail = "; ".join(detail)
+        raise NotMadeError(worst, unsettled)
 
-    async def _take_back(
-        self, call: ConfigCall, engine: Engine, result: wire.PatchResult, actor: str
-    ) -> str:
+    async def take_back(self, making: Making, engine: Engine, result: wire.PatchResult) -> str:
         """Restore what one engine had before `result`; a sentence that says so, or why not."""
         back: ConfigCall = commands.Undo(if_match=result.revision)
-        if isinstance(call, commands.Undo):
+        if isinstance(making.asked, commands.Undo):
             patch = {name: old for name, (old, _) in result.changes.items()}
             back = commands.PatchConfig(patch=patch, if_match=result.revision)
         try:
-            await engine.bus.ask(back, wire.PatchResult, actor)
+            await engine.bus.ask(back, wire.PatchResult, making.actor)
         except ProblemError as error:
             return f"engine {engine.rank} keeps it: {error.problem.detail}"
         return f"taken back on engine {engine.rank}"
 
-    async def _settle(self, call: ConfigCall, engine: Engine, change_id: str, actor: str) -> None:
-        """Take the change back on an engine that answers too late, if it made it."""
-        while engine.bus.alive:
-            await asyncio.sleep(RETRY_S)
-            with contextlib.suppress(ProblemError):
-                change = await engine.bus.ask(commands.Change(id=change_id), wire.Change)
-                if change.result is not None and change.result.changes:
-                    said = await self._take_back(call, engine, change.result, actor)
-                    logger.warning("vtoken: change %s: %s", change_id, said)
-                return
-
-    async def follow(self, rank: int, event: wire.Event) -> list[tuple[int, wire.PatchResult]]:
-        """Revert on the others what engine `rank` has reverted; each that did, with its answer."""
+    def plan_follow(self, rank: int, event: wire.Event) -> dict[int, commands.AnyCall]:
+        """What the others are told, by rank, when engine `rank` has reverted their common trial."""
         reverted, data = event.data.get("reverted"), event.data
-        others = [e for e in self.engines if e.rank != rank and e.rank in data.get("engines", ())]
-        if reverted is None or not others:
-            return []
-        undo = commands.Undo(if_match=reverted, revision=data["revision"])
-        actor = f"{data['actor']} of engine {rank}"
-        answers = await _each(others, lambda e: e.bus.ask(undo, wire.PatchResult, actor))
-        return [
-            (engine.rank, answer)
-            for engine, answer in zip(others, answers, strict=True)
-            if not isinstance(answer, ProblemError)  # it has reverted by itself, or is gone
-        ]
-
-    async def sync(
-        self, rank: int | None, actor: str, change_id: str, *, dry_run: bool
-    ) -> wire.PatchResult:
-        """Give all engines the configuration of engine `rank`; None: the one that most have."""
-        async with self._changing:
-            ask = commands.Config()
-            configs = await self._all(self.engines, lambda e: e.bus.ask(ask, wire.ConfigDocument))
-            by_rank = dict(zip(self.ranks, configs, strict=True))
-            wanted = common(by_rank) if rank is None else by_rank[self.one(rank).rank].desired
-            assert wanted is not None
-            number = 1 + max(config.revision for config in configs)
-            patches = {
-                r: {
-                    name: new
-                    for name, (_, new) in wire.config_changes(config.desired, wanted).items()
-                }
-                for r, config in by_rank.items()
-            }
-
-            async def make(engine: Engine) -> wire.PatchResult:
-                call = commands.PatchConfig(
-                    patch=patches[engine.rank],
-                    if_match=by_rank[engine.rank].revision,
-                    validate_only=dry_run,
-                    revision=number,
-                )
-                named = None if dry_run else change_id
-                return await engine.bus.ask(call, wire.PatchResult, actor, named)
-
-            differing = [engine for engine in self.engines if patches[engine.rank]]
-            if not differing:
-                raise refuse(409, "all engines have the same configuration", field="engine")
-            return _together(await self._all(differing, make))
+        if reverted is None:
+            return {}
+        others = [r for r in self.ranks if r != rank and r in data.get("engines", ())]
+        return {r: commands.Undo(if_match=reverted, revision=data["revision"]) for r in others}
 
     # ------------------------------------------------------------ compactions
 
-    async def compact(
-        self, call: commands.Compact, rank: int | None, actor: str, change_id: str | None
-    ) -> wire.Operation:
-        """Compact one request, one engine or all, or report what that would do."""
+    async def plan_compaction(
+        self, call: commands.Compact, rank: int | None, actor: str
+    ) -> wire.Operation | dict[int, commands.AnyCall]:
+        """As `plan_change`, for one request, one engine or all."""
         engines = self.named(rank)
         if call.request_id is not None and len(engines) > 1:
-            holder, _ = await self.find(
-                None, commands.Request(id=call.request_id), wire.RequestDetail
-            )
+            ask = commands.Request(id=call.request_id)
+            holder, _ = await self.find(None, ask, wire.RequestDetail)
             engines = [holder]
+        if not call.dry_run:
+            return {engine.rank: call for engine in engines}
         return _operation(
-            await self._all(engines, lambda e: e.bus.ask(call, wire.Operation, actor, change_id))
+            await self._all(engines, lambda e: e.bus.ask(call, wire.Operation, actor))
         )
 
     async def operation(self, rank: int | None, operation_id: str) -> wire.Operation:
@@ -293,12 +318,15 @@ class Fleet:
         ]
         return _operation([operation for _, operation in found])
 
-    async def outcome(self, rank: int | None, change_id: str) -> wire.Change:
-        """What became of a change; raises ProblemError while an engine does not answer."""
+    async def outcome(self, rank: int | None, change_id: str, *, peek: bool = False) -> wire.Change:
+        """What became of a change; raises ProblemError while an engine does not answer.
+
+        `peek`: until now only, see `vtoken.wire.commands.Change`.
+        """
         engines = self.named(rank)
         if any(engine.bus.is_open(change_id) for engine in engines):
             return wire.Change(id=change_id, state="pending")
-        ask = commands.Change(id=change_id)
+        ask = commands.Change(id=change_id, peek=peek)
         changes = await self._all(engines, lambda e: e.bus.ask(ask, wire.Change))
         if len(changes) == 1:
             return changes[0]
@@ -319,11 +347,6 @@ class Fleet:
                     answer.problem.detail = f"engine {engine.rank}: {answer.problem.detail}"
                 raise answer
         return [answer for answer in answers if not isinstance(answer, ProblemError)]
-
-    def _later(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
 
 
 async def _each(
@@ -349,6 +372,10 @@ def _stale(expected: int | None, newest: int) -> ProblemError:
         value=expected,
         bound=f"{newest}",
     )
+
+
+def _no_canary(rank: int, why: str, bound: str) -> ProblemError:
+    return refuse(422, why, field="canary_engine", value=rank, bound=bound)
 
 
 def _require_same(engines: Sequence[Engine], previews: Sequence[wire.PatchResult]) -> None:
@@ -382,6 +409,28 @@ def _together(results: Sequence[wire.PatchResult]) -> wire.PatchResult:
         notes=list(dict.fromkeys(note for result in results for note in result.notes)),
         engines=list(results),
     )
+
+
+def answer_of(change: wire.Change, kind: type[T]) -> T:
+    """The answer that an engine gave to a change; raises its ProblemError."""
+    for answer in (change.result, change.operation, change.forgotten):
+        if isinstance(answer, kind):
+            return answer
+    if change.problem is not None:
+        raise ProblemError(change.problem)
+    raise refuse(503, "the change was not made", title="Not made", headers={"Retry-After": "1"})
+
+
+def together(answers: Sequence[T]) -> T:
+    """The answers of several engines to one call, as one."""
+    parts: Any = list(answers)
+    first = parts[0]
+    if isinstance(first, wire.PatchResult):
+        parts = [_together(parts)]
+    elif isinstance(first, wire.Operation):
+        parts = [_operation(parts)]
+    combined: T = parts[0]
+    return combined
 
 
 def _sum(effects: Sequence[wire.WhatIf]) -> wire.WhatIf:

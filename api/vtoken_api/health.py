@@ -15,9 +15,14 @@ from vtoken_api.state.recorder import Recorder
 STALE_FRAME_S = 10.0  # a followed engine sends a frame at least every IDLE_STATE_S
 
 
-def health(hub: Hub, audit: AuditLog, recorder: Recorder) -> list[wire.Health]:
-    """The health of every part."""
-    return [_engine(hub), _frames(hub, recorder), _audit(audit), _recorder(recorder)]
+def health(hub: Hub, recorder: Recorder) -> list[wire.Health]:
+    """The health of the parts that every API process has."""
+    return [_engine(hub), _frames(hub, recorder)]
+
+
+def recorded_health(audit: AuditLog, recorder: Recorder) -> list[wire.Health]:
+    """The health of the parts that one API process has."""
+    return [_audit(audit), _recorder(recorder)]
 
 
 def _engine(hub: Hub) -> wire.Health:

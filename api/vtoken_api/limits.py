@@ -25,6 +25,8 @@ from typing import NoReturn
 from vtoken_api.problems import ProblemError, refuse
 
 MAX_PAYERS = 1024
+MAX_BODY_BYTES = 64 * 1024
+BODY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Prometheus metrics: the engine's table (`vtoken.wire.metrics`) and those of this process.
+"""Prometheus metrics: the engine's table (`vtoken.wire.metrics`) and those of the API.
 
 Metrics have vLLM's prefix and labels (`model_name`, `engine`), so they join with vLLM's metrics.
 `server_` counters start at the API server's start.
@@ -97,7 +97,7 @@ METRICS: tuple[Metric[Snapshot], ...] = (
            _refused, {"status": ("401", "403", "429")}),
     Metric("server_audit_failing", "gauge", "1 while the audit log cannot be written to disk",
            _audit_failing),
-    Metric("server_recording", "gauge", "1 while this process writes the flight recording",
+    Metric("server_recording", "gauge", "1 while the flight recording is written",
            _of_server(lambda s: s.recording)),
     Metric("server_recorder_faults", "counter", "Failed writes of the flight recorder",
            _of_server(lambda s: s.recorder_faults)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount
 
+from vtoken import wire
 from vtoken.base.credentials import read_token_file, readable_by_others
 from vtoken.base.errors import RefusedError
 from vtoken_api import scrape
 from vtoken_api.auth.access import Access
 from vtoken_api.auth.check import AccessCheck, AccessControl
 from vtoken_api.bus import EngineBus, engines_of
+from vtoken_api.changes import Changes
 from vtoken_api.engine import Engine
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.fleet import Fleet
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
+from vtoken_api.processes.front import Front
+from vtoken_api.processes.member import Duties, Member
 from vtoken_api.rest import changes, downloads, openapi, routes
 from vtoken_api.service import Service
-from vtoken_api.settings import ApiSettings, api_settings
+from vtoken_api.settings import ApiSettings, api_settings, shared_folder
 from vtoken_api.state.journal import Journal
+from vtoken_api.state.pending import Pending
 from vtoken_api.state.recorder import Recorder
 from vtoken_api.state.statedir import StateDir, default_path
 from vtoken_api.stream import asyncapi
@@ -51,10 +57,11 @@ class VTokenEndpointPlugin:
 
     def __init__(self) -> None:
         self.app = build_app()
+        self._check = AccessCheck(self.app, self._access_control)
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
-        mount = Mount(MOUNT_PATH, AccessCheck(self.app, self._access_control))
+        mount = Mount(MOUNT_PATH, Front(self._check, self._member))
         # Without DOTALL, a path with a line break bypasses the check and reaches the host's routes.
         mount.path_regex = re.compile(mount.path_regex.pattern, re.DOTALL)
         app.router.routes.append(mount)
@@ -62,25 +69,43 @@ class VTokenEndpointPlugin:
         scrape.attach(app, self._service)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Connect to the engines and start the service; `args` are vLLM's server arguments."""
+        """Connect to the engines and start the service; `args` are vLLM's server arguments.
+
+        Raises ValueError if there are several API processes and no folder that they share.
+        """
         buses = engines_of(engine_client)
         settings = api_settings(args)
         access = _access(args, settings)
         state_dir = _state_dir(args, settings)
+        shared = shared_folder(args)
         journal = Journal(state_dir, [bus.rank for bus in buses])
+        fleet = Fleet([_engine(bus, journal) for bus in buses])
         service = Service(
-            fleet=Fleet([_engine(bus, journal) for bus in buses]),
+            fleet=fleet,
             auth=AccessControl(access, show_text=settings.show_text),
             state=state_dir,
             model_name=_model_name(args),
             journal=journal,
             texts=RequestTexts(lambda: engine_client.get_tokenizer()),
+            changes=Changes(fleet, journal, Pending(shared)),
         )
         service.start()
+        if shared is None:
+            await service.own()
+        else:
+            service.member = Member(shared, self._check, _duties(service, state))
+            for engine in service.fleet.engines:
+                engine.told = partial(_told_health, service.member, engine.rank)
         self.app.state.service = state.vtoken = service
+        if service.member is not None:
+            await service.member.start()
 
     def _service(self) -> Service | None:
         return getattr(self.app.state, "service", None)
+
+    def _member(self) -> Member | None:
+        service = self._service()
+        return None if service is None else service.member
 
     def _access_control(self) -> AccessControl | None:
         service = self._service()
@@ -90,6 +115,22 @@ class VTokenEndpointPlugin:
 def _engine(bus: EngineBus, journal: Journal) -> Engine:
     hub = Hub(bus)
     return Engine(bus, hub, Recorder(hub, journal, bus.rank), journal)
+
+
+def _duties(service: Service, state: Any) -> Duties:
+    """`state`: of vLLM's application; `server` in it is uvicorn's, once it runs."""
+    return Duties(
+        own=service.own,
+        resign=service.resign,
+        is_ending=lambda: bool(getattr(getattr(state, "server", None), "should_exit", False)),
+        metrics=partial(scrape.exposed, service),
+        health=service.own_health,
+        figures=service.figures,
+    )
+
+
+def _told_health(member: Member, rank: int) -> list[wire.Health]:
+    return [] if member.owns else member.told_health.get(rank, [])
 
 
 def _model_name(args: Namespace) -> str:

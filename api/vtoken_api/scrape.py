@@ -25,6 +25,7 @@ from vtoken import wire
 from vtoken_api.engine import Engine
 from vtoken_api.metrics import ServerFigures, Snapshot, exposition
 from vtoken_api.problems import ProblemError
+from vtoken_api.processes.figures import Figures
 from vtoken_api.service import Service
 
 PATH = "/metrics"
@@ -48,15 +49,26 @@ def attach(app: FastAPI, service: Callable[[], Service | None]) -> None:
         running = service()
         if running is None or "content-encoding" in response.headers:
             return response
-        engines = running.fleet.engines
-        taken = await asyncio.gather(*(snapshot(running, engine) for engine in engines))
-        text = exposition(taken, running.model_name)
+        text = b""
+        if running.member is None:
+            text = await exposed(running)
+        else:
+            with contextlib.suppress(ProblemError):  # no API process answers for the others
+                text = await running.member.metrics()
         return Response(bytes(response.body) + text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def snapshot(service: Service, engine: Engine) -> Snapshot:
-    """The values of an engine and of this process; without an answer in time, of this process
-    alone. Those of the server as a whole are in the first engine's snapshot.
+async def exposed(service: Service) -> bytes:
+    """vToken's metrics, asked in the API process that answers for all."""
+    figures = service.all_figures()
+    engines = service.fleet.engines
+    taken = await asyncio.gather(*(snapshot(service, engine, figures) for engine in engines))
+    return exposition(taken, service.model_name)
+
+
+async def snapshot(service: Service, engine: Engine, figures: Figures) -> Snapshot:
+    """The values of an engine and of the API; without an answer in time, of the API alone. Those of
+    the server as a whole are in the first engine's snapshot.
     """
     status: wire.Status | None = None
     config: wire.ConfigDocument | None = None
@@ -65,15 +77,16 @@ async def snapshot(service: Service, engine: Engine) -> Snapshot:
             view = await engine.hub.current()  # queries the engine once a second at most
             if engine.hub.alive:
                 status, config = view.status, view.config
+    counted = figures.of(engine.rank)
     return Snapshot(
         engine=engine.rank,
         status=status,
         config=config,
-        clients=engine.hub.num_clients,
-        dropped_events=engine.hub.num_dropped,
-        recorder_faults=engine.recorder.num_faults,
+        clients=counted.clients,
+        dropped_events=counted.dropped_events,
+        recorder_faults=counted.recorder_faults,
         recording=engine.recorder.recording,
-        server=ServerFigures(service.auth.refusals.counts, bool(service.journal.audit.error))
+        server=ServerFigures(figures.refused, bool(service.journal.audit.error))
         if engine is service.fleet.engines[0]
         else None,
     )

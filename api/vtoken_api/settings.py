@@ -5,9 +5,13 @@ Settings name token files and never contain tokens, because logs and command lin
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
+from pathlib import Path
 
 import msgspec
+
+SHARED_FOLDER = "VTOKEN_API_FOLDER"  # in the environment; `vtoken.vllm.launch` sets it
 
 
 class ApiSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,3 +30,16 @@ def api_settings(args: Namespace) -> ApiSettings:
         return msgspec.convert(vtoken.get("api", {}), ApiSettings)
     except msgspec.ValidationError as error:
         raise ValueError(f"additional_config['vtoken']['api']: {error}") from None
+
+
+def shared_folder(args: Namespace) -> Path | None:
+    """The folder of a server with several API processes, None with one; raises ValueError."""
+    if (getattr(args, "api_server_count", None) or 1) == 1:
+        return None
+    folder = os.environ.get(SHARED_FOLDER)
+    if not folder:
+        raise ValueError(
+            f"several API processes need {SHARED_FOLDER}, a new private folder that all of them "
+            "share; `vtoken serve` makes it"
+        )
+    return Path(folder)

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from vtoken_bench import comparison
+from vtoken_bench.machine_lock import MachineBusyError, machine_held
 from vtoken_bench.output import FOLDER, PAGES, publish
 from vtoken_bench.report import as_report, read_results
 
@@ -22,7 +23,7 @@ BENCHES = {
     "gpu": "the open checks of docs/gpu.md, on a CUDA device",
     "client": "native vLLM, naive-evict and vToken as servers under `vllm bench serve`",
     "grounds": "facts found under eviction on held-out texts, paired with the full cache",
-    "pressure": "native vLLM, a fixed budget and eviction under pressure, answers scored",
+    "speculation": "native vLLM and vToken, with and without drafts, at half the memory",
     "quality": "quality under eviction against the full cache: RULER tasks, continuations",
 }
 
@@ -55,7 +56,12 @@ def main(argv: list[str]) -> int:
         return _report(args)
     if args.name == "compare":
         return comparison.run(args)
-    code: int = import_module(f"vtoken_bench.{args.name}").run(args)
+    try:
+        with machine_held(args.name, quick=args.quick):
+            code: int = import_module(f"vtoken_bench.{args.name}").run(args)
+    except MachineBusyError as error:
+        print(f"vtoken bench {args.name}: {error}", file=sys.stderr)
+        return 1
     return code
 
 

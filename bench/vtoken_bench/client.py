@@ -6,6 +6,9 @@ three servers alternate (A B C A B C), a new one for each run. Ratios compare ru
 repeat. In the first --in-process repeats, the load generator of the other benchmarks also drives
 the engines without server and client.
 
+With --data-parallel-size N each server has N engines, which share the memory and the clients, and
+one API process: native vLLM, vToken without a policy, and vToken. On CPU an engine has one thread.
+
 `vllm bench serve` needs packages that a server does not need. Create an environment for it:
 
   uv venv client-env
@@ -24,17 +27,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import httpx
 
+from vtoken.demo.choice import SHARED_CORES
 from vtoken.demo.server import Server, any_free_port
 from vtoken_bench import target as targets
 from vtoken_bench.charts import Bars, Chart, Panel
+from vtoken_bench.claims import Claim
 from vtoken_bench.engines import Engine
-from vtoken_bench.output import FOLDER, Claim, Result, Table, finish, new_result
+from vtoken_bench.evaluation import points
+from vtoken_bench.log import Key, Log
+from vtoken_bench.output import FOLDER, Result, Table, finish, new_result
 from vtoken_bench.serving_client import ClientError, Load, ServingClient
 from vtoken_bench.target import DEMO, TRAINED, Target, as_flags
 from vtoken_bench.texts import passages
@@ -42,14 +50,13 @@ from vtoken_bench.texts import passages
 POLICY = "tova"
 INTERVAL_TOKENS = 16
 NATIVE, NAIVE, VTOKEN = "native", "naive-evict", "vToken"
+IDLE = "vToken, no policy"
 CLIENT, IN_PROCESS = "client", "in process"
-# None: stock vLLM without the plugin. The others evict down to a budget.
-VARIANTS: dict[str, dict[str, Any] | None] = {
-    NATIVE: None,
-    NAIVE: {"reclamation": "off"},
-    VTOKEN: {},
-}
-PAIRS = ((VTOKEN, NATIVE), (VTOKEN, NAIVE), (NAIVE, NATIVE))
+VARIANTS = (NATIVE, NAIVE, VTOKEN)
+FLEET_VARIANTS = (NATIVE, IDLE, VTOKEN)
+# Native is stock vLLM without the plugin. These evict down to a budget, with more settings.
+EVICTING: dict[str, dict[str, Any]] = {NAIVE: {"reclamation": "off"}, VTOKEN: {}}
+PAIRS = ((VTOKEN, NATIVE), (VTOKEN, NAIVE), (NAIVE, NATIVE), (IDLE, NATIVE), (VTOKEN, IDLE))
 FULL = Load(num_clients=16, num_requests=24, prompt_tokens=384, new_tokens=192)
 QUICK = Load(num_clients=8, num_requests=16, prompt_tokens=384, new_tokens=192)
 STARTUP_S = 600.0
@@ -97,10 +104,15 @@ class Situation:
 
     model: Path
     load: Load
-    num_blocks: int  # of the cache
+    num_blocks: int  # of an engine's cache
     interval_tokens: int
     target: Target
     folder: Path  # absolute
+    num_engines: int = 1
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return VARIANTS if self.num_engines == 1 else FLEET_VARIANTS
 
     @property
     def prompts(self) -> Path:
@@ -112,8 +124,9 @@ class Situation:
 
     @property
     def resident_requests(self) -> int:
-        """How many requests of full length the cache holds."""
-        return self.num_blocks // -(-self.load.total_tokens // self.target.stock_block_size)
+        """How many requests of full length the caches hold."""
+        blocks = -(-self.load.total_tokens // self.target.stock_block_size)
+        return self.num_engines * (self.num_blocks // blocks)
 
     def engine_args(self) -> dict[str, Any]:
         """vLLM's engine arguments, the same for every variant, as a server and in-process."""
@@ -147,7 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a vllm executable; the interpreter beside it runs the client (default: %(default)s)",
     )
     add("--model", help="a name as for `evaluation` or a folder (default: trained; --quick: demo)")
-    add("--repeats", type=int, help="runs of each server (default 2; --quick: 1)")
+    add("--repeats", type=int, help="runs of each server (default 5; --quick: 1)")
     add("--clients", type=int, help=f"concurrent requests (default {FULL.num_clients})")
     add("--requests", type=int, help=f"requests per run (default {FULL.num_requests})")
     add("--prompt-tokens", type=int, help=f"per request (default {FULL.prompt_tokens})")
@@ -162,8 +175,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--in-process",
         type=int,
         metavar="REPEATS",
-        help="repeats that also run without server and client (default 1; --quick: 0)",
+        help="repeats that also run without server and client (default 1; --quick, engines: 0)",
     )
+    add("--data-parallel-size", type=int, default=1, metavar="N", help="engines a server (1)")
+    add("--resume", action="store_true", help="keep the finished runs of the last, equal command")
     targets.add_arguments(parser)
 
 
@@ -173,31 +188,43 @@ def run(args: argparse.Namespace) -> int:
     except FAILURES as error:
         print(f"vtoken bench client: {error}", file=sys.stderr)
         return 1
-    finish(result, path=args.json, markdown=args.markdown)
+    path = args.json or FOLDER / f"{_name(args)}.json"
+    finish(result, path=path, markdown=args.markdown)
     return 0
+
+
+def _name(args: argparse.Namespace) -> str:
+    return "client" if args.data_parallel_size == 1 else "client-fleet"
 
 
 def _measure(args: argparse.Namespace) -> Result:
     started = time.monotonic()
     client = ServingClient(args.client)
     load = _load(args)
-    repeats = args.repeats or (1 if args.quick else 2)
-    in_process = (0 if args.quick else 1) if args.in_process is None else args.in_process
+    repeats = args.repeats or (1 if args.quick else 5)
+    engines = args.data_parallel_size
+    in_process = args.in_process
+    if in_process is None or engines > 1:
+        in_process = 0 if args.quick or engines > 1 else 1
     target = targets.target(args)
     model = targets.model_folder(args.model or (DEMO if args.quick else TRAINED))
-    wanted = load.num_clients * load.total_tokens // 2
+    wanted = load.num_clients * load.total_tokens // 2 // engines
     num_blocks = target.num_blocks(model, wanted, block_size=target.stock_block_size)
-    folder = (FOLDER / "client").absolute()
+    folder = (FOLDER / _name(args)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    situation = Situation(model, load, num_blocks, args.interval_tokens, target, folder)
+    situation = Situation(model, load, num_blocks, args.interval_tokens, target, folder, engines)
     texts = passages(model, load.num_requests, load.prompt_tokens)
     lines = [json.dumps({"prompt": text}) + "\n" for text, _ in texts]
     situation.prompts.write_text("".join(lines))
+    command = targets.make_target("bench-client", args)
+    if engines > 1:
+        command += f' ARGS="--data-parallel-size {engines}"'
     result = new_result(
         "client",
-        targets.make_target("bench-client", args),
+        command,
         {
             "model": model.name,
+            **({"engines": engines} if engines > 1 else {}),
             "clients": load.num_clients,
             "requests a run": load.num_requests,
             "prompt": load.prompt_tokens,
@@ -205,23 +232,42 @@ def _measure(args: argparse.Namespace) -> Result:
             "policy": POLICY,
             "budget": situation.budget_tokens,
             "interval": situation.interval_tokens,
-            "blocks": f"{num_blocks} of {target.stock_block_size} tokens",
+            "blocks": f"{num_blocks} of {target.stock_block_size} tokens"
+            + " an engine" * (engines > 1),
             "full requests that fit": situation.resident_requests,
             "repeats": repeats,
             **target.described(),
         },
     )
+    log = folder / "runs.jsonl"
+    if not args.resume:
+        log.unlink(missing_ok=True)
+    finished = Log(log)
+    kept_s = 0.0
     runs: list[Run] = []
     for repeat in range(repeats):
-        for variant in VARIANTS:
-            found = _measure_server(situation, variant, client, repeat)
-            runs.append(_print_run(Run(variant, repeat, CLIENT, found)))
-        for variant in VARIANTS if repeat < in_process else ():
-            found = _measure_in_process(situation, variant, [ids for _, ids in texts])
-            runs.append(_print_run(Run(variant, repeat, IN_PROCESS, found)))
-    result.raw = {"runs": [asdict(run) for run in runs], "situation": _described(situation)}
-    _fill(result, runs)
-    result.seconds = time.monotonic() - started
+        wheres = (CLIENT, IN_PROCESS) if repeat < in_process else (CLIENT,)
+        for where, variant in product(wheres, situation.variants):
+            key: Key = {
+                "variant": variant,
+                "repeat": repeat,
+                "where": where,
+                "setup": {name: v for name, v in result.setup.items() if name != "repeats"},
+            }
+            found = finished.get(key)
+            if found is None:
+                began = time.monotonic()
+                if where == CLIENT:
+                    found = _measure_server(situation, variant, client, repeat)
+                else:
+                    found = _measure_in_process(situation, variant, [ids for _, ids in texts])
+                finished.add(key, found, time.monotonic() - began)
+            else:
+                kept_s += finished.seconds(key)
+            runs.append(_print_run(Run(variant, repeat, where, found)))
+    result.raw = {"runs": [asdict(run) for run in runs], "situation": described(situation)}
+    fill(result, runs)
+    result.seconds = time.monotonic() - started + kept_s
     return result
 
 
@@ -235,12 +281,13 @@ def _load(args: argparse.Namespace) -> Load:
     )
 
 
-def _described(situation: Situation) -> dict[str, Any]:
+def described(situation: Situation) -> dict[str, Any]:
     return {
         "load": asdict(situation.load),
         "num_blocks": situation.num_blocks,
         "budget_tokens": situation.budget_tokens,
         "interval_tokens": situation.interval_tokens,
+        "num_engines": situation.num_engines,
     }
 
 
@@ -254,39 +301,44 @@ def _print_run(run: Run) -> Run:
 
 
 def configuration(situation: Situation, variant: str) -> dict[str, Any] | None:
-    """vToken's settings for `variant`; None for stock vLLM."""
-    settings = VARIANTS[variant]
-    if settings is None:
-        return None
+    """vToken's settings for `variant`, of an evicting one the policy apart; None: stock vLLM."""
+    if variant not in EVICTING:
+        return None if variant == NATIVE else {}
     return {
         "budget_tokens": situation.budget_tokens,
         "interval_tokens": situation.interval_tokens,
         "evict_when": "always",
-    } | settings
+    } | EVICTING[variant]
 
 
 def server_arguments(situation: Situation, variant: str) -> list[str]:
     """Command-line flags of the server of `variant`."""
     flags = ["--served-model-name=model", *as_flags(situation.engine_args())]
+    if situation.num_engines > 1:
+        flags += [f"--data-parallel-size={situation.num_engines}", "--api-server-count=1"]
     settings = configuration(situation, variant)
     if settings is None:
         return flags
-    flags += [
-        f"--vtoken-policy={POLICY}",
-        f"--vtoken-state-dir={situation.folder / f'{variant.lower()}-state'}",
-    ]
+    flags.append(f"--vtoken-state-dir={situation.folder / f'{file_name(variant)}-state'}")
+    if variant in EVICTING:
+        flags.append(f"--vtoken-policy={POLICY}")
     flags += [f"--vtoken-{name.replace('_', '-')}={value}" for name, value in settings.items()]
     if situation.target.device == "cuda":
         flags.append("--vtoken-experimental-cuda")
     return flags
 
 
+def file_name(variant: str) -> str:
+    return variant.lower().replace(", ", "-").replace(" ", "-")
+
+
 def _measure_server(
     situation: Situation, variant: str, client: ServingClient, repeat: int
 ) -> dict[str, float]:
     """Start a server of `variant` and measure it under the client's load."""
-    name = f"{variant.lower()}-{repeat + 1}"
-    stock = VARIANTS[variant] is None
+    name = f"{file_name(variant)}-{repeat + 1}"
+    stock = variant == NATIVE
+    shared = situation.num_engines > 1 and situation.target.device == "cpu"
     with Server(
         str(situation.model),
         port=any_free_port(),
@@ -296,6 +348,7 @@ def _measure_server(
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VTOKEN_ENABLED": "0" if stock else "1",
+            **(SHARED_CORES if shared else {}),
         },
         startup_timeout_s=STARTUP_S,
         stock=stock,
@@ -312,8 +365,9 @@ def _measure_server(
         counters = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=30.0).text
     found["preemptions"] = counter(counters, "vllm:num_preemptions_total") or 0.0
     evicted = counter(counters, "vllm:vtoken_evicted_tokens_total")
-    if (evicted is None) != stock or evicted == 0:
-        expected = "no counter" if stock else "more than 0"
+    evicts = variant in EVICTING
+    if (evicted is None) != stock or (evicted is not None and (evicted > 0) != evicts):
+        expected = "no counter" if stock else "more than 0" if evicts else "0"
         raise ClientError(f"{variant}: {evicted} evicted tokens in /metrics, expected {expected}")
     if evicted is not None:
         found["evicted_tokens"] = evicted
@@ -369,6 +423,15 @@ def _values(runs: Sequence[Run], variant: str, where: str, name: str) -> dict[in
     }
 
 
+def _variants_of(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(run.variant for run in runs))
+
+
+def _pairs_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    known = _variants_of(runs)
+    return [(over, under) for over, under in PAIRS if over in known and under in known]
+
+
 def spread(values: Sequence[float], show: Callable[[float], str]) -> str:
     """`median [lowest .. highest]`, or a single value without a range."""
     if len(values) == 1:
@@ -398,7 +461,7 @@ def _metrics_table(
     runs: Sequence[Run], title: str, columns: Sequence[tuple[str, str, float]]
 ) -> Table:
     table = Table(title, ["server", *[heading for _, heading, _ in columns]], [])
-    for variant in VARIANTS:
+    for variant in _variants_of(runs):
         cells: list[str | int | float | None] = [variant]
         for name, _, unit in columns:
             found = _values(runs, variant, CLIENT, name)
@@ -417,10 +480,27 @@ def ratios_table(runs: Sequence[Run]) -> Table:
             "≈: the repeats are on both sides of 1, no difference is shown",
         ],
     )
-    for over, under in PAIRS:
+    for over, under in _pairs_of(runs):
         cells: list[str | int | float | None] = [f"{over} / {under}"]
         for name, _ in RATIOS:
             cells.append(ratio(ratios(runs, (over, CLIENT), (under, CLIENT), name)))
+        table.rows.append(cells)
+    return table
+
+
+def intervals_table(runs: Sequence[Run]) -> Table | None:
+    """The same ratios as mean and 95% interval; None for less than three repeats."""
+    if len({run.repeat for run in runs}) < 3:
+        return None
+    title = "Ratios of the same repeat: mean, 95% Student t interval"
+    table = Table(title, ["ratio", *[heading for _, heading in RATIOS]], [])
+    for over, under in _pairs_of(runs):
+        cells: list[str | int | float | None] = [f"{over} / {under}"]
+        for name, _ in RATIOS:
+            found = ratios(runs, (over, CLIENT), (under, CLIENT), name)
+            interval = points.spread(found).interval()
+            assert interval is not None
+            cells.append(f"{fmean(found):.2f}, {interval[0]:.2f} .. {interval[1]:.2f}")
         table.rows.append(cells)
     return table
 
@@ -445,7 +525,7 @@ def agreement_table(runs: Sequence[Run]) -> Table | None:
     )
     both = {run.repeat for run in runs if run.where == IN_PROCESS}
     shared = [run for run in runs if run.repeat in both]
-    for variant in VARIANTS:
+    for variant in _variants_of(runs):
         inside, outside = (variant, IN_PROCESS), (variant, CLIENT)
         name = "output_tokens_per_second"
         native = [(NATIVE, where) for where in (IN_PROCESS, CLIENT)]
@@ -484,7 +564,7 @@ def _chart(runs: Sequence[Run], load: Load) -> Chart:
         ("ttft_p95_ms", "Time to first token, p95", 1e3, "s"),
     ):
         bars = []
-        for variant in VARIANTS:
+        for variant in _variants_of(runs):
             found = [v / unit for v in _values(runs, variant, CLIENT, name).values()]
             bars.append(Bars(variant, [median(found)], [min(found)], [max(found)]))
         panels.append(Panel(title, "", label, bars=bars, groups=[f"{load.num_clients} clients"]))
@@ -495,15 +575,14 @@ def _chart(runs: Sequence[Run], load: Load) -> Chart:
     return Chart(caption, panels)
 
 
-def _fill(result: Result, runs: Sequence[Run]) -> None:
+def fill(result: Result, runs: Sequence[Run]) -> None:
     load = Load(**result.raw["situation"]["load"])
     result.tables = [
         _metrics_table(runs, "What the client measures: median [range] of the repeats", RATES),
         _metrics_table(runs, "First token, and between tokens", TOKENS),
         ratios_table(runs),
     ]
-    agreement = agreement_table(runs)
-    if agreement is not None:
-        result.tables.append(agreement)
-    result.charts = [_chart(runs, load)]
-    result.claims = claims(runs, result.setup["model"])
+    result.tables += filter(None, (intervals_table(runs), agreement_table(runs)))
+    if result.raw["situation"]["num_engines"] == 1:
+        result.charts = [_chart(runs, load)]
+        result.claims = claims(runs, result.setup["model"])

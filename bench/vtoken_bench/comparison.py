@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from vtoken_bench.output import Claim, Result, Table, as_text, read
+from vtoken_bench.claims import Claim
+from vtoken_bench.output import Result, Table, as_text, read
 
 SUMMARY = "list which claims of OLD are reproduced in NEW; exit code 1 if any differs"
 Key = tuple[str, str, str]

@@ -3,6 +3,8 @@
 There is no engine and no model. 256 requests fill a pool of 70,000 blocks. Each appends three
 tokens a frame (a step of 33 ms) and evicts down to its budget; now and then one is compacted or
 replaced. A frame changes as much as on a busy server. Every path but the stream answers 404.
+
+With several engines, the streams of all show the same pool, which advances ten times a second.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import http
 import time
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import numpy as np
@@ -230,16 +233,19 @@ def _config() -> wire.ConfigDocument:
     return wire.ConfigDocument(revision=1, desired=values, effective=values, bounds={})
 
 
-async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
+async def _stream(socket: ServerConnection, traffic: Traffic, num_engines: int) -> None:
     """Serve one client as the API server does: hello, snapshot, then one delta per frame."""
     request = socket.request
     assert request is not None
-    fps = float(request.path.partition("fps=")[2].partition("&")[0] or 10)
+    query = dict(parse_qsl(urlsplit(request.path).query))
+    fps, engine = float(query.get("fps", 10)), int(query.get("engine", 0))
+    wants_rows = "requests" in query.get("topics", "requests")
+    epoch = f"{EPOCH}-{engine}" if num_engines > 1 else EPOCH
     seq = 0
 
     async def send(kind: Any, **fields: Any) -> None:
         nonlocal seq
-        message = kind(epoch=EPOCH, seq=seq, step=traffic.step, ts=time.time(), **fields)
+        message = kind(epoch=epoch, seq=seq, step=traffic.step, ts=time.time(), **fields)
         seq += 1
         with contextlib.suppress(ConnectionClosed):  # the console has closed; the loop ends
             await socket.send(msgspec.msgpack.encode(message))
@@ -263,6 +269,8 @@ async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
         topics=["blocks", "requests", "events", "metrics"],
         fps=fps,
         can_control=True,
+        engine=engine,
+        engines=[*range(num_engines)],
     )
     live, flags, owner = traffic.live.copy(), traffic.flags.copy(), traffic.owner.copy()
     await send(
@@ -272,12 +280,13 @@ async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
         live=live.tobytes(),
         flags=flags.tobytes(),
         owner=owner.tobytes(),
-        requests=traffic.rows(),
+        requests=traffic.rows() if wants_rows else None,
     )
     while socket.close_code is None:
         await asyncio.sleep(1 / fps)
-        for event in traffic.frame():
-            await send(wire.EventMessage, event=event)
+        if num_engines == 1:
+            for event in traffic.frame():
+                await send(wire.EventMessage, event=event)
         changed = np.flatnonzero(
             (traffic.live != live) | (traffic.flags != flags) | (traffic.owner != owner)
         )
@@ -288,7 +297,7 @@ async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
             block_live=live[changed].tobytes(),
             block_flags=flags[changed].tobytes(),
             block_owner=owner[changed].tobytes(),
-            requests_changed=traffic.rows(),
+            requests_changed=traffic.rows() if wants_rows else None,
             status=traffic.status(),
         )
 
@@ -300,12 +309,18 @@ def _not_found(connection: ServerConnection, request: Request) -> Response | Non
     return connection.respond(http.HTTPStatus.NOT_FOUND, "only the stream is served here\n")
 
 
-async def _serve(num_blocks: int, num_requests: int) -> None:
+async def _advance(traffic: Traffic) -> None:
+    while True:
+        await asyncio.sleep(0.1)
+        traffic.frame()
+
+
+async def _serve(num_blocks: int, num_requests: int, num_engines: int) -> None:
     traffic = Traffic(num_blocks, num_requests)
     for _ in range(200):
         traffic.frame()
     async with serve(
-        lambda socket: _stream(socket, traffic),
+        lambda socket: _stream(socket, traffic, num_engines),
         "127.0.0.1",
         0,
         process_request=_not_found,
@@ -313,15 +328,16 @@ async def _serve(num_blocks: int, num_requests: int) -> None:
         max_size=None,
     ) as server:
         print(server.sockets[0].getsockname()[1], flush=True)
-        await asyncio.Event().wait()
+        await (asyncio.Event().wait() if num_engines == 1 else _advance(traffic))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=70_000)
     parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--engines", type=int, default=1)
     args = parser.parse_args()
-    asyncio.run(_serve(args.blocks, args.requests))
+    asyncio.run(_serve(args.blocks, args.requests, args.engines))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
+
+TURN_S = 1.0  # some steps: shorter than what slows a machine down, longer than caches take to fill
 
 
 class EngineError(RuntimeError):
@@ -86,6 +89,19 @@ class Engine:
             self._process.wait()
         self._replies.close()
         self._log.close()
+
+
+def ask_in_turns(asked: Sequence[tuple[Engine, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The replies to one load for each engine, which run in turns of TURN_S, one at a time.
+
+    So whatever slows the machine down slows all of them down alike. Raises EngineError.
+    """
+    replies = [engine.ask(request | {"turn_s": TURN_S}) for engine, request in asked]
+    while any(reply.get("paused") for reply in replies):
+        for number, (engine, _) in enumerate(asked):
+            if replies[number].get("paused"):
+                replies[number] = engine.ask({"turn": "yours"})
+    return replies
 
 
 def _threads(count: int) -> dict[str, str]:

@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", help="also run finished checks again")
     parser.add_argument(
+        "--results",
+        type=Path,
+        help="report what `make gpu-kit` measured on another machine, in this folder",
+    )
+    parser.add_argument(
         "--tests",
         type=Path,
         help=f"JUnit file of `make test-gpu` (default: {FOLDER}/gpu/tests.xml, if it exists)",
@@ -48,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.results is not None:
+        return _report(args, *_carried(args.results), time.monotonic())
     if found_device() != "cuda":
         print("vtoken bench gpu: torch finds no CUDA device here", file=sys.stderr)
         return 1
@@ -63,6 +70,25 @@ def run(args: argparse.Namespace) -> int:
     outcomes = measure(
         args.checks, folder, device, command, limit_s=60 * args.limit_minutes, again=args.again
     )
+    return _report(args, device, outcomes, started)
+
+
+def _carried(folder: Path) -> tuple[str, dict[str, Outcome]]:
+    """The device and the outcomes in `folder`."""
+    found: dict[str, Outcome] = {}
+    for name in CHECKS:
+        try:
+            found[name] = msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Finished)
+        except (OSError, msgspec.MsgspecError) as error:
+            found[name] = f"no result in {folder}: {error}"
+    devices = {outcome.device for outcome in found.values() if isinstance(outcome, Finished)}
+    return ", ".join(sorted(devices)), found
+
+
+def _report(
+    args: argparse.Namespace, device: str, outcomes: dict[str, Outcome], started: float
+) -> int:
+    parent = args.json.parent if args.json else FOLDER
     tests = gpu_report.read_tests(args.tests or parent / "gpu" / "tests.xml")
     result = new_result("gpu", "make bench-gpu", {"GPU": device, **gpu_report.versions(outcomes)})
     gpu_report.fill(result, outcomes, tests)

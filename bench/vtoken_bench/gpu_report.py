@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from vtoken_bench.output import Claim, Result, Table
+from vtoken_bench.claims import Claim
+from vtoken_bench.output import Result, Table
 
 SHAPE = "Llama-3.1-8B"  # heads and head size of every check
 PAGE_LIMIT, COPY_SHARE, COPY_TOKENS = 1.10, 0.80, 4096

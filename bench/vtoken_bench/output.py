@@ -2,9 +2,12 @@
 
 A run writes one JSON file `.bench/NAME.json`. `publish` copies what pages show of it to
 `docs/results/NAME.json`, which is committed, and makes everything else from that copy: the SVGs
-beside it, and the section of a page between `<!-- bench:NAME -->` and `<!-- /bench -->`. Text
+beside it, and the section of a page between `<!-- bench:NAME -->` and `<!-- /bench -->`. A marker
+`<!-- bench:NAME WORD -->` is for the tables whose titles begin with that word, without charts. Text
 outside the markers is written by hand and not changed. A benchmark with several sections names its
 files `BENCH-PART.json`.
+
+`<!-- claims -->` is for the `HEADLINES`, `<!-- claims all -->` for every claim.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,33 +27,17 @@ import msgspec
 
 import vtoken
 from vtoken_bench.charts import Chart, digest, draw, file_names
+from vtoken_bench.claims import Claim, claims_table, headlines_table
 
 FOLDER = Path(".bench")
 PAGES = tuple(
-    Path("docs") / f"{page}.md" for page in ("results", "costs", "quality", "gpu", "pressure")
-)
-# Order of the claims: rows that the paper lacks, then the paper's rows in its order.
-ROWS = (
-    "Goodput",
-    "Loss",
-    "Pressure",
-    "Real client",
-    "Fig. 2",
-    "Fig. 6a",
-    "Fig. 6b",
-    "Fig. 7",
-    "Fig. 8",
-    "Fig. 9",
-    "5.5",
-    "5.6",
-    "Table 1",
-    "Table 2",
-    "I1, I2",
+    Path("docs") / f"{page}.md"
+    for page in ("results", "results-parts", "costs", "quality", "gpu", "pressure", "deploy")
 )
 SHOWN_RAW = {"grounds"}  # benchmarks whose raw results are published: one character a sample
 KEPT = "results"  # the folder beside a page that holds its JSON files and SVGs
-CLAIMS = re.compile(r"(<!-- claims -->\n).*?(<!-- /claims -->)", re.DOTALL)
-SECTION = re.compile(r"(<!-- bench:([a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+CLAIMS = re.compile(r"(<!-- claims( all)? -->\n).*?(<!-- /claims -->)", re.DOTALL)
+SECTION = re.compile(r"(<!-- bench:([a-z-]+)(?: (\w+))? -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 
 @dataclass
@@ -64,39 +51,12 @@ class Table:
 
 
 @dataclass
-class Claim:
-    """One number that the evaluation claims, with its range over the repeats.
-
-    `row`: figure, table or section of the paper, as in docs/results.md. `paper`: its value there.
-    `interval`: 95% confidence interval, which decides a goal; without one a goal has no verdict.
-    """
-
-    row: str
-    what: str
-    model: str
-    value: float
-    low: float
-    high: float
-    unit: str  # "%", "points", "x", "blocks", ...
-    repeats: int
-    paper: str = ""
-    goal: str = ""  # ">= 1.5" or "<= 3"
-    interval: tuple[float, float] | None = None
-
-    def verdict(self) -> str:
-        """met, missed or undecided: where the interval is; "" without goal or interval."""
-        if not self.goal or self.interval is None:
-            return ""
-        relation, bound = self.goal.split()
-        low, high = self.interval
-        sign = {">=": 1, "<=": -1}[relation]
-        right = [sign * (end - float(bound)) >= 0 for end in (low, high)]
-        return "met" if all(right) else "undecided" if any(right) else "missed"
-
-
-@dataclass
 class Result:
-    """One run of one benchmark. `setup`: what was run; `raw`: all measurements."""
+    """One run of one benchmark. `setup`: what was run; `raw`: all measurements.
+
+    `sentences`: what follows from them, written from the data. `measured`: for each model of a
+    resumed run, when and at which commits its runs were.
+    """
 
     bench: str
     command: str
@@ -109,13 +69,15 @@ class Result:
     charts: list[Chart] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     commit: str = ""  # of the measured code; a "+" at the end: with uncommitted changes
+    sentences: list[str] = field(default_factory=list)
+    measured: dict[str, str] = field(default_factory=dict)
 
 
 def new_result(bench: str, command: str, setup: dict[str, Any]) -> Result:
     """An empty result with the machine, the versions and the commit."""
     started = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     commit = commit_of(Path(vtoken.__file__).parent, Path(__file__).parent)
-    return Result(bench, command, setup, [], machine=_machine(), started=started, commit=commit)
+    return Result(bench, command, setup, [], machine=machine(), started=started, commit=commit)
 
 
 def read(path: Path) -> Result:
@@ -144,7 +106,8 @@ def commit_of(*packages: Path) -> str:
         return ""
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Processor, Python, and versions of what does the computing."""
     return {
         "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
@@ -189,8 +152,8 @@ def _cell(value: str | float | None) -> str:
 
 
 def as_text(result: Result) -> str:
-    """The tables, aligned for a terminal."""
-    lines = []
+    """The tables, aligned for a terminal, below the sentences."""
+    lines = [f"\n{sentence}" for sentence in result.sentences]
     for table in result.tables:
         cells = [table.columns, *[[_cell(value) for value in row] for row in table.rows]]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -202,27 +165,39 @@ def as_text(result: Result) -> str:
     return "\n".join(lines)
 
 
-def as_markdown(result: Result, images: Sequence[str] = ()) -> str:
+def as_markdown(result: Result, images: Sequence[str] = (), word: str = "") -> str:
     """The tables in Markdown, below one line with command, commit, time, machine and setup.
 
-    `images`: Markdown between that line and the tables.
+    `images`: Markdown between that line and the tables. `word`: with which titles begin.
     """
-    commit = f" at {result.commit}" if result.commit else ""
+    when = f"{result.started}, {result.seconds:.0f} s"
+    if result.measured:
+        runs = "; ".join(f"{model} {stamp}" for model, stamp in result.measured.items())
+        commit, when = "", f"measured {runs}; {result.seconds:.0f} s"
+    else:
+        commit = f" at {result.commit}" if result.commit else ""
     versions = ", ".join(f"{name} {v}" for name, v in result.machine["versions"].items())
     setup = ", ".join(f"{name} {value}" for name, value in result.setup.items())
     lines = [
-        f"`{result.command}`{commit}, {result.started}, {result.seconds:.0f} s; "
+        f"`{result.command}`{commit}, {when}; "
         f"{result.machine['cpu']}, Python {result.machine['python']}, {versions}; {setup}."
     ]
+    for sentence in result.sentences:
+        lines += ["", sentence]
     for image in images:
         lines += ["", image]
-    for table in result.tables:
-        lines += ["", f"**{table.title}**", "", "| " + " | ".join(table.columns) + " |"]
+    for table in [table for table in result.tables if table.title.startswith(word)]:
+        lines += ["", f"**{table.title}**", "", _row(table.columns)]
         lines.append("|---" + "|---:" * (len(table.columns) - 1) + "|")
-        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
+        lines += [_row(row) for row in table.rows]
         if table.notes:
             lines += ["", *[f"- {note}" for note in table.notes]]
     return "\n".join(lines)
+
+
+def _row(cells: Sequence[str | int | float | None]) -> str:
+    """A row of a Markdown table; a bar within a cell would end it."""
+    return "| " + " | ".join(_cell(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
@@ -240,42 +215,23 @@ def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
             return match[0]
         filled.append(match[2])
         result = read(path)
-        charts = file_names(match[2], result.charts).items()
+        word = match[3] or ""
+        charts = [] if word else file_names(match[2], result.charts).items()
         images = [f"![{chart.caption}]({folder.name}/{file})" for file, chart in charts]
-        return f"{match[1]}{as_markdown(result, images)}\n{match[3]}"
+        return f"{match[1]}{as_markdown(result, images, word)}\n{match[4]}"
 
-    text = CLAIMS.sub(lambda m: f"{m[1]}{claims_table(_results(folder))}\n{m[2]}", text)
+    def claims(match: re.Match[str]) -> str:
+        make = claims_table if match[2] else headlines_table
+        return f"{match[1]}{make(_claims(folder))}\n{match[3]}"
+
+    text = CLAIMS.sub(claims, text)
     return SECTION.sub(section, text), filled, missing
 
 
-def _results(folder: Path) -> list[Result]:
-    return [read(path) for path in sorted(folder.glob("*.json"))]
-
-
-def claims_table(results: Iterable[Result]) -> str:
-    """A Markdown table of all claims beside the paper's values, in the paper's order."""
-    lines = [
-        "| paper | what | model | paper says | ours [range over the runs] | runs | 95% interval "
-        "| goal | command |",
-        "|---|---|---|---:|---:|---:|---:|---:|---|",
-    ]
-    found = [(claim, result.command) for result in results for claim in result.claims]
-    for claim, command in sorted(found, key=lambda pair: _order(pair[0].row)):
-        spread = f"{claim.value:.3g} {claim.unit}".rstrip()
-        if claim.low != claim.high:
-            spread += f" [{claim.low:.3g} .. {claim.high:.3g}]"
-        cells = [claim.row, claim.what, claim.model, claim.paper, spread, str(claim.repeats)]
-        interval, goal = "", claim.goal
-        if claim.interval is not None:
-            interval = f"{claim.interval[0]:.3g} .. {claim.interval[1]:.3g}"
-        if verdict := claim.verdict():
-            goal += f": {verdict}"
-        lines.append(f"| {' | '.join([*cells, interval, goal, f'`{command}`'])} |")
-    return "\n".join(lines)
-
-
-def _order(row: str) -> int:
-    return ROWS.index(row) if row in ROWS else len(ROWS)
+def _claims(folder: Path) -> list[tuple[Claim, str]]:
+    """Every claim with the command of its result."""
+    results = [read(path) for path in sorted(folder.glob("*.json"))]
+    return [(claim, result.command) for result in results for claim in result.claims]
 
 
 def publish(page: Path, runs: Path) -> list[str]:

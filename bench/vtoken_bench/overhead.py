@@ -20,8 +20,9 @@ from typing import Any
 
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target
+from vtoken_bench.claims import Claim
 from vtoken_bench.engines import Engine
-from vtoken_bench.output import Claim, Table, finish, new_result
+from vtoken_bench.output import Table, finish, new_result
 from vtoken_bench.slices import (
     LIVE_TOKENS,
     METRICS,
@@ -238,6 +239,7 @@ def claims(runs: list[Run]) -> list[Claim]:
                     "below 1.01" if goal.goal == 1.01 else "",
                     f"<= {goal.goal:.2f}",
                     (ratio.least, ratio.most) if isfinite(ratio.most) else None,
+                    list(ratio.values),
                 )
             )
     return found

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from vtoken_bench.output import Result, as_markdown, claims_table
+from vtoken_bench.claims import claims_table
+from vtoken_bench.output import Result, as_markdown
 
 
 def read_results(folder: Path) -> dict[str, Result]:
@@ -25,8 +26,9 @@ def read_results(folder: Path) -> dict[str, Result]:
 
 def as_report(results: dict[str, Result]) -> str:
     lines = ["# vToken: benchmark results of this machine"]
-    if any(result.claims for result in results.values()):
-        lines += ["", claims_table(results.values())]
+    claims = [(claim, r.command) for r in results.values() for claim in r.claims]
+    if claims:
+        lines += ["", claims_table(claims)]
     for name, result in results.items():
         lines += ["", f"## {name}", "", as_markdown(result)]
     return "\n".join(lines) + "\n"

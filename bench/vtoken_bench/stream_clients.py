@@ -1,6 +1,7 @@
 """The clients of `vtoken bench stream`, in their own process: they receive, count and check.
 
-Prints "ready" when all have a snapshot, then one JSON document with the counts of each client.
+Arguments: the number of clients, seconds, and the URLs, of which each client opens all. Prints
+"ready" when all have a snapshot, then one JSON document with the counts of each stream.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import AsyncExitStack
+from typing import Any
 
 import msgspec
 from websockets.asyncio.client import connect
@@ -24,7 +27,7 @@ class Head(msgspec.Struct):
 
 
 class Counted(msgspec.Struct):
-    """Counts of one client; `state_messages` are deltas."""
+    """Counts of one stream; `state_messages` are deltas."""
 
     bytes: int = 0
     state_messages: int = 0
@@ -33,16 +36,29 @@ class Counted(msgspec.Struct):
     snapshot_bytes: int = 0
 
 
-async def listen(url: str, ready: asyncio.Barrier, seconds: float) -> Counted:
-    """Connect, wait for the other clients, then count for `seconds`."""
+NUM_BEGINNING = 8  # streams that connect at once
+CONNECT: dict[str, Any] = {
+    "max_size": None,
+    "compression": None,
+    "open_timeout": 60,
+    "ping_timeout": 60,
+}
+
+
+async def listen(
+    url: str, gate: asyncio.Semaphore, ready: asyncio.Barrier, seconds: float
+) -> Counted:
+    """Connect, wait for the other streams, then count for `seconds`."""
     counted = Counted()
-    async with connect(url, max_size=None, compression=None) as stream:
-        while True:
-            data = await stream.recv(decode=False)
-            last = msgspec.msgpack.decode(data, type=Head)
-            if last.type == "snapshot":
-                counted.snapshot_bytes = len(data)
-                break
+    async with AsyncExitStack() as stack:
+        async with gate:
+            stream = await stack.enter_async_context(connect(url, **CONNECT))
+            while True:
+                data = await stream.recv(decode=False)
+                last = msgspec.msgpack.decode(data, type=Head)
+                if last.type == "snapshot":
+                    counted.snapshot_bytes = len(data)
+                    break
         if await ready.wait() == 0:
             print("ready", flush=True)
         end = time.monotonic() + seconds
@@ -60,15 +76,16 @@ async def listen(url: str, ready: asyncio.Barrier, seconds: float) -> Counted:
     return counted
 
 
-async def run(url: str, num_clients: int, seconds: float) -> list[Counted]:
-    """Run all clients at once; print "ready" when the last has its snapshot."""
-    ready = asyncio.Barrier(num_clients)
-    return await asyncio.gather(*[listen(url, ready, seconds) for _ in range(num_clients)])
+async def run(urls: list[str], num_clients: int, seconds: float) -> list[Counted]:
+    """Run all clients at once; print "ready" when the last stream has its snapshot."""
+    urls = urls * num_clients
+    gate, ready = asyncio.Semaphore(NUM_BEGINNING), asyncio.Barrier(len(urls))
+    return await asyncio.gather(*[listen(url, gate, ready, seconds) for url in urls])
 
 
 def main(argv: list[str]) -> None:
-    url, num_clients, seconds = argv[0], int(argv[1]), float(argv[2])
-    counted = asyncio.run(run(url, num_clients, seconds))
+    num_clients, seconds, urls = int(argv[0]), float(argv[1]), argv[2:]
+    counted = asyncio.run(run(urls, num_clients, seconds))
     print(msgspec.json.encode(counted).decode())
 
 

@@ -21,6 +21,7 @@ DEMO, TRAINED, QWEN3, LLAMA_8B = "demo", "trained", "qwen3-random", "llama-8b"
 HYBRID = "hybrid-random"
 MODELS = (DEMO, TRAINED, QWEN3)
 NAMES = (*MODELS, HYBRID, LLAMA_8B)  # the last has no weights: --dummy-weights
+UNTRAINED = (DEMO, QWEN3, HYBRID, LLAMA_8B)
 # An engine starts on a GPU only if this share of its memory is free. With a given cache size vLLM
 # takes no more than it needs, and several engines share the device.
 GPU_MEMORY_UTILIZATION, SHARED_GPU_MEMORY_UTILIZATION = 0.9, 0.05

@@ -1,7 +1,7 @@
 """`python -m scripts.screenshots [--out DIR] [--views pool,…] [--url URL]`.
 
 Without `--url` it starts the demo's server and traffic, and uses every control once, so that the
-charts and the log have contents.
+charts and the log have contents. For the fleet page it starts one with several engines.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripts.screenshots.fleet import fleet_server
+from scripts.screenshots.scenarios import SCENARIOS
 from scripts.screenshots.take import VIEWS, take
 from vtoken.client import Client
 from vtoken.demo import run as demo
@@ -59,8 +61,15 @@ def main(argv: list[str] | None = None) -> int:
         if args.url is not None:
             written = asyncio.run(take(args.url, args.out, views=views, token=token))
         else:
-            with demo_server() as url:
-                written = asyncio.run(take(url, args.out, views=views))
+            of_fleet = [v for v in views if v in SCENARIOS and SCENARIOS[v].source == "fleet"]
+            others = [view for view in views if view not in of_fleet]
+            written = []
+            if others:
+                with demo_server() as url:
+                    written += asyncio.run(take(url, args.out, views=others))
+            if of_fleet:
+                with fleet_server() as (url, silence):
+                    written += asyncio.run(take(url, args.out, views=of_fleet, silence=silence))
     except (DemoError, TimeoutError) as reason:
         print(f"error: {reason}", file=sys.stderr)
         return 1

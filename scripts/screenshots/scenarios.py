@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SMALL, NORMAL, LARGE = (80, 24), (120, 36), (200, 50)
+HUGE = (220, 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class Scenario:
     """`keys` are pressed with `focus` focused; `undo`: press `u` afterwards.
 
     `config`: a merge patch of the configuration that is applied first.
-    `source`: "live", "guide" (guided first minute), or "replay" of the flight recording.
+    `source`: "live", "guide" (guided first minute), "replay" of the flight recording, or "fleet":
+    the fleet page of a server with several engines.
     """
 
     keys: tuple[str, ...] = ()
@@ -69,6 +71,8 @@ SCENARIOS: dict[str, Scenario] = {
     "small-control": Scenario(LOWER_THETA, size=SMALL),
     "small-figures": Scenario(size=SMALL, view="figures"),
     "guide": Scenario(source="guide", size=SMALL),
+    "fleet": Scenario(source="fleet", focus="#fleet", size=HUGE),
+    "small-fleet": Scenario(source="fleet", focus="#fleet", size=SMALL),
     # 40 s on, where something happens
     "replay": Scenario(("right_square_bracket",) * 8, source="replay"),
 }

@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from textual.pilot import Pilot
 
 from scripts.screenshots import tour
+from scripts.screenshots.fleet import Silence
 from scripts.screenshots.scenarios import SCENARIOS, Scenario
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
@@ -23,6 +25,7 @@ from vtoken_console.style.themes import NAMES
 from vtoken_console.widgets.heatmap.colouring import Mode
 
 TIMEOUT_S = 30.0  # until the first data
+SILENT_S = 12.0
 REPLAY_S = 120  # length of the flight recording that is replayed
 TOUR = "tour"
 VIEWS = (*SCENARIOS, TOUR)
@@ -35,10 +38,12 @@ async def take(
     views: Sequence[str] = VIEWS,
     token: str | None = None,
     settle_s: float = 3.0,
+    silence: Silence = nullcontext,
 ) -> list[Path]:
     """Writes `out`/console-VIEW.svg (and .png) for each view.
 
-    Raises TimeoutError if no data arrives.
+    `silence`: stops an engine while the fleet page is taken. Raises TimeoutError if no data
+    arrives.
     """
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -49,6 +54,17 @@ async def take(
         scenario = SCENARIOS[name]
         runs.setdefault((scenario.source, scenario.size), []).append(name)
     for (source, columns_rows), names in runs.items():
+        if source == "fleet":
+            app = ConsoleApp(url, token=token)
+            async with app.run_test(size=columns_rows, notifications=True) as pilot:
+                await _until(app, pilot, url, lambda app: app.is_ready and app.fleet.is_shown)
+                await pilot.pause(settle_s)
+                with silence():
+                    await pilot.pause(SILENT_S)
+                    for name in names:
+                        written += _save(app, out, name)
+                await pilot.pause(settle_s)
+            continue
         with tempfile.TemporaryDirectory() as folder:
             if source == "replay":
                 recording = await _flight(url, token, Path(folder))
@@ -76,8 +92,17 @@ async def take(
 
 
 async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
+    def is_live(app: ConsoleApp) -> bool:
+        return app.source is not None and app.source.feed.connection.is_live
+
+    await _until(app, pilot, url, is_live)
+
+
+async def _until(
+    app: ConsoleApp, pilot: Pilot[int], url: str, condition: Callable[[ConsoleApp], bool]
+) -> None:
     deadline = time.monotonic() + TIMEOUT_S
-    while app.source is None or not app.source.feed.connection.is_live:
+    while not condition(app):
         if time.monotonic() > deadline:
             why = app.source.feed.connection.error if app.source else "not started"
             raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")

@@ -248,6 +248,26 @@ async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
             assert len(await own_acts(served, number)) == number
 
 
+async def test_act_that_cannot_be_passed_on_is_entered_once_and_passed_on_later(
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
+    passed: list[int] = []
+
+    async def fail_at_first(event: wire.Event) -> None:
+        passed.append(event.seq)
+        if passed.count(event.seq) == 1:
+            raise RuntimeError("not now")
+
+    async with serve(core.handle, state_dir=str(tmp_path)) as served:
+        pass_guard(core, 0.5)
+        await own_acts(served, 1)
+        served.engine.recorder.on_action = fail_at_first
+        pass_guard(core, 0.6)
+        await until(lambda: passed.count(max(passed, default=0)) > 1, "not passed on again")
+        assert len(await own_acts(served, 2)) == 2
+
+
 async def test_entry_that_never_reached_the_disk_is_made_up_for_by_the_next_process(
     core: LiveEngine, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from tests.support.serving import Served
 from tests.support.waiting import until
 from vtoken import wire
 from vtoken.control import changes
-from vtoken_api import service
+from vtoken_api import changes as making
 from vtoken_api.bus import MAX_IN_FLIGHT
 
 BASE = "/vtoken/v1"
@@ -34,7 +34,7 @@ async def http(
     """A change is on trial, so that every call of CALLS but the first is possible."""
     core.call("patch_config", patch={"theta_f": 0.75}, confirm_within_s=300)
     served.engine.bus.timeout_s = 0.3
-    monkeypatch.setattr(service, "LOOKUP_S", 0.02)
+    monkeypatch.setattr(making, "LOOKUP_S", 0.02)
     async with httpx.AsyncClient(base_url=served.url + BASE, timeout=30) as http:
         yield http
 
@@ -78,7 +78,7 @@ async def test_change_that_was_applied_without_an_answer_is_told_and_audited(
     assert change.state == "applied"
     if path == "/compactions":
         assert change.operation is not None
-        assert change.operation.id in core.runtime.operations._all
+        assert core.runtime.operations.get(change.operation.id).actor == change.operation.actor
     elif path.endswith("/forget"):
         assert change.forgotten is not None
         assert change.forgotten.spans == [(0, 9)]
@@ -106,7 +106,7 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
     assert (core.runtime.state.revision, core.runtime.config) == (revision, config)
     assert not core.runtime.operations.pending
     assert core.runtime.state.forgotten == {}
-    await until(lambda: not served.service._late, "still looked up")
+    await until(lambda: not served.service.changes.num_late, "still looked up")
     assert await audited(http) == []
 
 

@@ -15,7 +15,7 @@ from tests.support.served_core import THETA_F, several
 from tests.support.serving import Served
 from tests.support.waiting import until
 from vtoken import wire
-from vtoken_api import fleet
+from vtoken_api import changes
 
 BASE = "/vtoken/v1"
 
@@ -255,9 +255,9 @@ async def test_a_change_that_was_made_too_late_is_taken_back_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Engine 1 answers the dry run, makes the change, and its answer is lost."""
-    monkeypatch.setattr(fleet, "RETRY_S", 0.02)
+    monkeypatch.setattr(changes, "LOOKUP_S", 0.02)
     line = served.client.engines[1]
-    deliver = line._answer
+    deliver = line.answer
 
     def lose_the_answer(payload: bytes) -> bytes:
         answer = deliver(payload)
@@ -266,7 +266,7 @@ async def test_a_change_that_was_made_too_late_is_taken_back_then(
             line.answers_late = True
         return answer
 
-    monkeypatch.setattr(line, "_answer", lose_the_answer)
+    monkeypatch.setattr(line, "answer", lose_the_answer)
     served.service.fleet.one(1).bus.timeout_s = 0.2
     found = await refused(http, 503, "PATCH", "/config", json={"theta_f": 0.5})
     assert "taken back on engine 0" in found.detail
@@ -338,6 +338,121 @@ async def test_confirming_keeps_the_trial_of_all(
     assert thetas(cores) == [0.5, 0.5]
 
 
+# ---------------------------------------------------------------- one engine first
+
+
+async def entries_of(served: Served) -> list[tuple[str, str, int | None]]:
+    entries = (await served.service.journal.entries(20)).entries
+    return [(e.action, e.actor, e.engine) for e in entries]
+
+
+HELD = "guard_preemptions=0&guard_for_s=1"
+CANARY = "?canary_engine=1"
+
+
+async def test_others_follow_one_engine_when_its_guards_have_held(
+    http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
+) -> None:
+    async with cores[1].stepping():
+        result = await patch(http, f"{CANARY}&{HELD}", theta_f=0.5)
+        assert (result.engine, thetas(cores)) == (1, [THETA_F, 0.5])
+        assert result.trial is not None
+        assert result.trial.followers == [0]
+        await until(lambda: thetas(cores) == [0.5, 0.5], "engine 0 does not follow")
+    assert revisions(cores) == [result.revision] * 2
+
+    async def entered() -> bool:
+        return await entries_of(served) == [
+            ("trial", "127.0.0.1", 1),
+            ("keep", "guard", 1),
+            ("rollout", "guard of engine 1", 0),
+        ]
+
+    await until(entered, "the rollout is not in the audit log")
+    assert (await engines(http)).ok
+
+
+async def test_engine_whose_guard_is_crossed_is_followed_by_none(
+    http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
+) -> None:
+    await patch(http, f"{CANARY}&guard_preemptions=0&guard_for_s=300", theta_f=0.5)
+    cores[1].runtime.counters.requests.preempted += 1
+    cores[1].steps(1)
+
+    async def entered() -> bool:
+        return (await entries_of(served))[1:] == [("revert", "guard", 1)]
+
+    await until(entered, "the revert is not in the audit log")
+    assert thetas(cores) == [THETA_F] * 2
+    assert revisions(cores)[0] == 1
+
+
+async def test_change_that_the_others_cannot_follow_is_taken_back_everywhere(
+    http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
+) -> None:
+    """Engine 0 has a trial of its own when the canary's ends, which no dry run finds."""
+    async with cores[1].stepping():
+        await patch(http, f"{CANARY}&{HELD}", theta_f=0.5)
+        await patch(http, "?engine=0&confirm_within_s=300", batch_size=9)
+
+        async def entered() -> bool:
+            return (await entries_of(served))[-1] == ("revert", "guard of engine 1", 1)
+
+        await until(entered, "engine 1 keeps the change")
+    assert thetas(cores) == [THETA_F] * 2
+
+
+async def test_guard_without_evidence_lets_nobody_follow(
+    http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
+) -> None:
+    await patch(http, f"{CANARY}&guard_inter_token_p95_ms=50&guard_for_s=1", theta_f=0.5)
+
+    async def entered() -> bool:
+        return (await entries_of(served))[1:] == [
+            ("keep", "guard", 1),
+            ("revert", "guard of engine 1", 1),
+        ]
+
+    await until(entered, "engine 1 keeps the change")
+    assert thetas(cores) == [THETA_F] * 2
+
+
+async def test_others_follow_a_trial_that_is_confirmed(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    await patch(http, f"{CANARY}&{HELD}&confirm_within_s=300", theta_f=0.5)
+    await call(http, wire.PatchResult, "POST", "/confirm?engine=1")
+    await until(lambda: thetas(cores) == [0.5, 0.5], "engine 0 does not follow")
+
+
+@pytest.mark.parametrize(
+    ("query", "value"),
+    [
+        ("canary_engine=1", 1),
+        ("canary_engine=1&confirm_within_s=60", 1),
+        (f"canary_engine=1&engine=1&{HELD}", 1),
+        (f"canary_engine=x&{HELD}", "x"),
+    ],
+)
+async def test_canary_engine_that_cannot_decide_is_refused(
+    http: httpx.AsyncClient, cores: list[LiveEngine], query: str, value: Any
+) -> None:
+    found = await refused(http, 422, "PATCH", f"/config?{query}", json={"theta_f": 0.5})
+    assert (found.field, found.value) == ("canary_engine", value)
+    assert thetas(cores) == [THETA_F] * 2
+
+
+async def test_canary_engine_of_a_server_with_one_engine_is_refused() -> None:
+    async with (
+        several(1) as (served, cores),
+        httpx.AsyncClient(base_url=served.url + BASE, timeout=30) as http,
+    ):
+        path = f"/config?canary_engine=0&{HELD}"
+        found = await refused(http, 422, "PATCH", path, json={"theta_f": 0.5})
+        assert "one engine" in found.detail
+        assert thetas(cores) == [THETA_F]
+
+
 # ---------------------------------------------------------------- agreement
 
 
@@ -373,8 +488,9 @@ async def test_drift_is_shown_and_one_call_ends_it() -> None:
 async def test_a_silent_engine_is_a_row_that_says_so(
     http: httpx.AsyncClient, served: Served
 ) -> None:
-    await engines(http)
-    served.service.fleet.one(1).bus.timeout_s = 0.1
+    engine = served.service.fleet.one(1)
+    await until(lambda: engine.hub.view is not None, "the engine's state is not known")
+    engine.bus.timeout_s = 0.1
     served.client.engines[1].hangs = True
 
     async def silent() -> wire.Fleet | None:

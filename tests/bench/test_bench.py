@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from vtoken_bench import BENCHES, growth, main
+from vtoken_bench.charts import Chart
+from vtoken_bench.claims import ALSO_TRAINED, HEADLINES, Claim, claims_table, headlines_table
 from vtoken_bench.counters import Instructions
 from vtoken_bench.decoding import Decoding
 from vtoken_bench.growth import MEASURED
-from vtoken_bench.output import PAGES, SECTION, Result, Table, as_text, fill_in
+from vtoken_bench.output import PAGES, SECTION, Result, Table, as_markdown, as_text, fill_in
 from vtoken_bench.overhead import GROUPS, Run, claims, goals_table, ratios_table
 from vtoken_bench.planner import PERIOD, SCENARIOS, rounds_of_evictions
 from vtoken_bench.samples import BINS, sample, summary
@@ -43,14 +45,75 @@ def test_a_result_replaces_only_the_text_between_its_markers(tmp_path: Path) -> 
     assert fill_in(text, tmp_path)[0] == text
 
 
+def test_a_section_with_a_word_has_tables_of_this_beginning_and_no_chart(tmp_path: Path) -> None:
+    path = saved(tmp_path, [["x", 1.5, None]]) / "planner.json"
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    result.tables += [Table("demo: one", ["a"], [["y"]]), Table("trained: one", ["a"], [["z"]])]
+    result.sentences = ["It is so."]
+    result.charts = [Chart("Cost", [])]
+    path.write_bytes(msgspec.json.encode(result))
+    whole, part = (
+        fill_in(f"<!-- bench:planner{word} -->\n<!-- /bench -->\n", tmp_path)[0]
+        for word in ("", " trained")
+    )
+    titles = ("**T**", "**demo: one**", "**trained: one**")
+    assert [title in whole for title in titles] == [True] * 3
+    assert [title in part for title in titles] == [False, False, True]
+    assert "![Cost]" in whole
+    assert "![Cost]" not in part
+    assert "\n\nIt is so.\n\n" in part
+    assert part.startswith("<!-- bench:planner trained -->\n")
+    assert fill_in(part, tmp_path)[0] == part
+
+
+def test_a_bar_within_a_cell_does_not_end_it(tmp_path: Path) -> None:
+    path = saved(tmp_path, [["1.0 | 2.0", "x"]]) / "planner.json"
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    assert "| 1.0 \\| 2.0 | x |" in as_markdown(result)
+    assert "1.0 | 2.0" in as_text(result)
+
+
+def test_the_line_above_a_table_says_when_each_model_was_measured(tmp_path: Path) -> None:
+    path = saved(tmp_path, []) / "planner.json"
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    result.measured = {"demo": "2026-01-01 10:00 UTC at abc", "trained": "2026-01-02 at abd"}
+    line = as_markdown(result).splitlines()[0]
+    stamp = "measured demo 2026-01-01 10:00 UTC at abc; trained 2026-01-02 at abd; "
+    assert line.startswith(f"`make bench-planner`, {stamp}")
+
+
+def test_headlines_are_few_and_in_their_order(tmp_path: Path) -> None:
+    row, what, _ = HEADLINES[-1]
+    claims = [
+        Claim(row, what, ALSO_TRAINED, 2.0, 1.0, 3.0, "x", 3),
+        Claim("Fig. 2", "something else", "demo", 1.0, 1.0, 1.0, "x", 1),
+        Claim(*HEADLINES[0], 1.5, 1.4, 1.6, "x", 3, "", ">= 1.2", (1.3, 1.7), [1.4, 1.5, 1.6]),
+    ]
+    shown = headlines_table([(claim, "make") for claim in claims]).splitlines()[2:]
+    assert [line.split(" | ")[1] for line in shown] == [HEADLINES[0][1], what]
+    assert shown[0].endswith("| 1.5 x [1.4 .. 1.6] | 1.3 .. 1.7 | >= 1.2: met |")
+    assert " | trained | " in shown[1]
+    every = claims_table([(claim, "make") for claim in claims])
+    assert "something else" in every
+    text = "<!-- claims -->\n<!-- /claims -->\n<!-- claims all -->\n<!-- /claims -->\n"
+    (tmp_path / "planner.json").write_bytes(
+        msgspec.json.encode(Result("planner", "make", {}, [], claims=claims))
+    )
+    filled = fill_in(text, tmp_path)[0]
+    assert filled.count("something else") == 1
+    assert fill_in(filled, tmp_path)[0] == filled
+
+
 def test_a_section_without_a_run_is_left_and_named(tmp_path: Path) -> None:
     assert fill_in(PAGE, tmp_path) == (PAGE, [], ["planner"])
 
 
 def test_every_benchmark_has_its_sections_once() -> None:
     text = "".join((Path(__file__).parents[2] / page).read_text() for page in PAGES)
-    sections = [match[2] for match in SECTION.finditer(text)]
+    found = [*SECTION.finditer(text)]
+    sections = [match[2] for match in found if not match[3]]
     assert len(set(sections)) == len(sections)
+    assert {match[2] for match in found if match[3]} <= set(sections)  # parts of it elsewhere
     assert {section.partition("-")[0] for section in sections} == set(BENCHES)
 
 
@@ -239,6 +302,16 @@ def test_bytes_are_those_of_real_arrays_and_each_counts_once() -> None:
     assert 80_000 < deep_bytes([{"a": array, "b": [array], "view": array[5:10]}]) < 81_000
     assert 80_000 < deep_bytes([array[5:10]]) < 81_000
     assert deep_bytes([{"a": array}], excluded=[[array]]) < 1_000
+    assert deep_bytes([{"a": [array]}], ends=[array]) < 1_000
+    holder = {"a": array, "b": [1]}
+    assert 80_000 < deep_bytes([{"c": holder, "d": array}], ends=[holder]) < 81_000
+
+
+def test_bytes_of_tensors_are_those_of_their_storage_once() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(10_000, dtype=torch.int64)
+    assert 80_000 < deep_bytes([tensor, tensor[5:10]]) < 81_000
+    assert deep_bytes([tensor[5:10]], excluded=[tensor]) < 1_000
 
 
 def test_growth_skips_sizes_that_are_too_large(tmp_path: Path) -> None:

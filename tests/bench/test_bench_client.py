@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from vtoken_bench import client
-from vtoken_bench.client import NAIVE, NATIVE, VARIANTS, VTOKEN, Run, Situation
+from vtoken_bench.client import (
+    FLEET_VARIANTS,
+    IDLE,
+    NAIVE,
+    NATIVE,
+    VARIANTS,
+    VTOKEN,
+    Run,
+    Situation,
+)
 from vtoken_bench.output import as_text, new_result
 from vtoken_bench.serving_client import (
     METRICS,
@@ -39,16 +48,16 @@ def result_file(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def situation(num_blocks: int = 12, device: Device = "cpu") -> Situation:
-    target = Target(device=device)
-    return Situation(model_folder("demo"), LOAD, num_blocks, 16, target, Path("/bench"))
+def situation(num_blocks: int = 12, device: Device = "cpu", num_engines: int = 1) -> Situation:
+    target, model = Target(device=device), model_folder("demo")
+    return Situation(model, LOAD, num_blocks, 16, target, Path("/bench"), num_engines)
 
 
 def runs(*speeds: dict[str, float], where: str = client.CLIENT) -> list[Run]:
     """A run of every variant in each repeat; a latency is the inverse of the speed."""
     out = []
     for repeat, speed in enumerate(speeds):
-        for variant in VARIANTS:
+        for variant in speed:
             fast = speed[variant]
             names = [name for name, _, _ in (*client.RATES, *client.TOKENS)]
             one = dict.fromkeys(names, 1e6 / fast)
@@ -131,8 +140,32 @@ def test_the_servers_differ_in_vtokens_flags_alone() -> None:
     assert "--vtoken-experimental-cuda" in flags
 
 
+def test_servers_of_several_engines_differ_in_vtokens_flags_alone() -> None:
+    two = situation(num_engines=2)
+    assert two.variants == FLEET_VARIANTS
+    found = {variant: client.server_arguments(two, variant) for variant in two.variants}
+    assert {"--data-parallel-size=2", "--api-server-count=1"} <= set(found[NATIVE])
+    for variant in (IDLE, VTOKEN):
+        plain = [flag for flag in found[variant] if not flag.startswith("--vtoken-")]
+        assert plain == found[NATIVE]
+    ours = [flag.partition("=")[0] for flag in found[IDLE] if flag.startswith("--vtoken-")]
+    assert ours == ["--vtoken-state-dir"]
+    assert "--vtoken-policy=tova" in found[VTOKEN]
+
+
+def test_three_repeats_give_an_interval() -> None:
+    speeds = [{NATIVE: 100.0, IDLE: 100.0 * ratio, VTOKEN: 150.0} for ratio in (0.9, 1.0, 1.1)]
+    assert client.intervals_table(runs(*speeds[:2])) is None
+    table = client.intervals_table(runs(*speeds))
+    assert table is not None
+    cells = {row[0]: row[1] for row in table.rows}
+    assert list(cells) == ["vToken / native", f"{IDLE} / native", f"vToken / {IDLE}"]
+    assert cells[f"{IDLE} / native"] == "1.00, 0.75 .. 1.25"  # 4.303 · 0.1 / √3
+
+
 def test_only_requests_of_full_length_count_as_fitting() -> None:
     assert situation(12).resident_requests == 2  # 150 tokens are 5 blocks
+    assert situation(12, num_engines=2).resident_requests == 4
     assert situation(15).resident_requests == 3
 
 
@@ -191,8 +224,8 @@ def test_agreement_compares_the_repeats_that_were_measured_both_ways() -> None:
 
 def test_a_result_has_its_tables_claims_and_chart() -> None:
     result = new_result("client", "make bench-client", {"model": "tiny"})
-    result.raw = {"situation": client._described(situation())}
-    client._fill(result, runs(*TWO))
+    result.raw = {"situation": client.described(situation())}
+    client.fill(result, runs(*TWO))
     assert len(result.tables) == 3
     assert len(result.claims) == 6
     (chart,) = result.charts

@@ -10,8 +10,9 @@ import pytest
 
 from vtoken.core.config.values import default_config, merge_patch
 from vtoken.wire import ConfigValues
-from vtoken_bench.evaluation import capacity, frontier, goodput, memory
-from vtoken_bench.evaluation.command import EXPERIMENTS, repeats_of
+from vtoken_bench.code import commit
+from vtoken_bench.evaluation import capacity, frontier, goodput, memory, stability
+from vtoken_bench.evaluation.command import EXPERIMENTS, is_new, repeats_of, stamp
 from vtoken_bench.evaluation.points import (
     Comparison,
     EngineSpec,
@@ -31,10 +32,11 @@ from vtoken_bench.evaluation.variants import (
     VARIANTS,
     configuration,
 )
-from vtoken_bench.evaluation.workloads import Workload, budget_tokens, requests
+from vtoken_bench.evaluation.workloads import Workload, budget_tokens, requests, set_arrivals
 from vtoken_bench.log import Log
 from vtoken_bench.output import new_result
 from vtoken_bench.target import ModelShape, TargetError, model_folder
+from vtoken_bench.texts import token_ids
 
 SETTINGS = [
     Setting("demo", 32, slow=False, quick=False, repeats=3),
@@ -80,10 +82,20 @@ def test_requests_of_a_group_share_their_beginning_and_nothing_else() -> None:
 
 
 def test_poisson_arrivals_come_at_the_rate() -> None:
-    found = requests(model_folder("demo"), [(32, 8)] * 2000, 0, keep=None, rate=4.0)
+    found = requests(model_folder("demo"), [(32, 8)] * 2000, 0, keep=None)
+    set_arrivals(found, 4.0, 0)
     arrivals = [request["arrival_s"] for request in found]
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(500, rel=0.1)
+
+
+def test_a_reference_is_the_text_behind_its_prompt() -> None:
+    model = model_folder("demo")
+    text = token_ids(model)
+    for request in requests(model, [(64, 8)] * 3, 0, keep=None, continues=True):
+        whole = request["prompt"] + request["reference"]
+        assert len(whole) == 72
+        assert any(text[at : at + 72] == whole for at in range(len(text) - 71))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -135,6 +147,59 @@ def test_the_best_concurrency_is_the_fastest_within_the_bound() -> None:
     ]
     assert frontier.best_under(runs, 2.5) == (8, 20.0)
     assert frontier.best_under(runs, 0.5) is None
+
+
+@pytest.mark.parametrize("truth", range(13))
+def test_bisection_finds_the_largest_concurrency_and_tries_its_neighbours(truth: int) -> None:
+    fits: dict[int, bool] = {}
+    while (count := capacity.next_count(fits, 12)) is not None:
+        assert count not in fits
+        fits[count] = count <= truth
+    assert len(fits) <= 7  # of 12
+    assert max((c for c, fit in fits.items() if fit), default=0) == truth
+    assert {truth - 1, truth, truth + 1, truth + 2} & set(range(1, 13)) <= set(fits)
+
+
+def test_what_fits_above_a_gap_does_not_count_and_is_named() -> None:
+    fits: dict[int, bool] = {}
+    while (count := capacity.next_count(fits, 12)) is not None:
+        fits[count] = count in (1, 2, 3, 4, 5, 6, 8)
+    runs = [run({"concurrency": c}, overflowed=not fit) for c, fit in fits.items()]
+    assert capacity.largest(runs) == 6
+    assert not capacity.is_monotone(runs)
+    assert capacity.is_monotone([r for r in runs if r.labels["concurrency"] != 8])
+
+
+def test_each_process_bisects_in_the_pool_that_its_own_memory_leaves() -> None:
+    setting = SETTINGS[0]
+    full, packed = capacity.blocks_each(setting)
+    blocks = capacity.pools(setting)
+    own = {"tables": 10.0, "mirrors": 20.0, "buffers": 75.0, "block": 50.0}  # 2.1 blocks
+    runs = [run(point.labels, own_bytes=own) for point in capacity.comparisons(setting)[0].points]
+    ran: list[tuple[int, str, int]] = []
+    while more := capacity.bisection(setting, runs):
+        (comparison,) = more
+        for point in comparison.points:
+            repeat, variant = comparison.first, str(point.labels["variant"])
+            pool, footprint = point.engine.num_blocks, full if variant == NATIVE else packed
+            assert pool == blocks[str(point.labels["pool"])] - (0 if variant == NATIVE else 3)
+            assert point.engine.copy == repeat
+            count = int(point.labels["concurrency"])
+            runs.append(run(point.labels, repeat, overflowed=count * footprint > pool))
+            ran.append((repeat, variant, count))
+    assert [repeat for repeat, *_ in ran] == sorted(repeat for repeat, *_ in ran)
+    for variant, footprint in ((NATIVE, full), (DEFAULTS, packed)):
+        for pool, size in blocks.items():
+            chosen = [
+                r
+                for r in runs
+                if r.repeat == 2
+                and r.labels["variant"] == variant
+                and r.labels["pool"] == pool
+                and r.labels["kind"] == capacity.FIXED
+            ]
+            free = size - (0 if variant == NATIVE else 3)
+            assert capacity.largest(chosen) == free // footprint
 
 
 def test_the_largest_concurrency_ends_at_the_first_that_does_not_fit() -> None:
@@ -212,13 +277,45 @@ def test_memory_claims_are_against_naive_evict_of_the_same_repeat() -> None:
     assert row[-1] == "no"  # other tokens than naive-evict's
 
 
+def outputs(variant: str, *output_ids: list[int], dtype: str = "float32") -> Run:
+    labels = {"task": "continuations", "dtype": dtype, "policy": "tova", "variant": variant}
+    references = [[1, 2, 3, 4]] * len(output_ids)
+    return run(labels, output_ids=[*output_ids], reference_ids=references)
+
+
+def test_the_difference_of_scores_has_its_sign_and_is_of_vtoken_less_naive_evict() -> None:
+    same, half = [1, 2, 3, 4], [1, 2, 9, 9]  # scores of 1 and 0.5
+    result = new_result("evaluation-stability", "make bench-evaluation", {})
+    naive, vtoken = outputs(NAIVE, same, same, half), outputs(DEFAULTS, same, half, [1, 2])
+    stability.report(result, "trained", [naive, vtoken])
+    claims = {claim.what.partition(",")[0]: claim for claim in result.claims}
+    assert claims["difference of scores"].value == pytest.approx((0 - 0.5 + (2 / 3 - 0.5)) / 3)
+    assert claims["differences at most 0.01"].value == pytest.approx(100 / 3)
+    # of 1 in 3: low = 1 - 0.975 ** (1 / 3), and (1 - p) ** 3 + 3 * p * (1 - p) ** 2 = 0.025 at high
+    assert claims["differences at most 0.01"].interval == pytest.approx((0.840, 90.57), abs=0.01)
+    assert claims["length ratio"].value == 1.0
+    (row,) = result.tables[-1].rows
+    assert row[:4] == [f"float32, {DEFAULTS}", NAIVE, 3, "33.3 [1 .. 91]"]
+
+
+def test_runs_without_reclamation_are_compared_but_are_no_claims() -> None:
+    result = new_result("evaluation-stability", "make bench-evaluation", {})
+    names = (NATIVE, stability.NATIVE_FEWER, stability.NATIVE_THREADS, NAIVE)
+    runs = [outputs(name, [1, 2], [3, 4], dtype="bfloat16") for name in names]
+    stability.report(result, "trained", runs)
+    assert [row[1] for row in result.tables[-1].rows] == [NATIVE] * 3
+    assert result.claims == []
+
+
 class FakeEngines:
     """Counts what it is asked for; fails once `fails_at` loads are done."""
 
-    def __init__(self, fails_at: int = 1000) -> None:
+    def __init__(self, fails_at: int = 1000, most_together: int = 0) -> None:
         self.loads: list[tuple[str, int]] = []
         self.key: dict[str, Any] = {"device": "cpu"}
         self.closed = 0
+        self.most_together = most_together
+        self.turns: list[str] = []  # the loads of each group that took turns
         self._fails_at = fails_at
 
     def close(self) -> None:
@@ -229,6 +326,10 @@ class FakeEngines:
             raise KeyboardInterrupt
         self.loads.append((str(point.labels["variant"]), repeat))
         return {"tokens": len(self.loads)}
+
+    def together(self, points: list[Point], repeat: int) -> list[dict[str, Any]]:
+        self.turns.append("".join(str(point.labels["variant"]) for point in points))
+        return [self.load(point, repeat) for point in points]
 
 
 def points() -> list[Point]:
@@ -244,13 +345,33 @@ def test_repeats_are_interleaved_forwards_and_backwards(tmp_path: Path) -> None:
     assert "".join(name for name, _ in engines.loads) == "ABCCBAABC"
 
 
-def test_repeats_have_engines_of_their_own_where_that_is_asked_for(tmp_path: Path) -> None:
-    for fresh, closed in ((False, 0), (True, 3)):
+def test_loads_have_engines_of_their_own_where_that_is_asked_for(tmp_path: Path) -> None:
+    for fresh, closed in ((False, 0), (True, 9)):
         engines = FakeEngines()
         log = Log(tmp_path / f"{fresh}.jsonl")
         comparison = Comparison("c", points(), 3, fresh=fresh)
         measure([comparison], log, engines, "t")  # type: ignore[arg-type]
         assert engines.closed == closed
+
+
+def test_loads_of_speeds_take_turns_where_their_engines_fit_and_are_kept_all_or_none(
+    tmp_path: Path,
+) -> None:
+    comparison, path = Comparison("c", points(), 2, fresh=True), tmp_path / "log.jsonl"
+    engines = FakeEngines(fails_at=5, most_together=3)
+    with pytest.raises(KeyboardInterrupt):
+        measure([comparison], Log(path), engines, "t")  # type: ignore[arg-type]
+    rest = FakeEngines(most_together=3)
+    runs = measure([comparison], Log(path), rest, "t")  # type: ignore[arg-type]
+    assert engines.turns == ["ABC", "CBA"]
+    assert rest.turns == ["CBA"]
+    assert [(r.labels["variant"], r.repeat) for r in runs] == [
+        *[(name, 0) for name in "ABC"],
+        *[(name, 1) for name in "CBA"],
+    ]
+    many = FakeEngines(most_together=2)
+    measure([comparison], Log(tmp_path / "many.jsonl"), many, "t")  # type: ignore[arg-type]
+    assert (many.turns, len(many.loads)) == ([], 6)
 
 
 def test_an_interrupted_part_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -261,6 +382,30 @@ def test_an_interrupted_part_goes_on_where_it_stopped(tmp_path: Path) -> None:
     runs = measure([comparison], Log(path), rest, "t")  # type: ignore[arg-type]
     assert len(rest.loads) == 4
     assert [r.labels["variant"] for r in runs] == list("ABCCBA")
+
+
+def test_a_measurement_of_other_code_is_not_used_again(tmp_path: Path) -> None:
+    comparison, path = Comparison("c", points(), 1), tmp_path / "log.jsonl"
+    measure([comparison], Log(path, "one"), FakeEngines(), "t")  # type: ignore[arg-type]
+    again, other = FakeEngines(), FakeEngines()
+    measure([comparison], Log(path, "one"), again, "t")  # type: ignore[arg-type]
+    runs = measure([comparison], Log(path, "two"), other, "t")  # type: ignore[arg-type]
+    assert (len(again.loads), len(other.loads)) == (0, 3)
+    assert stamp(runs) == f"{runs[0].at} at {commit()}" or " to " in stamp(runs)
+
+
+def test_repeats_may_begin_later(tmp_path: Path) -> None:
+    engines = FakeEngines()
+    comparison = Comparison("c", points(), 3, first=2)
+    measure([comparison], Log(tmp_path / "log.jsonl"), engines, "t")  # type: ignore[arg-type]
+    assert engines.loads == [("A", 2), ("B", 2), ("C", 2)]
+
+
+def test_what_is_measured_next_is_new() -> None:
+    comparison = Comparison("c", points(), 2)
+    ran = [Run(point.labels, repeat, {}) for point in points() for repeat in (0, 1)]
+    assert is_new(comparison, ran[:-1])
+    assert not is_new(comparison, ran)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

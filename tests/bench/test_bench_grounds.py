@@ -10,6 +10,7 @@ import pytest
 
 from vtoken.calibration import prompts as calibration
 from vtoken.policies import make_policy
+from vtoken_bench.evaluation.chats import FactChats
 from vtoken_bench.grounds import texts
 from vtoken_bench.grounds.engines import computed_tokens
 from vtoken_bench.grounds.facts import TEST, TUNING, Draw
@@ -18,6 +19,7 @@ from vtoken_bench.grounds.prompts import GROUNDS
 from vtoken_bench.grounds.search import GRIDS, sets
 from vtoken_bench.grounds.tables import FULL_CACHE, Row, against, charts, tables
 from vtoken_bench.quality.settings import parsed, settings
+from vtoken_bench.target import model_folder
 from vtoken_bench.texts import english
 
 DRAWS = {f"{name}/{kind}": draw for name, g in GROUNDS.items() for kind, draw in g.facts.items()}
@@ -69,8 +71,8 @@ def test_only_plain_prose_is_a_paragraph() -> None:
     prose = "The quick brown fox jumps over the lazy dog, and it does so again and again, until "
     prose += "nobody looks at it any more."
     twice = [prose, f"It begins with other words.  {prose}"]
-    assert list(texts._new([code, "Short.", *twice], [])) == [prose]
-    assert list(texts._new([prose], [prose.upper()])) == []
+    assert list(texts.new_prose([code, "Short.", *twice], [])) == [prose]
+    assert list(texts.new_prose([prose], [prose.upper()])) == []
 
 
 # ---------------------------------------------------------------- statistics
@@ -194,3 +196,17 @@ def test_two_runs_are_paired_row_by_row() -> None:
     assert [row[0] for row in table.rows] == ["a, half", "b, half"]
     assert table.rows[0][4:] == [50, 0, "better"]
     assert table.rows[1][4:] == [0, 1, "undecided"]
+
+
+def test_an_output_is_found_by_its_fact_and_prompts_fit_their_bound() -> None:
+    folder = model_folder("demo")
+    workload = FactChats("chats", 600, 16, around_tokens=250)
+    requests = workload.requests(folder, 4, 1)
+    assert requests == workload.requests(folder, 4, 1)
+    assert requests != workload.requests(folder, 4, 2)
+    assert max(len(request["prompt"]) for request in requests) <= workload.sizes(1, 0)[0][0]
+    outputs = [request["prompt"] for request in requests]  # they state the fact
+    assert workload.found(folder, 4, 1, outputs) == [True] * 4
+    assert workload.found(folder, 4, 1, [ids[:8] for ids in outputs]) == [False] * 4
+    with pytest.raises(ValueError, match="raise around_tokens"):
+        FactChats("chats", 600, 16).requests(folder, 4, 1)

@@ -94,27 +94,59 @@ def test_a_named_calibration_profile_is_read_before_the_model_loads(
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--api-server-count", "2"],
-        ["--api_server_count=4"],
-        ["--api-server-count"],
-        ["-asc", "2"],
+        ["--api-server-count", "0"],
+        ["--api_server_count=0"],
+        ["-asc", "0"],
         ["--headless"],
         ["--grpc"],
+        ["--data-parallel-multi-port-external-lb"],
     ],
 )
-def test_flag_that_vllm_would_pass_over_in_silence_ends_with_2(
+def test_flag_that_is_not_served_ends_with_2(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         server_command(["m", *flags])
     assert ended.value.code == 2
     name = flags[0].partition("=")[0].replace("_", "-").replace("-asc", "--api-server-count")
-    assert f"{name} is not supported" in capsys.readouterr().err
+    assert f"vtoken serve: error: {name}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--api-server-count", "1"], ["--api-server-count=1"], []])
-def test_one_api_process_may_be_asked_for_by_name(flags: list[str]) -> None:
-    assert set(flags) <= set(server_command(["m", *flags]))
+@pytest.mark.parametrize("flags", [["--api-server-count", "4"], ["-asc=1"], []])
+def test_number_of_api_processes_is_passed_on(flags: list[str]) -> None:
+    command = server_command(["m", *flags])
+    assert set(flags) <= set(command)
+    assert "vtoken.vllm.launch" in command
+
+
+def test_front_end_without_python_plugins_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(SystemExit) as ended:
+        server_command(["m"])
+    assert ended.value.code == 2
+    assert "runs no Python plugin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--nnodes", "2"], "there would be no API server"),
+        (["--nnodes=2", "--node-rank=1", "-dp", "2"], "the node would hold an engine"),
+    ],
+)
+def test_a_headless_node_holds_workers_only(
+    flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        server_command(["m", "--headless", *flags])
+    assert why in capsys.readouterr().err
+
+
+def test_a_headless_node_runs_what_vllms_own_command_runs() -> None:
+    command = server_command(["m", "--headless", "--nnodes=2", "--node-rank=1"])
+    assert command[2] == "vtoken.vllm.launch"
 
 
 def test_every_setting_has_a_flag_of_its_type() -> None:

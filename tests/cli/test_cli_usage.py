@@ -103,6 +103,7 @@ def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch, tmp_
         "recording": None,
         "moment": None,
         "engine": None,
+        "servers": [],
     }
 
 

@@ -54,6 +54,7 @@ def test_the_public_names() -> None:
         "Unauthorized",
         "Unreachable",
         "VTokenError",
+        "read_fleet",
     ]
 
 
@@ -176,7 +177,7 @@ async def test_client_that_looks_up_answers_late_what_was_done(
         assert answer.spans == [(3, 9)]
         assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
     else:
-        assert answer.id in core.runtime.operations._all
+        assert core.runtime.operations.get(answer.id).actor == answer.actor
     revision = core.runtime.state.revision
     served.line.hangs = True
     with pytest.raises(ProblemError, match="nothing was done"):
@@ -316,7 +317,7 @@ async def test_answer_that_does_not_come_is_not_waited_for_longer_than_said(
 
 
 async def test_answer_of_another_schema_is_not_taken(either: Either, core: LiveEngine) -> None:
-    wrong = calls.Call("GET", "/status", calls._json(wire.EventPage))
+    wrong = calls.Call("GET", "/status", calls.events().decode)
     with pytest.raises(NotVToken, match="does not fit the schema"):
         await either.ask("send", wrong)
 

@@ -15,6 +15,7 @@ from tests.support.console_harness import make_busy, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served, serve
+from vtoken.client import Server
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.feed.live import LiveSource
@@ -31,7 +32,7 @@ def test_since_counts_from_the_loss_across_all_tries() -> None:
 
 @contextlib.asynccontextmanager
 async def reading(url: str, token: str | None = None) -> AsyncIterator[LiveSource]:
-    client = LiveSource(url, token, 20)
+    client = LiveSource(Server(url, token), 20)
     task = asyncio.create_task(client.run())
     try:
         yield client

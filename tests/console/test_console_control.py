@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.support.console_harness import applied, messages, running, screen_text, until
+from tests.support.console_harness import applied, messages, outcome, running, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.profiles import made_up
 from tests.support.serving import Served
@@ -20,6 +20,7 @@ from vtoken_console.changes.trials import countdown, parse_terms
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.trial import TrialScreen
+from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.trial_bar import TrialBar
 
 
@@ -40,8 +41,8 @@ async def test_what_if_has_evicted_moved_freed_and_gates(core: LiveEngine, serve
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
         await pilot.press(*"0.01")
-        await until(lambda: "0.5 → 0.01" in app.screen._outcome.text, "no what-if")
-        text = app.screen._outcome.text
+        await until(lambda: "0.5 → 0.01" in outcome(app), "no what-if")
+        text = outcome(app)
         for part in ("evicts now", "moves now", "frees now", "out of", "opens: theta_f"):
             assert part in text
         assert "stays closed: watermark (free" in text
@@ -54,10 +55,10 @@ async def test_settings_show_saving_and_cost_of_a_round(core: LiveEngine, served
     core.steps(4)
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
-        await until(lambda: "Hole 500.00" in app.screen._outcome.text, "no prices")
+        await until(lambda: "Hole 500.00" in outcome(app), "no prices")
         prices = core.reporter.status().prices
         assert prices is not None
-        text = app.screen._outcome.text
+        text = outcome(app)
         assert re.search(r"Hole 500\.00 µs a token \(\d+ samples\), copy ", text)
         assert f"save {prices.saving_us:,.0f} µs and cost {prices.cost_us:,.0f} µs." in text
 
@@ -69,7 +70,7 @@ async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: 
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
         expected = "from layer 3, heads 1, 2 (profile); profile 0123456789ab"
-        await until(lambda: expected in app.screen._outcome.text, "no calibration")
+        await until(lambda: expected in outcome(app), "no calibration")
 
 
 async def test_what_ifs_never_queue_and_the_newest_draft_gets_a_result(served: Served) -> None:
@@ -94,7 +95,7 @@ async def test_what_ifs_never_queue_and_the_newest_draft_gets_a_result(served: S
             await pilot.press("left")
             await pilot.pause(0.2)
         held.set()
-        await until(lambda: "theta_f 0.25 → 0.19" in app.screen._outcome.text, "not the newest")
+        await until(lambda: "theta_f 0.25 → 0.19" in outcome(app), "not the newest")
         assert [p["theta_f"] for p in under_way] == [0.24, 0.19]
         app.source.rest = rest
 
@@ -107,7 +108,7 @@ async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(
         await until(lambda: core.runtime.config.theta_f == 0.24, "not applied")
         terms = trial(core)
         assert terms.expires_ts - terms.started_ts == 300
-        await until(lambda: "On trial" in app.screen._outcome.text, "not shown on the page")
+        await until(lambda: "On trial" in outcome(app), "not shown on the page")
         await until(lambda: "ON TRIAL" in screen_text(app), "no bar on the page")
         await pilot.press("escape")
         bar = app.dashboard.query_one(TrialBar)
@@ -187,11 +188,13 @@ async def test_second_change_while_one_is_on_trial_is_refused_in_words(
 ) -> None:
     async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
-        await until(lambda: "On trial" in app.screen._outcome.text, "no trial")
-        await until(lambda: app.screen._form.chosen.desired == 0.24, "not seen in the form")
+        await until(lambda: "On trial" in outcome(app), "no trial")
+        await until(
+            lambda: app.screen.query_one(Form).chosen.desired == 0.24, "not seen in the form"
+        )
         await pilot.press("left", "enter")
-        await until(lambda: "Refused" in app.screen._outcome.text, "not refused")
-        assert f"revision 2 by {trial(core).actor} is on trial" in app.screen._outcome.text
+        await until(lambda: "Refused" in outcome(app), "not refused")
+        assert f"revision 2 by {trial(core).actor} is on trial" in outcome(app)
 
 
 async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
@@ -218,7 +221,7 @@ async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
         assert app.screen.focused.id == "cancel"
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, ControlScreen), "dialog stays")
-        await until(lambda: "Cancelled" in app.screen._outcome.text, "not shown")
+        await until(lambda: "Cancelled" in outcome(app), "not shown")
         assert applied(served) == []
         await pilot.press("enter")
         await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked again")
@@ -301,10 +304,10 @@ async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
         await until(lambda: app.screen.patch, "no draft")
         server.answers_late = True
         await pilot.press("enter")
-        await until(lambda: "Looking it up" in app.screen._outcome.text, "unsaid")
+        await until(lambda: "Looking it up" in outcome(app), "unsaid")
         server.answers_late = False
-        await until(lambda: "revision 2" in app.screen._outcome.text, "not told")
-        assert "was looked up: it is applied" in app.screen._outcome.text
+        await until(lambda: "revision 2" in outcome(app), "not told")
+        assert "was looked up: it is applied" in outcome(app)
         assert core.runtime.state.revision == 2
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.console_harness import compact, running, screen_text, until
 from tests.support.core.live import LiveEngine
+from tests.support.served_core import several
 from tests.support.serving import Served
-from vtoken_console.frame.guide import STEPS, seen_path
+from vtoken_console.app.app import ConsoleApp
+from vtoken_console.frame.guide import FLEET_STEP, STEPS, seen_path
 from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 
@@ -73,10 +76,28 @@ async def test_one_key_skips_it_and_it_covers_nothing_at_80x24(served: Served) -
     assert seen_path().exists()
 
 
+async def test_with_several_engines_it_begins_on_the_fleet_page() -> None:
+    async with (
+        several(2) as (served, _),
+        ConsoleApp(served.url, guided=True).run_test(size=(80, 24)) as pilot,
+    ):
+        app: Any = pilot.app
+        await until(lambda: app.fleet.is_shown, "no fleet page")
+        await until(lambda: "first minute · 1 of 11" in screen_text(app), "no guide")
+        assert "enter to open the dashboard" in screen_text(app)
+        await until(lambda: app.fleet.settled, "not all engines are read")
+        detail = app.fleet.page.query_one("#fleet-detail")
+        assert not app.fleet.page.query_one("#guide").region.overlaps(detail.region)
+        await pilot.press("enter")
+        await until(lambda: app.screen is app.dashboard, "the dashboard is not opened")
+        await until(lambda: "first minute · 2 of 11" in screen_text(app), "no second step")
+        assert "Move the cursor" in screen_text(app)
+
+
 def test_every_step_fits_two_lines_of_the_smallest_terminal() -> None:
     import textwrap
 
-    assert [s.text for s in STEPS if len(textwrap.wrap(s.text, 74)) > 2] == []
+    assert [s.text for s in (FLEET_STEP, *STEPS) if len(textwrap.wrap(s.text, 74)) > 2] == []
 
 
 async def test_console_without_a_guide_shows_how_to_start_one(served: Served) -> None:

@@ -19,19 +19,18 @@ from vtoken.client import Client
 NUM_POINTS, SPAN_S = 290, 300
 
 
-def remember(served: Served, core: LiveEngine, rank: int = 0, *, free: int = 7) -> float:
-    """Give the server the history of an engine that was watched for NUM_POINTS seconds."""
+def remember(core: LiveEngine, *, free: int = 7) -> float:
+    """Give the engine a history, as if it had been watched for NUM_POINTS seconds."""
     now = wire.Point.of(core.reporter.status())
-    history = served.service.fleet.engines[rank].hub.history
+    history = core.controller.history
     history.clear()
     for age in range(NUM_POINTS, 0, -1):
-        ago = msgspec.structs.replace(now, ts=now.ts - age, free_blocks=free)
-        history.append(ago)
+        history.add(msgspec.structs.replace(now, ts=now.ts - age, free_blocks=free))
     return now.ts
 
 
 async def test_charts_show_what_was_before_the_console(core: LiveEngine, served: Served) -> None:
-    now = remember(served, core)
+    now = remember(core)
     async with running(served.url) as (app, _):
         series = app.source.feed.series
         assert series.span() == SPAN_S
@@ -49,7 +48,7 @@ async def test_a_lost_connection_leaves_no_gap_and_no_point_twice(
         later = msgspec.structs.replace(
             wire.Point.of(core.reporter.status()), ts=known + 30, free_blocks=3
         )
-        served.engine.hub.history.append(later)
+        core.controller.history.add(later)
         app.source.feed.data.apply(
             wire.Snapshot(
                 epoch="e1",
@@ -71,29 +70,30 @@ async def test_a_lost_connection_leaves_no_gap_and_no_point_twice(
 
 async def test_each_engine_has_a_history_of_its_own() -> None:
     async with several(2) as (served, cores):
-        remember(served, cores[0], 0, free=5)
-        remember(served, cores[1], 1, free=9)
-        async with running(served.url) as (app, pilot):
+        remember(cores[0], free=5)
+        remember(cores[1], free=9)
+        async with running(served.url, engine=0) as (app, pilot):
 
             def shown(free: int) -> bool:
                 row = app.source.feed.series.window(SPAN_S, 30).row("free_blocks")
                 return bool(np.count_nonzero(row == free) >= 28)
 
             await until(lambda: shown(5), "engine 0's history is not shown")
+            await until(lambda: app.fleet.settled, "the engines are not known")
             await pilot.press("right_square_bracket")
             await until(lambda: shown(9), "engine 1's history is not shown")
 
 
 @pytest.mark.usefixtures("stepping")
-async def test_the_server_adds_a_point_a_second(served: Served) -> None:
-    history = served.engine.hub.history
-    await until(lambda: len(history) >= 3, "no history")
-    gaps = np.diff([point.ts for point in history])
+async def test_the_engine_adds_a_point_a_second(core: LiveEngine, served: Served) -> None:
+    history = core.controller.history
+    await until(lambda: len(history.points()) >= 3, "no history")
+    gaps = np.diff([point.ts for point in history.points()])
     assert (gaps >= 0.95).all()
 
 
 async def test_a_flight_recording_holds_no_history(core: LiveEngine, served: Served) -> None:
-    remember(served, core)
+    remember(core)
     await until(lambda: served.engine.recorder.recording, "not recording")
 
     def download() -> bytes:

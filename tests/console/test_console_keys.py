@@ -15,6 +15,7 @@ from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
 from vtoken_console.frame.keys import KEYS
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.dashboard import Dashboard
+from vtoken_console.screens.fleet import FleetScreen
 from vtoken_console.screens.help import HelpScreen
 
 
@@ -58,6 +59,10 @@ async def test_remapped_key_acts_and_is_shown_and_the_old_one_is_free(
         await pilot.press("escape", "escape", "ctrl+k")
         await until(lambda: isinstance(app.screen, HelpScreen), "no help")
         await until(lambda: "f5" in screen_text(app), "help shows the old key")
+        await pilot.press("escape")
+        app.dashboard.query_one("#requests").focus()
+        await pilot.press("enter")
+        await until(lambda: "^k help" in screen_text(app).splitlines()[-1], "another page's keys")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,8 @@ def test_two_actions_can_swap_their_keys(tmp_path: Path) -> None:
 def test_every_action_has_a_unique_id_and_a_binding_with_it() -> None:
     ids = [key.id for key in KEYS]
     assert len(ids) == len(set(ids))
-    bindings = (*ConsoleApp.BINDINGS, *Dashboard.BINDINGS, *ControlScreen.BINDINGS)
+    screens = (ConsoleApp, Dashboard, ControlScreen, FleetScreen)
+    bindings = [binding for screen in screens for binding in screen.BINDINGS]
     bound = {b.id for b in bindings if isinstance(b, Binding)}
     assert set(ids) <= bound
     assert all(name in listing(KEYS) for name in ids)

@@ -95,11 +95,11 @@ async def test_every_bound_choice_and_policy_can_be_read(
         form, model = app.screen.query_one(Form), app.source.feed.model
         names = {info.name for info in model.hello.policies}
         for number, field in enumerate(form.rows):
-            form._go(number)
+            form.action_jump(number)
             if field.path[-1] != "name":
                 words = " ".join(" ".join(detail(form)).split())
                 assert field.bound_text in words, field.label
-        form._go(0)
+        form.action_jump(0)
         seen = set()
         for _ in names:
             await pilot.press("right")

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from tests.support.console_harness import (
     applied,
+    drawn,
     make_busy,
     make_short,
+    outcome,
     running,
     screen_text,
     until,
@@ -145,9 +147,9 @@ async def test_gauge_of_an_ample_pool_is_calm_and_keeps_its_columns() -> None:
         await until(lambda: "short   0" in gauge(app), "no gauge")
         assert "tok/s" in gauge(app)
         assert "give" not in gauge(app)
-        (spans, *_) = app.dashboard.query_one("#gauge")._lines
-        (style,) = {style for text, style in spans if "short" in text}
-        assert style == palette.MUTED_STYLE
+        (strip,) = drawn(app.dashboard.query_one("#gauge"))
+        (color,) = {segment.style.color for segment in strip if "short" in segment.text}
+        assert color == palette.MUTED_STYLE.color
         ample = {word: gauge(app).index(word) for word in ("short", "free", "run", "wait")}
     core = make_short()
     async with serving(core) as served, running(served.url, SMALL) as (app, _):
@@ -400,9 +402,9 @@ async def test_what_if_of_a_lower_floor_has_what_could_be_given_and_who_would_fi
 ) -> None:
     async with running(short.url, (120, 40)) as (app, pilot):
         await pilot.press("m", *"64")
-        await until(lambda: "room for" in app.screen._outcome.text, "no what-if")
+        await until(lambda: "128 → 64" in outcome(app), "no what-if, or that of the first digit")
         now = short_core.call("patch_config", patch={"budget_tokens": 64}, validate_only=True)
-        effect, text = now.what_if, " ".join(app.screen._outcome.text.split())
+        effect, text = now.what_if, " ".join(outcome(app).split())
         assert effect.givable_tokens > short_core.reporter.status().pressure.givable_tokens
         given = f"can give {effect.givable_tokens:,} tokens in {effect.givable_blocks} blocks"
         assert f"{given}; {effect.short_blocks} blocks short" in text

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from tests.support.console_harness import messages, running, screen_text, until
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
-from vtoken_console.frame import view
+from vtoken_console.frame import silence
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
+from vtoken_console.widgets.form import Form
+from vtoken_console.widgets.outcome import Outcome
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, serve
     runtime = core.runtime
     async with running(served.url, size=(140, 40)) as (app, pilot):
         await pilot.press("t", *"0.01")
-        outcome = app.screen._outcome
+        outcome = app.screen.query_one(Outcome)
         await until(lambda: "theta_f 0.5 → 0.01" in outcome.text, "no what-if")
         for part in ("evicts now", "moves now", "frees now", "watermark ("):
             assert part in outcome.text
@@ -109,9 +112,9 @@ async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(
 ) -> None:
     async with running(served.url, size=(200, 60)) as (app, pilot):
         await pilot.press("m")
-        form = app.screen._form
+        form = app.screen.query_one(Form)
         place = next(i for i, f in enumerate(form.rows) if f.path[0] == "shadow")
-        form._go(place)
+        form.action_jump(place)
         await pilot.press("right", "enter")
         await until(lambda: core.runtime.config.values().shadow is not None, "no shadow")
         await pilot.press("escape")
@@ -139,7 +142,7 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
         running(served.url) as (app, pilot),
     ):
         await pilot.press("m", *"32")
-        outcome = app.screen._outcome
+        outcome = app.screen.query_one(Outcome)
         await until(lambda: "budget_tokens 64 → 32" in outcome.text, "no what-if")
         await until(lambda: "evicts now" in outcome.text, "no consequences")
         await until(lambda: "apply is off: read-only" in screen_text(app), "not shown as off")
@@ -201,27 +204,27 @@ async def test_paused_engine_is_shown_as_paused_and_waiting_requests_as_such(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A paused engine takes no steps; the console must not report a hang."""
-    monkeypatch.setattr(view, "SILENT_S", 0.5)
-    core = make_quiet(num_blocks=512)
-    core.admit("runs", 300)
-    core.steps(3)
-    core.admit("waits", 280)
-    async with serve(core.handle) as served, running(served.url, size=(140, 40)) as (app, _):
-        served.client.hangs = True  # it answers nobody either
-        await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
-        served.client.hangs = False
-        core.reporter.scheduling.changed("paused", time.monotonic())
-        expected = (
-            "Paused: vLLM schedules nothing until it is resumed; 1 request is suspended, 1 waits."
-        )
-        await until(lambda: expected in screen_text(app), "not shown")
-        assert "No step for" not in screen_text(app)
-        assert "● live" in screen_text(app).splitlines()[0]
-        assert re.search(r"~waits .* 0 ", screen_text(app))
-        core.reporter.scheduling.changed("running", time.monotonic())
-        core.steps(1)
-        core.publish()
-        await until(
-            lambda: "Paused" not in app.source.feed.model.status.fragmentation.sentence, "?"
-        )
-    core.close()
+    monkeypatch.setattr(silence, "SILENT_S", 0.5)
+    with closing(make_quiet(num_blocks=512)) as core:
+        core.admit("runs", 300)
+        core.steps(3)
+        core.admit("waits", 280)
+        async with serve(core.handle) as served, running(served.url, size=(140, 40)) as (app, _):
+            served.line.hangs = True  # it answers nobody either
+            await until(lambda: "No step for" in screen_text(app), "a hung engine looks alive")
+            served.line.hangs = False
+            core.reporter.scheduling.changed("paused", time.monotonic())
+            expected = (
+                "Paused: vLLM schedules nothing until it is resumed; 1 request is suspended, "
+                "1 waits."
+            )
+            await until(lambda: expected in screen_text(app), "not shown")
+            assert "No step for" not in screen_text(app)
+            assert "● live" in screen_text(app).splitlines()[0]
+            assert re.search(r"~waits .* 0 ", screen_text(app))
+            core.reporter.scheduling.changed("running", time.monotonic())
+            core.steps(1)
+            core.publish()
+            await until(
+                lambda: "Paused" not in app.source.feed.model.status.fragmentation.sentence, "?"
+            )

@@ -73,7 +73,7 @@ async def test_a_seek_shows_the_state_of_all_messages_up_to_there(recording: Pat
     async with playing(recording, moment="0") as replay:
         for after_s in (31.0, 7.3, 59.9, 0.0, 44.44):
             replay.seek(START_TS + after_s)
-            await until(lambda: replay._target_ts is None, "does not arrive")
+            await until(lambda: replay.ready, "does not arrive")
             expected = told_until(recording, START_TS + after_s)
             assert np.array_equal(replay.feed.model.live, expected.model.live)
             assert np.array_equal(replay.feed.model.flags, expected.model.flags)
@@ -106,10 +106,9 @@ async def test_a_step_is_one_message(recording: Path) -> None:
         seqs = [line.seq for line in lines if isinstance(line, wire.Delta | wire.EventMessage)]
         seen = []
         for _ in range(12):
-            before = replay._next
+            before = replay.feed.received
             replay.step()
-            await until(lambda now=before: replay._next is not now or not replay._steps, "no step")
-            await until(lambda: not replay._steps, "no step")
+            await until(lambda before=before: replay.feed.received > before, "no step")
             seen.append(replay.feed.model.seq)
         held = [seq for seq in dict.fromkeys(seen) if seq in seqs]
         first = seqs.index(held[0])
@@ -184,10 +183,10 @@ async def test_gap_is_reported_and_ends_at_the_next_key_frame(
     holed = tmp_path / "holed.jsonl"
     holed.write_bytes(b"".join(line + b"\n" for line in lines))
     async with playing(holed, moment="6") as replay:
-        await until(lambda: replay._target_ts is None, "does not arrive")
+        await until(lambda: replay.ready, "does not arrive")
         assert "a gap before" in replay.replay.note
         replay.seek(START_TS + 30)
-        await until(lambda: replay._target_ts is None, "does not arrive")
+        await until(lambda: replay.ready, "does not arrive")
         assert replay.replay.note == ""
         expected = told_until(recording, START_TS + 30)
         assert np.array_equal(replay.feed.model.live, expected.model.live)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.console_harness import screen_text, until
+from tests.support.console_harness import plain_words, screen_text, until, words_drawn
 from tests.support.serving import serve
 from tests.support.text_recorded import lines_of, make_evicting, record, text_of
 from vtoken import wire
-from vtoken.recording import Text
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.replay import Replay
 from vtoken_console.screens import recorded_text
 from vtoken_console.screens.recorded_text import RecordedTextScreen
 from vtoken_console.screens.request import RequestScreen
 from vtoken_console.widgets.details.text_panel import TextPanel
+from vtoken_console.widgets.requests import Requests
 
 
 @pytest.fixture(scope="module")
@@ -52,34 +52,39 @@ async def shown(path: Path, moment: str = "0") -> AsyncIterator[Any]:
         yield app, pilot
 
 
-async def open_page(app: ConsoleApp, pilot: Any) -> None:
-    app.dashboard.query_one("#requests").focus()
-    await until(lambda: app.dashboard.query_one("#requests").chosen, "no request")
+async def open_page(app: ConsoleApp, pilot: Any) -> str:
+    """Opens the page of the first request, and returns its id."""
+    requests = app.dashboard.query_one(Requests)
+    requests.focus()
+    await until(lambda: requests.chosen, "no request")
+    chosen = requests.chosen
+    assert chosen is not None
     await pilot.press("enter")
     await until(lambda: app.screen is not app.dashboard, "not opened")
+    return chosen.id
 
 
 async def test_text_follows_seeks_in_both_directions(recording: Path) -> None:
     texts = [line for line in lines_of(recording) if isinstance(line, wire.TextLine)]
     async with shown(recording, moment="0") as (app, pilot):
-        await open_page(app, pilot)
+        of = await open_page(app, pilot)
         assert isinstance(app.screen, RecordedTextScreen)
-        of = app.screen._request_id
         mine = [line for line in texts if line.page.request_id == of]
         panel = app.screen.query_one(TextPanel)
         assert len(mine) > 3
+
+        def is_shown(line: wire.TextLine) -> bool:
+            dead = [row.text for row in line.page.rows if not row.live]
+            struck, _ = words_drawn(panel, lambda style: style.strike)
+            title = str(panel.border_title)
+            return f"step {line.page.step:,}" in title and struck == plain_words(dead)
+
         for line in (mine[-1], mine[1], mine[-2], mine[0], mine[2]):
             app.source.seek(line.ts + 1e-4)
-            await until(lambda at=line: panel._tokens == at.page.rows, "the text of another moment")
+            await until(lambda at=line: is_shown(at), "the text of another moment")
         app.source.seek(mine[2].ts - 1e-4)
-        await until(lambda: panel._tokens == mine[1].page.rows, "not the text before")
-        await until(lambda: panel._lines, "not drawn")
-        await pilot.pause()
-        shown_text = screen_text(app)
-        assert "w1 w2" in shown_text
-        assert f"step {mine[1].page.step:,}" in shown_text
-        dead = next(row.token_id for row in mine[1].page.rows if not row.live and row.text)
-        assert panel._token_style(dead, 0, ()).strike
+        await until(lambda: is_shown(mine[1]), "not the text before")
+        assert "w1 w2" in screen_text(app)
         await pilot.press("t")
         await until(
             lambda: "Recordings hold no tokens and blocks" in screen_text(app), "nothing said"
@@ -91,31 +96,28 @@ async def test_text_follows_seeks_in_both_directions(recording: Path) -> None:
 async def test_page_before_the_first_text_explains_itself(recording: Path) -> None:
     texts = [line for line in lines_of(recording) if isinstance(line, wire.TextLine)]
     async with shown(recording) as (app, pilot):
-        await open_page(app, pilot)
-        of = app.screen._request_id
+        of = await open_page(app, pilot)
         first = next(line for line in texts if line.page.request_id == of)
         app.source.seek(first.ts + 1e-4)
-        panel = app.screen.query_one(TextPanel)
         await until(lambda: text_of(first.page)[:5] in screen_text(app), "no text")
         app.source.index.texts[of].clear()
         await until(lambda: "holds no text of this request" in screen_text(app), "not shown")
-        assert panel._problem
 
 
 async def test_a_text_that_takes_long_to_read_is_shown(
     recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Replay._read_text
+    read = Replay.text
 
-    def slowly(self: Replay, text: Text) -> wire.TextLine:
-        time.sleep(3 * recorded_text.REFRESH_S)
-        return read(self, text)
+    async def slowly(self: Replay, request_id: str) -> wire.TextLine | None:
+        await asyncio.sleep(3 * recorded_text.REFRESH_S)
+        return await read(self, request_id)
 
-    monkeypatch.setattr(Replay, "_read_text", slowly)
+    monkeypatch.setattr(Replay, "text", slowly)
     async with shown(recording) as (app, pilot):
         app.source.seek(app.source.index.last_ts)
         await open_page(app, pilot)
-        await until(lambda: app.screen.query_one(TextPanel)._tokens, "never shown")
+        await until(lambda: "w1 w2" in screen_text(app), "never shown")
 
 
 async def test_recording_without_text_opens_the_request_page(

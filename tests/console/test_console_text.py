@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tests.support.console_harness import running, screen_text, until
+from tests.support.console_harness import plain_words, running, screen_text, until, words_drawn
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.text_core import make_evicting
+from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.screens import request
 from vtoken_console.screens.request import RequestScreen
@@ -51,14 +52,21 @@ async def open_text(app: ConsoleApp, pilot: Any) -> TextPanel:
     await pilot.press("enter")
     await until(lambda: isinstance(app.screen, RequestScreen), "not opened")
     panel = app.screen.query_one(TextPanel)
-    await until(lambda: panel._tokens and panel._lines, "no text")
+    await until(lambda: "tokens" in str(panel.border_title), "no text")
     await pilot.pause()
     return panel
 
 
-def styles_of(panel: TextPanel, token: int) -> list[Any]:
-    """The style of a token in both texts."""
-    return [panel._token_style(token, side, ()) for side in range(2)]
+async def rows_of(app: Any) -> list[wire.TextToken]:
+    """The tokens of request "a", from the server."""
+    page = await app.source.rest.text("a", 0, 1024)
+    rows: list[wire.TextToken] = page.rows
+    return rows
+
+
+def struck(panel: TextPanel) -> list[str]:
+    words, _ = words_drawn(panel, lambda style: style.strike)
+    return words
 
 
 async def test_enter_shows_the_text_with_the_dead_struck_and_the_protected_marked(
@@ -71,14 +79,24 @@ async def test_enter_shows_the_text_with_the_dead_struck_and_the_protected_marke
         text = screen_text(app)
         assert "<s> w1 w2" in text
         assert " w40 日 w44" in text
-        table = core.runtime.tables["a"]
-        for token in range(table.num_tokens - 1):
-            style = styles_of(panel, token)[0]
-            part = {40: range(40, 41), 43: range(41, 44)}.get(token, range(token, token + 1))
-            if token not in (41, 42):
-                assert bool(style.strike) is not all(table.is_live(n) for n in part), token
-            assert bool(style.underline) is (token < 3 and table.is_live(token))
+        rows = await rows_of(app)
+        live = core.runtime.tables["a"].live_ids().tolist()
+        assert [row.token_id for row in rows if row.live] == live
+        assert struck(panel) == plain_words(row.text for row in rows if not row.live)
+        marked, _ = words_drawn(panel, lambda style: style.underline)
+        assert marked == plain_words(row.text for row in rows[:3])
         assert "dead" in text
+
+
+async def test_a_character_of_several_tokens_is_dead_with_one_of_them(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
+        panel = await open_text(app, pilot)
+        rows = await rows_of(app)
+        assert "".join(row.text for row in rows[41:44]).strip() == "日"
+        shown, _ = words_drawn(panel, lambda style: style.strike, plain=False)
+        assert ("日" in shown) is not all(row.live for row in rows[41:44])
 
 
 async def test_cursor_follows_the_end_while_the_request_decodes(
@@ -94,7 +112,7 @@ async def test_cursor_follows_the_end_while_the_request_decodes(
         await pilot.press("home")
         await until(lambda: panel.cursor == 0, "not moved")
         core.steps()
-        await until(lambda: len(panel._tokens) == 135, "no new token")
+        await until(lambda: "135 tokens" in str(panel.border_title), "no new token")
         assert (panel.cursor, panel.follows) == (0, False)
         await pilot.press("end")
         await until(lambda: panel.follows and panel.cursor == 134, "does not follow again")
@@ -107,7 +125,7 @@ async def test_only_new_tokens_are_requested_until_an_eviction(
         panel = await open_text(app, pilot)
         dead = core.runtime.tables["a"].num_dead
         core.steps(4)
-        await until(lambda: len(panel._tokens) == 126, "no new tokens")
+        await until(lambda: "126 tokens" in str(panel.border_title), "no new tokens")
         assert core.runtime.tables["a"].num_dead == dead
         starts = [call.start for call in served.calls_of("text")]
         assert starts[0] == 0
@@ -115,8 +133,8 @@ async def test_only_new_tokens_are_requested_until_an_eviction(
         while core.runtime.tables["a"].num_dead == dead:
             core.steps()
         await until(lambda: [c.start for c in served.calls_of("text")].count(0) == 2, "not again")
-        live = core.runtime.tables["a"].live_ids().tolist()
-        await until(lambda: [t.token_id for t in panel._tokens if t.live] == live, "old flags")
+        dead = plain_words(row.text for row in await rows_of(app) if not row.live)
+        await until(lambda: struck(panel) == dead, "old flags")
 
 
 async def test_shadow_is_shown_side_by_side_with_differences_marked(
@@ -128,15 +146,18 @@ async def test_shadow_is_shown_side_by_side_with_differences_marked(
         await pilot.press("home", *["right"] * 3)
         await until(lambda: panel.cursor == 3, "not moved")
         assert "the shadow evicts it" in screen_text(app)  # the oldest but the sinks
-        for token in panel._tokens[4:]:
-            actual, shadowed = styles_of(panel, token.token_id)
-            if token.shadow_live is None or not token.text or token.token_id == 43:
-                continue
-            assert bool(actual.strike) is not token.live
-            assert bool(shadowed.strike) is not token.shadow_live
-            if token.live != token.shadow_live:
-                assert actual.color != palette.TEXT_STYLE.color
-                assert shadowed.color != palette.TEXT_STYLE.color
+        rows = (await rows_of(app))[4:]  # the cursor is on the fourth
+        marks = [palette.WARN_STYLE.color, palette.GOOD_STYLE.color]
+        struck_words = words_drawn(panel, lambda style: style.strike)
+        different = words_drawn(panel, lambda style: style.color in marks)
+        pairs = [(row, row.live if row.shadow_live is None else row.shadow_live) for row in rows]
+        assert struck_words == (
+            plain_words(row.text for row in rows if not row.live),
+            plain_words(row.text for row, kept in pairs if not kept),
+        )
+        expected = plain_words(row.text for row, kept in pairs if kept != row.live)
+        assert expected
+        assert different == (expected, expected)
 
 
 async def test_t_goes_to_the_tokens_and_back_with_one_cursor(
@@ -177,10 +198,10 @@ async def test_without_colour_dead_tokens_are_in_brackets_and_text_is_ascii(
         app,
         pilot,
     ):
-        panel = await open_text(app, pilot)
+        await open_text(app, pilot)
         text = screen_text(app)
         assert text.isascii()
-        first = next(t.token_id for t in panel._tokens if not t.live)
+        first = next(row.token_id for row in await rows_of(app) if not row.live)
         assert "{<s> w1 w2}" in text
         assert f" [w{first}" in text
         assert "[dead]  {protected}" in text

@@ -61,8 +61,8 @@ def batch_of(
     return TableBatch(made, made.all_rows, np.array(kept), scores, pairs, views.__getitem__), views
 
 
-def no_view(row: int) -> View:
-    raise AssertionError(f"the view of row {row} is not needed")
+def no_view(i: int) -> View:
+    raise AssertionError(f"the view of request {i} is not needed")
 
 
 def plain_lowest(view: View, scores: Any, sinks: int, recent: int) -> list[int]:

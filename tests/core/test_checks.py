@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
-from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
+from tests.support.core.tables import evict_tokens, hole_of, index_of, sync_new_tokens
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.runtime.growth import Scheduled
 from vtoken.core.tables.pool import PoolLiveness
-from vtoken.core.tables.token_table import TokenTable
 from vtoken.core.tables.token_tables import TokenTables
 
 
@@ -24,86 +23,90 @@ def healthy() -> TokenTables:
     sync_new_tokens(tables, "v", [1, 3, 4], 11)
     evict_tokens(tables, "v", np.array([5, 6, 8]))
     tables.choose_places(recycling=True)
-    assert hole_of(tables["v"]) == 5
+    assert hole_of(tables, "v") == 5
     sync_new_tokens(tables, "v", [1, 3, 4], 12)
     tables.check()
     return tables
 
 
-def fact(table: TokenTable) -> Any:
-    return table._columns.facts[table.row]
+def fact(tables: TokenTables, request_id: str) -> Any:
+    return tables.columns.facts[tables[request_id].row]
 
 
-def swap_places(table: TokenTable) -> None:
+def swap_places(tables: TokenTables, request_id: str) -> None:
     """Two tokens swap places without a move."""
-    table._index[[4, 7]] = table._index[[7, 4]]
+    index = index_of(tables, request_id)
+    index[[4, 7]] = index[[7, 4]]
 
 
-def double_place(table: TokenTable) -> None:
+def double_place(tables: TokenTables, request_id: str) -> None:
     """A live token mapped to another one's place."""
-    table._index[4] = table._index[7]
+    index = index_of(tables, request_id)
+    index[4] = index[7]
 
 
-def lose_place(table: TokenTable) -> None:
-    table._index[4] = -1
+def lose_place(tables: TokenTables, request_id: str) -> None:
+    index_of(tables, request_id)[4] = -1
 
 
-def occupy_hole(table: TokenTable) -> None:
-    table._token_at[6] = 6
+def occupy_hole(tables: TokenTables, request_id: str) -> None:
+    first = fact(tables, request_id)["first_block"] * tables.block_size
+    tables.columns.arrays.token_at[first + 6] = 6
 
 
-def count_live(table: TokenTable) -> None:
-    fact(table)["num_live"] += 1
+def count_live(tables: TokenTables, request_id: str) -> None:
+    fact(tables, request_id)["num_live"] += 1
 
 
-def stretch_extent(table: TokenTable) -> None:
-    fact(table)["extent"] += 1
+def stretch_extent(tables: TokenTables, request_id: str) -> None:
+    fact(tables, request_id)["extent"] += 1
 
 
-def shrink_extent(table: TokenTable) -> None:
-    fact(table)["extent"] -= 1
+def shrink_extent(tables: TokenTables, request_id: str) -> None:
+    fact(tables, request_id)["extent"] -= 1
 
 
-def drop_block(table: TokenTable) -> None:
+def drop_block(tables: TokenTables, request_id: str) -> None:
     """E > S * len(blocks)."""
-    fact(table)["num_blocks"] = 2
+    fact(tables, request_id)["num_blocks"] = 2
 
 
-def misplace_dead(table: TokenTable) -> None:
+def misplace_dead(tables: TokenTables, request_id: str) -> None:
     """A dead token mapped to the place of a live one."""
-    table._index[6] = table._index[7]
+    index = index_of(tables, request_id)
+    index[6] = index[7]
 
 
-def revive(table: TokenTable) -> None:
-    table._index[8] = 8
+def revive(tables: TokenTables, request_id: str) -> None:
+    index_of(tables, request_id)[8] = 8
 
 
-def miscount_block(table: TokenTable) -> None:
-    first = fact(table)["first_block"]
-    table._columns.arrays.block_live[first + 1] += 1
+def miscount_block(tables: TokenTables, request_id: str) -> None:
+    first = fact(tables, request_id)["first_block"]
+    tables.columns.arrays.block_live[first + 1] += 1
 
 
-def miscount_full(table: TokenTable) -> None:
-    fact(table)["num_full"] += 1
+def miscount_full(tables: TokenTables, request_id: str) -> None:
+    fact(tables, request_id)["num_full"] += 1
 
 
-def miscount_ghosts(table: TokenTable) -> None:
-    fact(table)["num_dead_slots"] -= 1
+def miscount_ghosts(tables: TokenTables, request_id: str) -> None:
+    fact(tables, request_id)["num_dead_slots"] -= 1
 
 
-def miscount_positional(table: TokenTable) -> None:
+def miscount_positional(tables: TokenTables, request_id: str) -> None:
     """What naive eviction would hold."""
-    table._columns.arrays.naive_live[fact(table)["first_token"] // 4] -= 1
+    tables.columns.arrays.naive_live[fact(tables, request_id)["first_token"] // 4] -= 1
 
 
-def overrun_segment(table: TokenTable) -> None:
+def overrun_segment(tables: TokenTables, request_id: str) -> None:
     """The row's last blocks would be another row's."""
-    fact(table)["block_capacity"] = 2
+    fact(tables, request_id)["block_capacity"] = 2
 
 
-def skip_hole(table: TokenTable) -> None:
+def skip_hole(tables: TokenTables, request_id: str) -> None:
     """A `front` behind the hole at place 6: recycling would never use it."""
-    fact(table)["front"] = 7
+    fact(tables, request_id)["front"] = 7
 
 
 @pytest.mark.parametrize(
@@ -127,28 +130,30 @@ def skip_hole(table: TokenTable) -> None:
         revive,
     ],
 )
-def test_the_check_of_a_virtual_table_notices(damage: Callable[[TokenTable], None]) -> None:
-    table = healthy()["v"]
+def test_the_check_of_a_virtual_table_notices(damage: Callable[[TokenTables, str], None]) -> None:
+    tables = healthy()
+    table = tables["v"]
     table.check()
-    damage(table)
+    damage(tables, "v")
     with pytest.raises(InvariantViolation, match="v"):
         table.check()
 
 
 @pytest.mark.parametrize("damage", [count_live, stretch_extent])
-def test_the_check_of_an_identity_table_notices(damage: Callable[[TokenTable], None]) -> None:
-    table = healthy()["i"]
+def test_the_check_of_an_identity_table_notices(damage: Callable[[TokenTables, str], None]) -> None:
+    tables = healthy()
+    table = tables["i"]
     table.check()
-    damage(table)
+    damage(tables, "i")
     with pytest.raises(InvariantViolation, match="i"):
         table.check()
 
 
 def test_the_check_of_an_identity_table_notices_missing_blocks() -> None:
-    table = healthy()["i"]
-    fact(table)["num_blocks"] = 1
+    tables = healthy()
+    fact(tables, "i")["num_blocks"] = 1
     with pytest.raises(InvariantViolation):
-        table.check()
+        tables["i"].check()
 
 
 def miscount_live(pool: PoolLiveness) -> None:
@@ -203,7 +208,7 @@ def test_the_check_of_the_tables_notices_a_reader_without_a_token() -> None:
 
 def test_the_check_of_the_tables_notices_two_requests_on_one_private_slot() -> None:
     tables = healthy()
-    tables.columns.arrays.block_id[fact(tables["i"])["first_block"] + 1] = 3
+    tables.columns.arrays.block_id[fact(tables, "i")["first_block"] + 1] = 3
     with pytest.raises(InvariantViolation):
         tables.check()
 
@@ -218,7 +223,7 @@ def test_the_check_of_the_tables_notices_an_owner_that_is_not_the_newest_holder(
 
 def test_the_check_of_the_tables_notices_two_requests_of_one_number() -> None:
     tables = healthy()
-    fact(tables["v"])["number"] = tables["i"].number
+    fact(tables, "v")["number"] = tables["i"].number
     with pytest.raises(InvariantViolation, match="same number"):
         tables.check()
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
 from tests.support.core.windows import Windows
+from tests.support.preview_clock import Clock
 from vtoken.control.advice import MAX_LENGTH
 from vtoken.core.runtime.admission import SHORTAGE_VALID_STEPS
 from vtoken.wire import Fragmentation, Operation, PatchResult, Status
@@ -31,6 +32,11 @@ EVICTING = {
     "recycle": False,
     "headroom_blocks": 48,
 }
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock().install(monkeypatch)
 
 
 @contextmanager
@@ -164,12 +170,10 @@ def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:
         )
 
 
-def test_a_cached_preview_shrinks_when_its_requests_finish() -> None:
+def test_a_cached_preview_shrinks_when_its_requests_finish(clock: Clock) -> None:
     """No new plan is made in between, since planning costs too much for every frame."""
     with running(config={"reclamation": "paused"}) as engine:
-        diagnosis = engine.reporter._diagnosis
         before = diagnose(engine).reclaimable_blocks
-        diagnosis._expires = diagnosis._backoff_until = float("inf")
         engine.concurrency = 0
         engine.core.remove(engine.core.running[0].id)
         fewer = diagnose(engine).reclaimable_blocks
@@ -181,22 +185,22 @@ def test_a_cached_preview_shrinks_when_its_requests_finish() -> None:
         assert diagnose(engine).reclaimable_blocks == 0
 
 
-def test_a_round_and_a_change_invalidate_the_cached_preview() -> None:
+def test_a_round_and_a_change_invalidate_the_cached_preview(clock: Clock) -> None:
+    clock.cpu_a_plan = 0.0
     with running(config={"reclamation": "paused", "batch_size": 2}) as engine:
-        diagnosis = engine.reporter._diagnosis
         assert diagnose(engine).reclaimable_blocks == 2
-        diagnosis._expires, diagnosis._backoff_until = float("inf"), 0.0
         engine.core.runtime.operations.add("me", None, 3, False)
         engine.steps(1)
-        diagnosis._backoff_until = 0.0
+        clock.cpu_a_plan = 1.0  # a change does not wait
         assert diagnose(engine).reclaimable_blocks == 2
-        diagnosis._expires = diagnosis._backoff_until = float("inf")
         patch(engine, batch_size=3)
         assert diagnose(engine).reclaimable_blocks == 3
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_cached_preview_never_promises_more_than_a_round_would_free(seed: int) -> None:
+def test_a_cached_preview_never_promises_more_than_a_round_would_free(
+    seed: int, clock: Clock
+) -> None:
     """Under any configuration, with up to nine steps between two plans."""
     rng = random.Random(seed)
     config = {
@@ -212,28 +216,21 @@ def test_a_cached_preview_never_promises_more_than_a_round_would_free(seed: int)
         "theta_f": 0.0,
     }
     with running(0, config=config, prefix_tokens=16, max_tokens=40) as engine:
-        diagnosis = engine.reporter._diagnosis
         for step in range(60):
             engine.steps(1)
-            diagnosis._expires = diagnosis._backoff_until = 0.0 if step % 10 == 0 else 1e12
+            if step % 10 == 0:
+                clock.pass_long()
             diagnose(engine)
 
 
-def stop_planning(engine: LiveEngine) -> None:
-    """Keep the cached preview."""
-    engine.reporter._diagnosis._expires = engine.reporter._diagnosis._backoff_until = 1e12
-
-
-def test_a_stale_preview_does_not_claim_that_compacting_frees_nothing() -> None:
+def test_a_stale_preview_does_not_claim_that_compacting_frees_nothing(clock: Clock) -> None:
     config = {"reclamation": "paused", "low_watermark_blocks": 95}
     with running(1, config=config) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - 30)
         assert "compacting frees nothing" in diagnose(engine).sentence
-        stop_planning(engine)
         assert "compacting frees nothing" in diagnose(engine).sentence  # nothing has changed since
         engine.steps(20)  # holes come
-        diagnosis = engine.reporter._diagnosis
-        diagnosis._planned_at -= 5.9
+        clock.now += 5.9
         found = diagnose(engine)
         age = re.search(
             r"^Full: .*; compacting was last planned (\d+\.\d) s ago: a dry run shows",
@@ -243,16 +240,17 @@ def test_a_stale_preview_does_not_claim_that_compacting_frees_nothing() -> None:
         assert float(age[1]) >= 5.9
         wait_for_blocks(engine, 30)
         assert "; compacting was last planned " in diagnose(engine).sentence
-        diagnosis._backoff_until = diagnosis._expires = 0.0
+        clock.pass_long()
         assert "; compacting now would free " in diagnose(engine).sentence
 
 
-def test_without_excess_blocks_no_plan_is_needed_to_know_that_compacting_frees_nothing() -> None:
+def test_without_excess_blocks_no_plan_is_needed_to_know_that_compacting_frees_nothing(
+    clock: Clock,
+) -> None:
     config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
     with running(config=config, concurrency=1) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - 3)
         diagnose(engine)
-        stop_planning(engine)
         count = 0
         for _ in range(30):
             engine.steps(1)
@@ -261,12 +259,11 @@ def test_without_excess_blocks_no_plan_is_needed_to_know_that_compacting_frees_n
 
 
 @pytest.mark.parametrize(("free", "cause"), [(6, "fragmented"), (7, "ok"), (20, "ok"), (21, "ok")])
-def test_a_gain_without_a_known_size_is_no_full_pool(free: int, cause: str) -> None:
+def test_a_gain_without_a_known_size_is_no_full_pool(free: int, cause: str, clock: Clock) -> None:
     """The cached preview is so old that its lower bound is 0, but holes remain."""
     limits = {"low_watermark_blocks": 6, "headroom_blocks": 20}
     with running(20, config={"reclamation": "paused"} | limits) as engine:
         diagnose(engine)
-        stop_planning(engine)
         engine.steps(45)
         store = engine.core.store
         store.take(store.num_free_blocks() - free)
@@ -275,13 +272,12 @@ def test_a_gain_without_a_known_size_is_no_full_pool(free: int, cause: str) -> N
         assert "compacting is likely to free blocks" in found.sentence
 
 
-def test_a_stale_preview_gives_no_reason() -> None:
+def test_a_stale_preview_gives_no_reason(clock: Clock) -> None:
     """Headroom was missing when it was planned and is available now."""
     config = {"reclamation": "off", "planner": "pack", "headroom_blocks": 48}
     with running(config=config | {"low_watermark_blocks": 95}) as engine:
         taken = engine.core.store.take(engine.core.store.num_free_blocks())
         assert "fresh blocks, 0 are free" in diagnose(engine).sentence
-        stop_planning(engine)
         engine.core.store.give_back(taken[:8])
         assert "fresh blocks" not in diagnose(engine).sentence
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.core.tables import evict_tokens, sync_new_tokens
+from tests.support.core.tables import evict_tokens, index_of, sync_new_tokens
 from vtoken.core.tables.token_tables import TokenTables
 
 S = 4
@@ -20,11 +20,11 @@ def test_the_longest_run_of_kept_blocks_stays_in_place(left: set[int]) -> None:
     table = tables["a"]
     dead = np.isin(np.arange(20), list(left))
     evict_tokens(tables, "a", np.flatnonzero(np.repeat(dead, S)))
-    live, before = table.live_ids(), table._index.copy()
+    live, before = table.live_ids(), index_of(tables, "a").copy()
     slots = table.slots_of(live)
     assert tables.drop_blocks(table, dead) == sorted(left)
     runs = "".join(" " if i in left else "x" for i in range(20)).split()
-    moved = np.count_nonzero(table._index[live] != before[live])
+    moved = np.count_nonzero(index_of(tables, "a")[live] != before[live])
     assert moved <= S * (20 - len(left) - max(map(len, runs)))
     assert table.slots_of(live).tolist() == slots.tolist()
     assert table.blocks == [i for i in range(20) if i not in left]

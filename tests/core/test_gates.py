@@ -237,9 +237,8 @@ def test_a_round_that_pays_and_finds_nothing_pauses() -> None:
     )
     rounds = []
     for _ in range(3 * EMPTY_ROUND_BACKOFF_STEPS):
-        last = engine.runtime.relocator._last_round_step
         run(engine, 1)
-        rounds.append(engine.runtime.relocator._last_round_step > last)
+        rounds.append(engine.runtime.relocator.pressure(ahead=0).steps_since_round == 0)
     assert sum(rounds) == 3
 
 
@@ -373,7 +372,7 @@ def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     engine.runtime.state.config = structs.replace(engine.runtime.config, recycle=False)
     run(engine, 3)
     engine.runtime.appender.choose_places()
-    assert hole_of(engine.runtime.tables["r0"]) == -1
+    assert hole_of(engine.runtime.tables, "r0") == -1
     assert engine.runtime.counters.reclamation.recycled_slots == recycled
 
 
@@ -499,9 +498,8 @@ def test_gates_reported_between_two_steps_are_those_of_the_next_one(
         gates = describe_gates(runtime.config, runtime.relocator.pressure(ahead=1))
         first = next((gate.name for gate in gates if not gate.open), None)
         before, rounds = dict(runtime.counters.reclamation.deferrals), runtime.relocator.num_rounds
-        last = runtime.relocator._last_round_step
         engine.step()
-        ran = runtime.relocator._last_round_step != last
+        ran = runtime.relocator.pressure(ahead=0).steps_since_round == 0
         assert ran == (first is None)
         runs.add(ran)
         after = runtime.counters.reclamation.deferrals

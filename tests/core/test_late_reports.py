@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.support.core.harness import CoreEngine, LiveEngine, make_engine, make_holes
 from tests.support.observe import watch_victims
 from vtoken.core.protocol.step import WorkerReport
+from vtoken.core.runtime.growth import Scheduled
 from vtoken.policies.signals import Signal
 
 SUM = Signal("attention_sum", layers=(2,))  # of the 4 layers of a `CoreEngine`
@@ -74,6 +75,15 @@ def test_the_eviction_at_the_prompts_end_waits_for_its_scores_and_happens_once(l
     run(engine, 30)
     assert engine.runtime.counters.tokens.evicted == 3 * (30 + lag - 16)  # down to the budget
     assert all(table.num_live > 16 + 5 for table in engine.runtime.tables)
+
+
+@pytest.mark.parametrize("policy", PARAMS)
+def test_a_step_of_no_request_has_a_plan_while_a_request_keeps_signals(policy: str) -> None:
+    """Without one, the worker forgets the attention that it has recorded."""
+    runtime = run(late(policy, budget_tokens=100), 2).runtime
+    runtime.begin_step([])
+    plan = runtime.commit_step(Scheduled())
+    assert runtime.concerns_worker(plan) == (policy == "h2o")
 
 
 def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> None:

@@ -73,6 +73,22 @@ class Model:
         if names:
             self.mirrors.place(names, np.array(counts), S, tables)
 
+    def take_back(self) -> None:
+        """The newest tokens of some requests, and of one that was never known."""
+        rejected = {name: int(self.rng.integers(0, 6)) for name in self.slots}
+        rejected = {name: min(num, self.num_tokens[name]) for name, num in rejected.items()}
+        rows = self.mirrors.rows_of([*rejected])
+        before = self.mirrors.columns.version[rows].tolist()
+        self.mirrors.truncate({"unknown": 1} | rejected)
+        after = self.mirrors.columns.version[rows].tolist()
+        assert [new > old for old, new in zip(before, after, strict=True)] == [
+            num > 0 for num in rejected.values()
+        ]
+        for name, num in rejected.items():
+            self.num_tokens[name] -= num
+            kept = self.num_tokens[name]
+            self.slots[name] = {t: slot for t, slot in self.slots[name].items() if t < kept}
+
     def _place(self, name: str, token: int) -> int:
         return self.tables[name][token // S] * S + token % S
 
@@ -122,7 +138,6 @@ class Model:
         assert all(a[1] <= b[0] for a, b in pairwise(pieces))
         assert not pieces or pieces[-1][1] <= len(mirrors.columns.slots)
         full, loose = mirrors.split(rows, S)
-        assert not mirrors._counts.any()
         for i, live in enumerate(self.slots.values()):
             counts = Counter(slot // S for slot in live.values())
             whole = {block for block, count in counts.items() if count == S}
@@ -142,6 +157,8 @@ def test_mirrors_follow_any_plan_as_dictionaries_do(seed: int, num_steps: int) -
             model.go()
         if model.rng.random() < 0.3:
             model.follow()
+        if model.rng.random() < 0.3:
+            model.take_back()
         before = {name: model.mirrors[name].live()[1].tolist() for name in model.slots}
         versions = {name: model.mirrors.columns.version[m.row] for name, m in model.mirrors.items()}
         parts = model.plan()
@@ -226,6 +243,23 @@ def test_a_plan_that_does_not_fit_the_mirror_says_both_numbers(what: str) -> Non
     inside = [(offset[r] <= written) & (written < offset[r] + capacity[r]) for r in range(2)]
     assert (inside[0] | inside[1]).all()
     assert mirrors["a"].live()[0].tolist() == [0, 2, 3, 4, 5]
+
+
+def test_more_rejected_tokens_than_there_are_say_both_numbers() -> None:
+    mirrors = mirrors_of_two()
+    with pytest.raises(MirrorMismatchError, match="b: 7 tokens were rejected, the mirror has 6"):
+        mirrors.truncate({"a": 2, "b": 7})
+    assert mirrors["b"].num_tokens == 6
+
+
+def test_a_mirror_that_takes_nothing_back_does_not_fit_the_next_plan() -> None:
+    mirrors, other = mirrors_of_two(), mirrors_of_two()
+    part = RequestStep(4, new_slots=ints(62), num_live=5)
+    mirrors.truncate({"b": 2})
+    mirrors.apply(steps_of({"b": part}))
+    assert mirrors["b"].live()[1].tolist() == [200, 201, 202, 203, 62]
+    with pytest.raises(MirrorMismatchError, match="the plan is for 4 tokens, the mirror has 6"):
+        other.apply(steps_of({"b": part}))
 
 
 COLUMNS = ("evicted", "moved_ids", "new_slots")

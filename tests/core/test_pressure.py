@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.core.engine import CoreEngine
+from tests.support.core.windows import Windows
 from vtoken.base.errors import RefusedError
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.memory_pressure import memory_pressure
 from vtoken.control.outlook import Outlook
 from vtoken.core.config.request_rules import RequestRules, request_rules
 from vtoken.core.config.values import merge_patch
-from vtoken.core.planning.giving import Givers, needed_blocks, share_out
+from vtoken.core.planning.giving import Givers, share_out
 from vtoken.core.runtime.shortage import Shortage, ShortageMonitor
 
 POLICIES: list[dict[str, Any]] = [
@@ -30,11 +31,18 @@ POLICIES: list[dict[str, Any]] = [
 IDS = [policy["name"] for policy in POLICIES]
 
 
-def make(policy: dict[str, Any] | None = None, *, lag: int = 0, **config: Any) -> CoreEngine:
+def make(
+    policy: dict[str, Any] | None = None,
+    *,
+    lag: int = 0,
+    window: int | None = None,
+    **config: Any,
+) -> CoreEngine:
     engine = CoreEngine(
         num_blocks=65,
         block_size=4,
         worker_lag_steps=lag,
+        window=window,
         config={
             "policy": policy or POLICIES[0],
             "budget_tokens": 24,
@@ -125,6 +133,79 @@ def test_control_without_growth_in_the_shortage_requests_are_preempted_above_the
     load(engine)
     finish(engine)
     assert engine.runtime.counters.pressure.preemptions_above_floor > 0
+
+
+# ---------------------------------------------------------------- windows beside full attention
+
+
+def load_windows(policy: dict[str, Any] | None = None, lag: int = 0) -> CoreEngine:
+    """Requests whose windows grow with them, as long as they are shorter."""
+    engine = make(
+        policy, lag=lag, window=40, budget_tokens=12, interval_tokens=4, headroom_blocks=1
+    )
+    for i in range(8):
+        engine.add(f"r{i}", 6 + i, max_tokens=50, seed=i)
+    return engine
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("policy", ["streaming_llm", "tova", "h2o"])
+def test_requests_give_before_one_is_preempted_for_a_window(policy: str, lag: int) -> None:
+    engine = load_windows({"name": policy}, lag)
+    finish(engine)
+    counters = engine.runtime.counters
+    assert counters.invariants.violations == 0
+    assert counters.pressure.given_tokens == counters.tokens.evicted > 0
+    assert counters.requests.preempted == 0
+
+
+def test_control_without_the_growth_of_windows_requests_are_preempted_above_their_floor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Windows, "growth", lambda _, names, *__: np.zeros(len(names), np.int64))
+    engine = load_windows()
+    finish(engine)
+    assert engine.runtime.counters.pressure.preemptions_above_floor > 0
+
+
+@pytest.mark.parametrize(
+    ("window", "requests", "near"), [(40, 3, False), (40, 4, True), (None, 4, False)]
+)
+def test_a_shortage_is_near_when_windows_may_take_the_last_blocks(
+    window: int | None, requests: int, near: bool
+) -> None:
+    """In 34 steps each takes at most 9 blocks of full attention, and 9 of its window."""
+    engine = make(window=window, headroom_blocks=0)
+    for i in range(requests):
+        engine.add(f"r{i}", 4, max_tokens=60)
+    engine.step()
+    assert engine.runtime.shortages.is_near() == near
+
+
+def test_what_a_window_gives_back_serves_its_own_request_first() -> None:
+    engine = make(window=8, headroom_blocks=0)
+    for name in ("a", "b"):
+        engine.add(name, 40, max_tokens=20)
+    engine.step()  # each window holds the 10 blocks of its prompt, and gives back 8 in the next
+    assert engine.windows is not None
+    assert engine.windows.growth(["a", "b"], np.array([1, 1]), 1).tolist() == [-7, -7]
+    assert engine.runtime.shortages.growth() == (0, 0)
+    engine.step()
+    assert [engine.windows.held_blocks(name) for name in ("a", "b")] == [3, 3]
+
+
+def test_others_give_for_the_window_of_a_waiting_request() -> None:
+    engine = make(window=40, budget_tokens=16)
+    for i in range(2):
+        engine.add(f"r{i}", 60, max_tokens=8)
+    engine.step()
+    engine.add("late", 32, max_tokens=8)  # 8 blocks, and 8 of its window
+    for _ in range(8):
+        engine.step()
+    assert engine.runtime.counters.pressure.given_tokens > 0
+    assert any(request.id == "late" for request in engine.running)
+    finish(engine)
+    assert engine.runtime.counters.requests.preempted == 0
 
 
 def test_no_request_is_cut_below_its_floor() -> None:
@@ -321,9 +402,14 @@ def test_a_request_that_is_relocated_for_others_evicts_in_a_later_step() -> None
 SIZES = st.integers(1, 200)
 
 
-@given(data=st.data(), blocks=st.integers(0, 60), size=st.sampled_from([1, 4, 16]))
+@given(
+    data=st.data(),
+    blocks=st.integers(0, 60),
+    size=st.sampled_from([1, 4, 16]),
+    drafts=st.sampled_from([0, 0, 3, 5]),
+)
 def test_shares_are_whole_blocks_down_to_the_floor(
-    data: st.DataObject, blocks: int, size: int
+    data: st.DataObject, blocks: int, size: int, drafts: int
 ) -> None:
     k = data.draw(st.integers(1, 6))
     live = np.array([data.draw(SIZES) for _ in range(k)])
@@ -331,17 +417,19 @@ def test_shares_are_whole_blocks_down_to_the_floor(
         live,
         live + np.array([data.draw(st.integers(0, 100)) for _ in range(k)]),
         np.array([data.draw(SIZES) for _ in range(k)]),
-        needed_blocks(live, size),
+        (live + drafts) // size + 1,
         np.array([data.draw(st.integers(0, 1)) for _ in range(k)]),
         np.array([data.draw(st.integers(1, 8)) for _ in range(k)]),
         np.array([data.draw(st.integers(0, tokens - 1)) for tokens in live.tolist()]),
+        drafts,
     )
+    needed_blocks = givers.needed_blocks
     kept = share_out(givers, blocks, block_size=size)
     given = needed_blocks(live, size) - needed_blocks(kept, size)
     assert (given <= givers.most_blocks(size)).all()
     assert (kept[given == 0] == live[given == 0]).all()
     assert (kept[given > 0] >= givers.floor[given > 0]).all()
-    assert ((kept[given > 0] + 1) % size == 0).all()
+    assert ((kept[given > 0] + 1 + drafts) % size == 0).all()
     most = int(givers.most_blocks(size).sum())
     assert min(blocks, most) <= given.sum() <= min(most, blocks + 8)
     obsolete = needed_blocks(live, size) - needed_blocks(live - givers.forgotten, size)

@@ -236,7 +236,7 @@ def test_rule_3_all_copies_of_a_step_are_one_gather_then_one_scatter() -> None:
     engine = scattered(worker=SimulatedWorker(24, 4))
     plan = engine.step()
     plan.source_slots, plan.destination_slots = np.array([0, 1]), np.array([1, 2])
-    worker._copy(plan)
+    worker.copy_slots(plan)
     assert worker.memory[:3] == ["a", "a", "b"]
 
 
@@ -246,7 +246,7 @@ def test_rule_3_control_sequential_copies_overwrite_a_source() -> None:
     worker.sequential_copies = True
     plan = scattered().step()
     plan.source_slots, plan.destination_slots = np.array([0, 1]), np.array([1, 2])
-    worker._copy(plan)
+    worker.copy_slots(plan)
     assert worker.memory[:3] == ["a", "a", "a"]
 
 
@@ -302,7 +302,7 @@ def test_rule_6_one_token_fills_a_hole_and_several_go_to_the_end_in_order() -> N
     evict_tokens(tables, "a", np.array([1, 2, 5]))
     table.protect(())
     tables.choose_places(recycling=True)
-    assert hole_of(table) == 1
+    assert hole_of(tables, "a") == 1
     places = sync_new_tokens(tables, "a", blocks, 13)
     assert places.tolist() == [blocks[2] * 4 + 2, blocks[2] * 4 + 3, 9 * 4]
     assert sync_new_tokens(tables, "a", blocks, 14).tolist() == [blocks[0] * 4 + 1]
@@ -315,16 +315,16 @@ def test_rule_6_one_token_fills_a_hole_and_several_go_to_the_end_in_order() -> N
 def test_rule_7_the_plan_of_a_request_preempted_in_the_same_step_is_dropped() -> None:
     engine = scattered()
     engine.runtime.operations.add("test", None, 24, False)
-    schedule = engine._schedule_running
+    schedule = engine.schedule_running
 
     def preempt_the_last(request: Any, *rest: Any) -> None:
         if request.id == "r0":
-            engine._preempt(engine.running[-1])
+            engine.preempt(engine.running[-1])
         schedule(request, *rest)
 
-    engine._schedule_running = preempt_the_last  # type: ignore[method-assign,assignment]
+    engine.schedule_running = preempt_the_last  # type: ignore[method-assign,assignment]
     plan = engine.step()
-    engine._schedule_running = schedule  # type: ignore[method-assign]
+    engine.schedule_running = schedule  # type: ignore[method-assign]
     assert set(plan.requests.names) == {"r0", "r1"}
     relocated = [
         e.data for e in engine.runtime.events.page(0, 1000).events if e.kind == "relocation"
@@ -338,15 +338,15 @@ def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -
     """Its part of the plan has no new tokens; the worker's mirror is still updated."""
     engine = scattered()
     engine.runtime.operations.add("test", None, 24, False)
-    schedule = engine._schedule_running
+    schedule = engine.schedule_running
 
     def skip_r1(request: Any, *rest: Any) -> None:
         if request.id != "r1":
             schedule(request, *rest)
 
-    engine._schedule_running = skip_r1  # type: ignore[method-assign,assignment]
+    engine.schedule_running = skip_r1  # type: ignore[method-assign,assignment]
     plan = engine.step()
-    engine._schedule_running = schedule  # type: ignore[method-assign]
+    engine.schedule_running = schedule  # type: ignore[method-assign]
     assert len(part_of(plan.requests, "r1").new_slots) == 0
     assert len(part_of(plan.requests, "r1").moved_ids) > 0
     engine.check()

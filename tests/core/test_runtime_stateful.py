@@ -4,6 +4,7 @@ changes, compactions, preemptions and aborts keeps every live token's contents.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.support.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine, Request
 from vtoken.core.config.prompt_parts import PromptParts
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import merge_patch
 from vtoken.core.protocol.step import NO_IDS
+from vtoken.wire import Operation
 
 POLICIES = st.sampled_from(
     [
@@ -64,9 +66,11 @@ class Engine(RuleBasedStateMachine):
         block_size=st.integers(2, 4),
         chunk=st.sampled_from([2, 5, 100, 100]),
         lag=st.integers(0, 1),
+        max_drafts=st.sampled_from([0, 2, 5]),
         policy=POLICIES,
         budget=st.integers(2, 6),
         when=st.sampled_from(["pressure", "always"]),
+        window=st.sampled_from([None, None, 3, 8]),
     )
     def start(
         self,
@@ -74,15 +78,19 @@ class Engine(RuleBasedStateMachine):
         block_size: int,
         chunk: int,
         lag: int,
+        max_drafts: int,
         policy: Any,
         budget: int,
         when: str,
+        window: int | None,
     ) -> None:
         self.engine = CoreEngine(
             num_blocks=num_blocks,
             block_size=block_size,
             prefill_chunk_tokens=chunk,
-            worker_lag_steps=lag,
+            window=None if max_drafts else window,
+            worker_lag_steps=0 if max_drafts else lag,
+            max_drafts=max_drafts,
             config={
                 "policy": policy,
                 "budget_tokens": budget,
@@ -93,6 +101,8 @@ class Engine(RuleBasedStateMachine):
             },
         )
         self.engine.worker.hole_us, self.engine.worker.copy_us = 3, 1
+        self.operations: list[Operation] = []
+        self.engine.draft = self._draft
         self.count = 0
 
     @rule(
@@ -144,6 +154,12 @@ class Engine(RuleBasedStateMachine):
                     live = set(self.engine.runtime.tables[request.id].live_ids().tolist())
                     assert not others - live or not first & live
 
+    def _draft(self, request: Request) -> tuple[int, int]:
+        """Any number of drafts, of which any are right."""
+        rng = random.Random(f"{request.id} {request.num_known}")
+        num = rng.randint(0, self.engine.runtime.state.max_drafts)
+        return num, rng.choice([0, num, rng.randint(0, num)])
+
     def _split(self, request_id: str) -> tuple[set[int], set[int]]:
         """The live tokens that die first, and the others that may die."""
         state, table = self.engine.runtime.state, self.engine.runtime.tables[request_id]
@@ -166,7 +182,8 @@ class Engine(RuleBasedStateMachine):
     def compact(self, data: st.DataObject, batch_size: int) -> None:
         ids = [None, *[t.request_id for t in self.engine.runtime.tables]]
         request_id = data.draw(st.sampled_from(ids))
-        self.engine.runtime.operations.add("test", request_id, batch_size, False)
+        operation = self.engine.runtime.operations.add("test", request_id, batch_size, False)
+        self.operations.append(operation)
 
     @precondition(lambda self: self.engine.running)
     @rule(data=st.data())
@@ -223,8 +240,7 @@ class Engine(RuleBasedStateMachine):
         pool = engine.runtime.tables.pool
         assert (pool.num_used, pool.num_live) == (0, 0)
         assert len(engine.store.free) == engine.store.num_blocks - 1
-        operations = engine.runtime.operations
-        assert all(op.state in ("done", "failed") for op in operations._all.values())
+        assert all(op.state in ("done", "failed") for op in self.operations)
         assert engine.runtime.relocator.num_in_flight_tokens == 0
 
 

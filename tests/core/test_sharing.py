@@ -460,7 +460,7 @@ def test_a_sharer_preempted_in_its_group_takes_its_plan_along(victim: int) -> No
         begin(ready)
         assert all(plan.shared_blocks for plan, _ in planned.values())
         promised = sum(flight.relocation.freed_blocks for _, flight in planned.values())
-        engine._preempt(engine.running[victim])
+        engine.preempt(engine.running[victim])
         rest = sum(flight.relocation.freed_blocks for _, flight in planned.values())
         assert (len(planned), rest) == (2, promised)
         assert promised > 0

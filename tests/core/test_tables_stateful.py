@@ -106,6 +106,30 @@ class Tables(RuleBasedStateMachine):
         self.append(name, num_new)
 
     @precondition(lambda self: self.shadows)
+    @rule(num_new=st.integers(1, 5), share=st.floats(0, 1), pick=PICK)
+    def take_back(self, num_new: int, share: float, pick: object) -> None:
+        """The newest tokens go, some of them older than the last growth."""
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        self.append(name, num_new)
+        shadow = self.shadows[name]
+        total = shadow.num_tokens - min(shadow.num_tokens, round(share * (num_new + 2)))
+        rows = np.array([self.tables[name].row])
+        self.tables.truncate(rows, np.array([total]))
+        shadow.num_tokens = total
+        shadow.slots = {t: slot for t, slot in shadow.slots.items() if t < total}
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK, beyond=st.booleans())
+    def refuse_to_take_back(self, pick: object, beyond: bool) -> None:
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        total = self.shadows[name].num_tokens + 1 if beyond else -1
+        names = [*self.shadows, name] if beyond else [name]
+        rows = np.array([self.tables[each].row for each in names])
+        totals = np.array([0] * (len(names) - 1) + [total])
+        with pytest.raises(InvariantViolation, match=f"{name} keeps {total} tokens"):
+            self.tables.truncate(rows, totals)
+
+    @precondition(lambda self: self.shadows)
     @rule(pick=PICK)
     def recycle(self, pick: object) -> None:
         """One new token goes into a hole, the lowest private one."""
@@ -120,7 +144,7 @@ class Tables(RuleBasedStateMachine):
         ]
         table.protect(set(shadow.blocks) - set(private))
         self.tables.choose_places(recycling=True)
-        hole = hole_of(table)
+        hole = hole_of(self.tables, name)
         table.protect(())
         for other in self.tables:
             if other is not table:

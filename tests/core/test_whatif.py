@@ -9,6 +9,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.live import LiveEngine, make_engine, make_quiet
+from tests.support.preview_clock import Clock
 from vtoken.core.planning.gates import CONDITIONS
 from vtoken.wire import Operation, PatchResult, WhatIf
 
@@ -98,7 +99,7 @@ def test_applying_a_change_does_what_was_predicted(
         is_open = all(gate.open for gate in predicted.gates[: len(CONDITIONS)])
         if not (manual or is_open):
             assert plans == []
-            assert runtime.relocator._last_round_step < runtime.step
+            assert runtime.relocator.pressure(ahead=0).steps_since_round > 0
             return
         assert freed == predicted.freed_blocks
         assert moved == predicted.moved_tokens
@@ -110,7 +111,7 @@ def test_applying_a_change_does_what_was_predicted(
         }
         assert len(fresh) == predicted.destination_blocks
         if not (manual or runtime.idle):
-            assert runtime.relocator._last_round_step == runtime.step
+            assert runtime.relocator.pressure(ahead=0).steps_since_round == 0
     finally:
         live.close()
 
@@ -299,10 +300,9 @@ def test_a_compaction_is_planned_again_only_after_something_changed(
         rounds.append(preview(*args, **kwargs))
         return rounds[-1]
 
-    holes.call("status")  # has a preview of its own
+    Clock().install(monkeypatch)
+    holes.call("status")  # has a preview of its own, and plans no other while no time passes
     monkeypatch.setattr(holes.runtime.round_planner, "preview", counted)
-    stop = holes.reporter._diagnosis
-    stop._expires = stop._backoff_until = 1e12
     tried = [holes.call("compact", dry_run=True) for _ in range(3)]
     assert len(rounds) == 1
     assert tried[0].plan == tried[1].plan == tried[2].plan

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vtoken.demo import sizing
-from vtoken.demo.choice import choose
+from vtoken.demo.choice import Choice, choose
+from vtoken.demo.run import parse
 from vtoken.vllm.serve import server_command
 
 
@@ -50,3 +51,28 @@ def test_the_users_type_decides_the_size(demo_model: Path, flags: list[str]) -> 
     sizes = [next(f for f in c.flags if "memory-bytes" in f) for c in (half, full)]
     numbers = [int(flag.partition("=")[2]) for flag in sizes]
     assert numbers[1] == 2 * numbers[0]
+
+
+@pytest.mark.slow
+def test_several_engines_share_cores_and_the_memory_that_is_available(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sized(num_engines: int, available: int) -> Choice:
+        monkeypatch.setattr(sizing, "available_bytes", lambda: available)
+        words = [f"--model={demo_model}", f"--engines={num_engines}", "--", "--dtype=float32"]
+        arguments, flags = parse(words)
+        return choose(arguments.model, Path("unused"), flags, arguments.engines)
+
+    tight = sizing.RESERVE_BYTES + (16 << 20)  # bytes an engine: weights, less than half the blocks
+    one, two = sized(1, tight), sized(2, 2 * tight)
+    assert two.flags == [*one.flags, "--data-parallel-size=2"]
+    assert one.environment == {}
+    assert two.environment == {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    assert "--data-parallel-size=2" in server_command([two.model, *two.flags])
+    assert sized(1, 2 * tight).flags != one.flags
+
+
+def test_engines_that_start_side_by_side_get_the_time_of_each() -> None:
+    limits = [parse([f"--engines={number}"])[0].startup_timeout for number in (1, 2)]
+    assert limits == [300.0, 600.0]
+    assert parse(["--engines=2", "--startup-timeout=60"])[0].startup_timeout == 60.0

@@ -57,6 +57,13 @@ def test_weights_cache_and_reserve_fit_into_what_is_available(tokens_left: int) 
     assert size.max_model_len <= (size.num_blocks - 1) * BLOCK_SIZE
 
 
+def test_engines_share_the_blocks_as_they_share_the_traffic() -> None:
+    blocks = [
+        fit("m", GEOMETRY, "float32", None, 1, num_engines).num_blocks for num_engines in (1, 2, 99)
+    ]
+    assert blocks == [NUM_BLOCKS, NUM_BLOCKS // 2, MIN_TOKENS // BLOCK_SIZE + 1]
+
+
 def test_a_model_that_does_not_fit_is_refused_with_the_figures() -> None:
     weights = 7 * 2**30
     says = r"big does not fit: 28\.00 GiB of weights in float32.*8\.00 GiB of memory are available"

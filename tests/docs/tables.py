@@ -22,6 +22,7 @@ from vtoken.wire import Bound, Experiment, pool_limits
 from vtoken.wire.bounds import bounds_of, span
 from vtoken.wire.guards import BY_NAME
 from vtoken_api.metrics import METRICS, full_name
+from vtoken_bench.roofline import MEMORY_GBS, predictions
 from vtoken_console.frame.keys import KEYS, MOVES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -139,6 +140,12 @@ def _values(bound: Bound) -> str:
     return names.get(bound.type) or span(bound)
 
 
+def _predictions() -> Iterator[Cells]:
+    for prediction in predictions():
+        us = (f"{prediction.us(gbs):,.0f} µs" for gbs in MEMORY_GBS.values())
+        yield prediction.check, prediction.what, f"{prediction.token_bytes:,}", *us
+
+
 TABLES = (
     Table("metrics", "metrics.md", ("name", "type", "labels", "guard", "meaning"), _metrics),
     Table("policies", "policies.md", ("policy", "what it does", "reads", "source"), _policies),
@@ -164,5 +171,16 @@ TABLES = (
         _experiment,
     ),
     Table("arguments", "settings.md", ("argument", "values"), _arguments),
+    Table(
+        "predictions",
+        "gpu.md",
+        (
+            "check",
+            "call",
+            "bytes a token",
+            *(f"{gpu}, {g:,} GB/s" for gpu, g in MEMORY_GBS.items()),
+        ),
+        _predictions,
+    ),
     Table("keys", "console.md", ("key", "group", "does", "name", "changes the server"), _keys),
 )

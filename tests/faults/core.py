@@ -44,7 +44,7 @@ def _run(fault: Fault, *, watched: bool) -> Noticed | None:
     engine = CoreEngine(num_blocks=NUM_BLOCKS, block_size=4, config=config, **options)
     hit = Hit(lambda: engine.runtime.step)
     if not watched:
-        engine.worker._attend = lambda _: None  # type: ignore[method-assign]
+        engine.worker.attend = lambda _: None  # type: ignore[method-assign]
     with ExitStack() as stack:
         engine.stack = stack  # type: ignore[attr-defined]
         _feed(engine, 0)

@@ -33,7 +33,7 @@ def exchange_copies(engine: CoreEngine, hit: Hit) -> None:
 @TOKENS.fault("I1 content", "I1, `Runtime.finish_step`")
 def spoil_a_retained_token(engine: CoreEngine, hit: Hit) -> None:
     """A copy overwrites a live token that does not move."""
-    copy = engine.worker._copy
+    copy = engine.worker.copy_slots
 
     def copy_and_spoil(plan: Any) -> None:
         copy(plan)
@@ -41,13 +41,13 @@ def spoil_a_retained_token(engine: CoreEngine, hit: Hit) -> None:
             engine.worker.memory[retained.slots[0]] = "spoilt"
             hit()
 
-    engine.worker._copy = copy_and_spoil  # type: ignore[method-assign]
+    engine.worker.copy_slots = copy_and_spoil  # type: ignore[method-assign]
 
 
 @TOKENS.fault("I3 visibility", "I1, `Runtime.finish_step`")
 def copy_a_step_late(engine: CoreEngine, hit: Hit) -> None:
     """The copies run after the attention that reads their result."""
-    copy, held = engine.worker._copy, []
+    copy, held = engine.worker.copy_slots, []
 
     def copy_late(plan: Any) -> None:
         while held:
@@ -56,7 +56,7 @@ def copy_a_step_late(engine: CoreEngine, hit: Hit) -> None:
             held.append(plan)
             hit()
 
-    engine.worker._copy = copy_late  # type: ignore[method-assign]
+    engine.worker.copy_slots = copy_late  # type: ignore[method-assign]
 
 
 @TOKENS.fault("I3 completeness", "I3, `Runtime._check_copies`")
@@ -222,3 +222,27 @@ def evict_one_twice(engine: CoreEngine, hit: Hit) -> None:
 def evict_unknown_ids(engine: CoreEngine, hit: Hit) -> None:
     """The policy names tokens that do not exist."""
     _choose(engine, hit, lambda view: view.token_ids[: view.num_victims] + 10_000)
+
+
+def _reject_drafts(engine: CoreEngine, hit: Hit) -> None:
+    """Two of three drafts are wrong from now on."""
+
+    def draft(_: object) -> tuple[int, int]:
+        hit()
+        return 3, 1
+
+    engine.draft = draft
+
+
+@TOKENS.fault("rejected drafts", "mirror, `Mirrors.apply`", max_drafts=3)
+def keep_rejected_drafts_in_the_mirror(engine: CoreEngine, hit: Hit) -> None:
+    """The worker does not take back the drafts that were rejected."""
+    engine.worker.takes_back = False
+    _reject_drafts(engine, hit)
+
+
+@TOKENS.fault("rejected drafts", "I4, `Runtime.check_lengths`", max_drafts=3)
+def keep_rejected_drafts_in_the_table(engine: CoreEngine, hit: Hit) -> None:
+    """The scheduler does not take back the drafts that were rejected."""
+    engine.runtime.truncate = lambda _: None  # type: ignore[method-assign]
+    _reject_drafts(engine, hit)

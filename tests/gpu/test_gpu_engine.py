@@ -1,4 +1,4 @@
-"""vToken's engine on CUDA: the same tokens whatever reclamation does, both runners, graphs on.
+"""vToken's engine on CUDA: the same tokens whatever reclamation does, with graphs and without.
 
 float32 with the Triton backend and greedy decoding: only the placement differs, and its rounding is
 far below the distance between the best two tokens. The cache size is fixed, so that several engines
@@ -50,13 +50,13 @@ EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 50
 EAGERLY: dict[str, Any] = {"enforce_eager": True}
 
 
-def generate(model: Path, config: Any, options: dict[str, Any], runner: str) -> Any:
-    return _generate(model, json.dumps(config), json.dumps(options), runner)
+def generate(model: Path, config: Any, options: dict[str, Any]) -> Any:
+    return _generate(model, json.dumps(config), json.dumps(options))
 
 
 @cache
-def _generate(model: Path, config: str, options: str, runner: str) -> Any:
-    environment = {**os.environ, "VLLM_USE_V2_MODEL_RUNNER": runner}
+def _generate(model: Path, config: str, options: str) -> Any:
+    environment = {**os.environ}
     if config == "null":
         environment.pop("VTOKEN_ENABLED", None)
     done = subprocess.run(
@@ -71,26 +71,17 @@ def _generate(model: Path, config: str, options: str, runner: str) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("runner", ["0", "1"], ids=["V1", "V2"])
-def test_without_eviction_the_tokens_are_stock_vllms(demo_model: Path, runner: str) -> None:
-    stock = generate(demo_model, None, {}, runner)
-    assert generate(demo_model, {}, {}, runner) == stock
+def test_without_eviction_the_tokens_are_stock_vllms(demo_model: Path) -> None:
+    assert generate(demo_model, {}, {}) == generate(demo_model, None, {})
 
 
-@pytest.mark.parametrize("runner", ["0", "1"], ids=["V1", "V2"])
 @pytest.mark.parametrize("options", [{}, EAGERLY], ids=["graphs", "eager"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_reclamation_changes_no_token(
-    demo_model: Path, runner: str, options: dict[str, Any], policy: str
+    demo_model: Path, options: dict[str, Any], policy: str
 ) -> None:
     chosen = {"policy": {"name": policy}}
-    naive = generate(demo_model, NAIVE | chosen, options, runner)
-    assert generate(demo_model, EAGER | chosen, options, runner) == naive
-    assert generate(demo_model, EVICTING | chosen, options, runner) == naive
-    assert naive != generate(demo_model, {}, options, runner)  # eviction does change them
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_both_runners_give_the_same_tokens(demo_model: Path, policy: str) -> None:
-    config = NAIVE | {"policy": {"name": policy}}
-    assert generate(demo_model, config, {}, "0") == generate(demo_model, config, {}, "1")
+    naive = generate(demo_model, NAIVE | chosen, options)
+    assert generate(demo_model, EAGER | chosen, options) == naive
+    assert generate(demo_model, EVICTING | chosen, options) == naive
+    assert naive != generate(demo_model, {}, options)  # eviction does change them

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("vllm")
 
 from tests.support.two_workers import DeviceWorker, Life, Worker
-from vtoken.vllm.cuda.copies.streams import CUDAStreams
+from vtoken.vllm.cuda.copies.streams import CUDAStreams, Stream
 from vtoken.vllm.cuda.copies.transfer import download
 
 
@@ -63,15 +63,15 @@ def test_a_read_from_the_device_would_be_noticed(cuda: torch.device) -> None:
 def test_a_download_is_complete_after_its_event_and_its_source_may_be_dropped(
     cuda: torch.device,
 ) -> None:
-    streams = torch.cuda.Stream(cuda), torch.cuda.Event()
+    streams, downloads = CUDAStreams(cuda), []
     for number in range(50):
         made = torch.full((1 << 20,), number, dtype=torch.float32, device=cuda)
-        streams[0].wait_stream(torch.cuda.current_stream(cuda))
-        with torch.cuda.stream(streams[0]):
-            host = download(made)
-            streams[1].record(streams[0])
+        streams.wait(Stream.REPORT, streams.record(Stream.MAIN))
+        streams.launch(Stream.REPORT, lambda made=made: downloads.append(download(made)))
+        streams.keep(made, Stream.REPORT)
+        event = streams.record(Stream.REPORT)
         del made
         torch.full((1 << 20,), -1.0, device=cuda)  # takes the memory, if it is free to take
-        streams[1].synchronize()
-        assert host.is_pinned()
-        assert bool((host == number).all())
+        streams.synchronize(event)
+        assert downloads[-1].is_pinned()
+        assert bool((downloads[-1] == number).all())

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from html import unescape
 from typing import Any
 
 import msgspec
 from rich.cells import get_character_cell_size
 from textual.css.query import QueryError
+from textual.strip import Strip
 
 from tests.support import waiting
 from tests.support.core.live import LiveEngine, make_engine, make_quiet
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
+from vtoken_console.widgets.lines import LinesWidget
+from vtoken_console.widgets.outcome import Outcome
 
 SVG_CHAR_WIDTH = 12.2  # of Rich's pictures
 SVG_TEXT = re.compile(r'<text [^>]*?x="([\d.]+)"[^>]*-line-(\d+)\)"[^>]*>(.*?)</text>')
@@ -135,6 +138,38 @@ def screen_text(app: ConsoleApp) -> str:
             rows[int(line)][at : at + cells] = [char, *[""] * (cells - 1)]
             at += cells
     return "\n".join(map("".join, rows))
+
+
+def outcome(app: ConsoleApp) -> str:
+    """What the settings page says would happen, or has happened."""
+    return app.screen.query_one(Outcome).text
+
+
+def drawn(panel: LinesWidget) -> list[Strip]:
+    """The lines of a panel as they are drawn."""
+    return [panel.render_line(y) for y in range(panel.content_size.height)]
+
+
+def words_drawn(
+    panel: LinesWidget, has_style: Callable[[Any], Any], *, plain: bool = True
+) -> tuple[list[str], list[str]]:
+    """The words of a text panel drawn in such a style: of the text, of the shadow's beside it.
+
+    `plain`: those of one token alone.
+    """
+    sides: tuple[list[str], list[str]] = ([], [])
+    for strip in drawn(panel)[:-1]:  # the last line explains the styles
+        side = 0
+        for segment in strip:
+            side = max(side, "│" in segment.text)
+            if has_style(segment.style):
+                sides[side].extend(segment.text.split())
+    return (plain_words(sides[0]), plain_words(sides[1])) if plain else sides
+
+
+def plain_words(texts: Iterable[str]) -> list[str]:
+    """The words of the tests' vocabulary, in order; other tokens are parts of a character."""
+    return [word for text in texts for word in re.findall(r"<s>|w\d+", text)]
 
 
 def messages(app: ConsoleApp) -> str:

@@ -1,14 +1,16 @@
 """Runs vToken's CUDA worker on the CPU, with Triton's kernels in Triton's interpreter.
 
-    python tests/support/interpreted.py MODEL CONFIG…
+    python -m tests.support.interpreted MODEL [WINDOWED]
 
 prints one JSON document: `attention`, vLLM's kernel at page size 1, `probe`, vToken's score kernel,
-and `engines`, one engine a configuration (a merge patch as for `PATCH /vtoken/v1/config`).
+`played`, SCENARIOS on an engine with MODEL, and `windowed`, WITH_WINDOWS on one with that model.
 
 It needs its own process, because importing Triton selects the interpreter; vLLM, which disables
-Triton on a CPU, is patched to keep it. Tested: `DeviceExecutor`, page tables, metadata builder and
-attention implementation, in vLLM's V1 runner and engine, with vLLM's own Triton attention kernel.
-Not tested: CUDA, streams, graphs, and the execution of kernels on a GPU.
+Triton on a CPU, is patched to keep it. What runs: vLLM's Model Runner V2 (its subclass for CPUs,
+which replaces streams, events, pinned memory and UVA), with asynchronous scheduling as on a GPU;
+every Triton kernel of V2, of its sampler and of vLLM's Triton attention; vToken's mixin, executor,
+page tables, and its kernels. No kernel is replaced. What does not run: CUDA, streams, graphs, and
+the execution of kernels on a GPU.
 """
 
 from __future__ import annotations
@@ -18,29 +20,77 @@ import os
 import sys
 from typing import Any
 
-os.environ |= {
-    "TRITON_INTERPRET": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "HF_HUB_OFFLINE": "1",
-}
+if __name__ == "__main__":
+    os.environ |= {
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 import torch
 
 from tests.support.heap import freeze_heap, frozen_heap
-from tests.support.observe import watch_victims
+from tests.support.observe import runtime_of, watch_victims
+from tests.support.steps_overlap import async_scheduling
 
-PROMPTS = [list(range(5, 45)), list(range(7, 20))]  # the first one evicts at once
 NUM_NEW = 6
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
-    "max_model_len": 128,
+    "max_model_len": 96,
     "block_size": 16,
+    "num_gpu_blocks_override": 8,
     "kv_cache_memory_bytes": 1 << 20,
+    "max_num_batched_tokens": 32,
+    "skip_tokenizer_init": True,
     "seed": 0,
+}
+SHORT, LONG = list(range(7, 20)), list(range(5, 45))  # the second evicts at once
+GROWING = list(range(3, 49))  # its third new token is the first of a block
+FILLING = list(range(3, 33))  # alike; holes of its last block, which has no hash yet, are free
+NAIVE: dict[str, Any] = {
+    "policy": {"name": "streaming_llm", "params": {}},
+    "budget_tokens": 24,
+    "interval_tokens": 4,
+    "evict_during": "decode",
+    "reclamation": "off",
+    "recycle": False,
+    "theta_f": 0.25,
+    "low_watermark_blocks": 2,
+    "round_rule": "price",
+    "shadow": None,
+    "probe": {"layers": [0, 1]},
+}
+EAGER = NAIVE | {
+    "reclamation": "auto",
+    "theta_f": 0.0,
+    "low_watermark_blocks": 8,
+}
+RECYCLING = NAIVE | {"reclamation": "paused", "recycle": True, "budget_tokens": 8}
+READING = EAGER | {  # the policy reads attention, its shadow keys; both layers count
+    "policy": {"name": "h2o", "params": {}},
+    "shadow": {"name": "keydiff", "params": {"recent": 1, "heads": "mean", "pool_radius": 0}},
+    "interval_tokens": 1,
+}
+# name -> configuration, and groups of prompts that run together; the prefix cache starts empty
+SCENARIOS: dict[str, tuple[dict[str, Any], list[list[list[int]]]]] = {
+    "dense": (NAIVE | {"policy": {"name": "none", "params": {}}}, [[LONG, SHORT]]),
+    "holes": (NAIVE, [[LONG, SHORT]]),
+    "relocated": (EAGER, [[LONG, SHORT]]),
+    "recycled": (RECYCLING, [[FILLING, SHORT]]),
+    "signals": (READING, [[LONG, SHORT]]),
+    "prefix hits": (EAGER, [[LONG], [LONG, SHORT]]),
+    "chunks": (EAGER | {"evict_during": "both"}, [[LONG]]),
+    "preempted": (NAIVE, [[GROWING[i:] + GROWING[:i] for i in range(3)]]),
+}
+WINDOWED = ENGINE | {"num_gpu_blocks_override": 16}  # both groups need a request's blocks
+ONE_LAYER = {"low_watermark_blocks": 16, "probe": {"layers": [0]}}
+WITH_WINDOWS = {
+    "holes": (NAIVE | ONE_LAYER, [[LONG, SHORT]]),
+    "relocated": (EAGER | ONE_LAYER, [[LONG, SHORT]]),
 }
 
 
@@ -247,41 +297,165 @@ def probe() -> dict[str, Any]:
     return errors | {"max_error_without_sinks": float((sunk - plain).abs().max())}
 
 
-def note_victims(runtime: Any) -> list[tuple[int, list[int]]]:
-    """Record victims from now on: the request's number of tokens, and the ids."""
-    victims: list[tuple[int, list[int]]] = []
+def play(llm: Any, scenarios: Any, paged: list[int] | None = None) -> dict[str, dict[str, Any]]:
+    """Run `scenarios` on one engine: tokens, victims and counts of what ran, by name.
 
-    def note(table: Any, picked: Any) -> None:
-        if picked is not None:
-            victims.append((table.num_tokens, sorted(picked.tolist())))
+    `paged` grows by an entry for each step that attention reads through pages.
+    """
+    from vllm import SamplingParams
 
-    watch_victims(runtime, note)
-    return victims
+    from vtoken.wire.commands import Command, PatchConfig
+
+    runtime = runtime_of(llm)
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+    found = {}
+    for name, (patch, groups) in scenarios.items():
+        assert scheduler.reset_prefix_cache()
+        reply = scheduler.vtoken_controller.handle(Command(call=PatchConfig(patch=patch)))
+        assert reply.problem is None, reply.problem
+        victims: list[tuple[int, list[int]]] = []
+
+        def note(table: Any, picked: Any, victims: Any = victims) -> None:
+            if picked is not None:
+                victims.append((table.num_tokens, sorted(picked.tolist())))
+
+        unwatch = watch_victims(runtime, note)
+        before, steps = _counts(runtime), len(paged or ())
+        outputs = [
+            output
+            for prompts in groups
+            for output in llm.generate(
+                [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+            )
+        ]
+        unwatch()
+        shadow = runtime.state.shadow.document()
+        found[name] = {
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "cached": [output.num_cached_tokens for output in outputs],
+            "victims": [list(died) for died in sorted(victims)],
+            "shadow": None if shadow is None else [shadow.compared, shadow.agreed],
+            "paged_steps": len(paged or ()) - steps,
+            **{fact: number - before[fact] for fact, number in _counts(runtime).items()},
+        }
+    return found
 
 
-def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tokens of PROMPTS under each configuration, on the CUDA worker, and counts of what ran."""
+def _counts(runtime: Any) -> dict[str, int]:
+    counters = runtime.counters
+    return {
+        "moved_tokens": counters.reclamation.moved_tokens,
+        "recycled_slots": counters.reclamation.recycled_slots,
+        "preempted": counters.requests.preempted,
+        "verified": counters.invariants.verified_relocations,
+        "violations": counters.invariants.violations,
+    }
+
+
+def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, Any]:
+    """`scenarios` on an engine with `model` on the CUDA worker, and what ran in it."""
     from vllm import LLM, SamplingParams
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-    from vllm.v1.worker.cpu_worker import CPUWorker
 
     from vtoken import vllm as plugin
     from vtoken.vllm.cuda import kernels
     from vtoken.vllm.cuda.pages import PageTables
-    from vtoken.vllm.cuda.runner import DeviceRunnerMixin, GuardedRunnerMixin
+    from vtoken_bench.forcing import ARGUMENT, PROCESSOR
 
-    class Runner(DeviceRunnerMixin, GuardedRunnerMixin, CPUModelRunner):
-        def _vtoken_prepare(self, layers: dict[str, Any]) -> Any:
-            executor = super()._vtoken_prepare(layers)
-            assert self.vtoken_device is not None
-            self.vtoken_device.triton_probe = True  # as on a device
-            return executor
+    paged: list[int] = []
+    batch = PageTables.batch
+    PageTables.batch = lambda *a: (paged.append(1), batch(*a))[1]  # type: ignore[method-assign]
+    singles: list[int] = []
+    scores = kernels.probe_scores
+    kernels.probe_scores = lambda *a, **k: (singles.append(1), scores(*a, **k))  # type: ignore[assignment]
+    config = {"evict_when": "always", "verify_ratio": 1.0}
+    args = plugin.engine_args(config, check_every_step=True)
+    STEPS.clear()
+    args["logits_processors"] = [PROCESSOR]
+    llm = LLM(model, **settings, **args | {"worker_cls": f"{__name__}.Worker"})
+    core = llm.llm_engine.engine_core.engine_core
+    found = {"scenarios": play(llm, scenarios, paged)}
+    forced = SamplingParams(
+        temperature=0, max_tokens=4, logprobs=1, extra_args={ARGUMENT: [9, 8, 7]}
+    )
+    (output,) = llm.generate([{"prompt_token_ids": LONG}], forced, use_tqdm=False)
+    chosen = zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+    found["forced"] = [[token, likely[token].logprob] for token, likely in chosen]
+    runner = core.model_executor.driver_worker.worker.model_runner
+    found["runner"] = [f"{cls.__module__}.{cls.__name__}" for cls in type(runner).__mro__]
+    found["scheduled_asynchronously"] = core.batch_queue is not None
+    found["groups"] = len(runner.kv_cache_config.kv_cache_groups)
+    found["probed_singles"] = len(singles)
+    found["steps"] = [*STEPS]
+    found["known_requests"] = len(runner.vtoken_blocks)
+    core.shutdown()
+    PageTables.batch, kernels.probe_scores = batch, scores  # type: ignore[method-assign]
+    return found
+
+
+STEPS: list[dict[str, Any]] = []  # of the engine: calls in their order, and what picks the graph
+
+
+def noted(function: Any, name: str, *, after: bool = False) -> Any:
+    """`function`, whose call is noted when it begins, or when it ends."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if STEPS and not after:
+            STEPS[-1]["calls"].append(name)
+        result = function(*args, **kwargs)
+        if after:
+            STEPS[-1]["calls"].append(name)
+        return result
+
+    return call
+
+
+def install() -> None:
+    """Make vLLM's CPU worker run V2 with vToken's mixin, and attention by vLLM's Triton kernels."""
+    from vllm.v1.attention.backends import triton_attn
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    from vtoken import vllm as plugin
 
     class Worker(CPUWorker):
         def init_device(self) -> None:
             super().init_device()
-            self.model_runner = Runner.adopt(self.model_runner)
+            from vllm.v1.worker.cpu.model_runner import CPUModelRunner
+
+            from vtoken.vllm.cuda.kernels import TritonSlotCopy
+            from vtoken.vllm.cuda.runner import VTokenV2Mixin
+
+            class Noted(CPUModelRunner):
+                """vLLM's own methods, noted in `STEPS[-1]["calls"]`."""
+
+            for name in ("finish_requests", "update_requests", "prepare_attn", "sample_tokens"):
+                setattr(Noted, name, noted(getattr(CPUModelRunner, name), name))
+            Noted.execute_model = noted(CPUModelRunner.execute_model, "forward", after=True)
+
+            class Runner(VTokenV2Mixin, Noted):
+                def _vtoken_executor(self, layers: dict[str, Any]) -> Any:
+                    half = super()._vtoken_executor(layers)
+                    half.triton_probe = True  # as on a device
+                    half.copies._direct = TritonSlotCopy(half.copies._layers)
+                    for name in ("begin", "guard", "forward_ended"):
+                        stages = half.copies.stages
+                        setattr(stages, name, noted(getattr(stages, name), name))
+                    return half
+
+                def gather_batch_req_state(self, output: Any, dummy_run: bool) -> Any:
+                    state, uniform = super().gather_batch_req_state(output, dummy_run)
+                    STEPS[-1] |= {
+                        "uniform": uniform,
+                        "leaves": self.vtoken_device.leaves_full_graphs,
+                    }
+                    return state, uniform
+
+                def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+                    STEPS.append({"calls": []})
+                    return super().execute_model(*args, **kwargs)
+
+            self.model_runner.__class__ = Runner
 
     register = plugin.register
 
@@ -292,51 +466,20 @@ def engine(model: str, configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
 
     plugin.register = register_triton
+    triton_attn.NUM_PAR_SOFTMAX_SEGMENTS = 2  # of one query; each takes as long as 16 on a GPU
     sys.modules[__name__].Worker = Worker  # type: ignore[attr-defined]
-    paged: list[int] = []
-    batch = PageTables.batch
-    PageTables.batch = lambda *a: (paged.append(1), batch(*a))[1]  # type: ignore[method-assign]
-    singles: list[int] = []
-    scores = kernels.probe_scores
-    kernels.probe_scores = lambda *a, **k: (singles.append(1), scores(*a, **k))  # type: ignore[assignment]
-    results = []
-    freeze_heap()
-    for config in configs:
-        paged.clear()
-        singles.clear()
-        args = plugin.engine_args(
-            {"evict_when": "always", "verify_ratio": 1.0} | config, check_every_step=True
-        )
-        llm = LLM(model, **ENGINE, **args | {"worker_cls": f"{__name__}.Worker"})
-        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
-        runtime = llm.llm_engine.engine_core.engine_core.scheduler.vtoken
-        victims = note_victims(runtime)
-        outputs = llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False
-        )
-        counters, shadow = runtime.counters, runtime.state.shadow.document()
-        results.append(
-            {
-                "tokens": [list(output.outputs[0].token_ids) for output in outputs],
-                "paged_steps": len(paged),
-                "moved_tokens": counters.reclamation.moved_tokens,
-                "recycled_slots": counters.reclamation.recycled_slots,
-                "violations": counters.invariants.violations,
-                "victims": sorted(victims),
-                "shadow": None if shadow is None else [shadow.compared, shadow.agreed],
-                "probed_singles": len(singles),
-            }
-        )
-        llm.llm_engine.engine_core.shutdown()
-    return results
 
 
 def main() -> None:
     keep_triton()
     spare_interpreter()
-    with frozen_heap():
-        engines = engine(sys.argv[1], [json.loads(text) for text in sys.argv[2:]])
-    document = {"attention": attention(), "probe": probe(), "engines": engines}
+    install()
+    document: dict[str, Any] = {"attention": attention(), "probe": probe()}
+    freeze_heap()
+    with frozen_heap(), async_scheduling():
+        document["played"] = played(sys.argv[1], ENGINE, SCENARIOS)
+        for windowed in sys.argv[2:]:
+            document["windowed"] = played(windowed, WINDOWED, WITH_WINDOWS)
     print("\n" + json.dumps(document))
 
 

@@ -37,12 +37,12 @@ def of_keys(kind: str, keys: Any) -> Any:
 
 
 def redundancy(keys: Any) -> Any:
-    """The redundancy [n] of the keys [n, D] of one head, pair by pair."""
+    """The redundancy [n] of the keys [n, D] of one head, row by row."""
     keys = np.asarray(keys, dtype=np.float64)
-    unit = [key / np.sqrt(key @ key) for key in keys]
+    unit = np.array([key / np.sqrt(key @ key) for key in keys])
     sums = np.zeros(len(keys))
     for i, one in enumerate(unit):
-        row = np.array([one @ other for other in unit])
+        row = unit @ one
         row[i] = 0
         similar = np.flatnonzero(row > 0.5)
         row[similar[-1] if len(similar) else 0] = 0

@@ -113,13 +113,16 @@ def generate(
     *,
     chunk: int | None = None,
     evict_prompt: Evict = full,
+    draft: Sequence[int] = (),
 ) -> list[int]:
     """Greedy continuation of `prompt_ids` by `num_new` tokens under `evict`.
 
     `chunk`: compute the prompt in pieces of that many tokens (None: at once), with `evict_prompt`
-    between them.
+    between them. `draft`: the tokens that are expected, as in `trace`.
     """
-    return trace(model, prompt_ids, num_new, evict, chunk=chunk, evict_prompt=evict_prompt).tokens
+    return trace(
+        model, prompt_ids, num_new, evict, chunk=chunk, evict_prompt=evict_prompt, draft=draft
+    ).tokens
 
 
 def trace(
@@ -131,11 +134,17 @@ def trace(
     chunk: int | None = None,
     evict_prompt: Evict = full,
     watch: Watch | None = None,
+    draft: Sequence[int] = (),
 ) -> Trace:
     """As `generate`, with the logits and the victims of each step.
 
     `watch(live, appended, output)` is called after every forward with the positions in the cache,
     how many of them it appended, and the model's output with its attentions and cache.
+
+    `draft`: tokens that are expected. Between two evictions they are computed in one forward, as
+    a verifier of speculative decoding does: what follows the first token that the model would not
+    choose is taken out of the cache again. It changes the time and not the result; then `evict` is
+    called more than once for some steps. A model with states and a run with `watch` take no draft.
     """
     has_states = not set(layer_types(model)) <= {"full_attention"} | WINDOWS
     cache = DynamicCache(config=model.config) if has_states else DynamicCache()
@@ -149,19 +158,34 @@ def trace(
             live = prune(cache, live, victims, full_layers(model))
             result.victims[step] = victims
         piece = prompt[start : start + size]
-        logits = _forward(model, piece, start, cache, live, watch)
-    num_tokens = len(prompt)
+        rows = forward(model, piece, start, cache, live, watch, num_rows=1)
+    if has_states or watch is not None:
+        draft = ()
+    ids = prompt[-1:]
     while True:
-        result.logits.append(logits)
-        result.tokens.append(int(logits.argmax()))
-        if len(result.tokens) == num_new:
-            return result
+        # rows[i] follows ids[i], and ids[1:] are drafts.
+        for row, follower in zip(rows, [*ids[1:], None], strict=True):
+            result.logits.append(row)
+            result.tokens.append(int(row.argmax()))
+            if len(result.tokens) == num_new:
+                return result
+            if result.tokens[-1] != follower:
+                break
         step = len(result.tokens) - 1
+        num_tokens = len(prompt) + step
+        if rejected := {position for position in live if position >= num_tokens}:
+            live = prune(cache, live, rejected)
         if victims := evict(num_tokens, list(live), step):
             live = prune(cache, live, victims, full_layers(model))
             result.victims[step] = victims
-        logits = _forward(model, result.tokens[-1:], num_tokens, cache, live, watch)
-        num_tokens += 1
+        ids = [result.tokens[-1]]
+        if result.tokens == [*draft[: step + 1]]:
+            for ahead, token in enumerate(draft[step + 1 : num_new - 1], 1):
+                computed = num_tokens + ahead
+                if evict(computed, [*live, *range(num_tokens, computed)], step + ahead):
+                    break
+                ids.append(token)
+        rows = forward(model, ids, num_tokens, cache, live, watch, num_rows=len(ids))
 
 
 FULL = {"full_attention", "attention", "hybrid"}
@@ -235,15 +259,17 @@ def masks(model: Any, start: int, appended: int, live: list[int]) -> Any:
     return found
 
 
-def _forward(
+def forward(
     model: Any,
     ids: list[int],
     start: int,
     cache: DynamicCache,
     live: list[int],
     watch: Watch | None,
+    *,
+    num_rows: int,
 ) -> torch.Tensor:
-    """Append `ids` at positions start.. to cache and `live`; the logits [V] of the last of them.
+    """Append `ids` at positions start.. to cache and `live`; the logits [num_rows, V] of the last.
 
     Queries see every cached token, and appended tokens up to themselves. The mask is explicit,
     because the model would derive it from the cache's length instead of positions.
@@ -257,11 +283,11 @@ def _forward(
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=num_rows,
             output_attentions=watch is not None,
         )
     live += range(start, start + appended)
     if watch is not None:
         watch(live, appended, output)
-    row: torch.Tensor = output.logits[0, -1]
-    return row
+    rows: torch.Tensor = output.logits[0]
+    return rows

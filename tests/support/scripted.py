@@ -91,6 +91,8 @@ class ScriptedEngine:
                 return wire.Reply(value=self.describe())
             case commands.Frame():
                 return wire.Reply(value=self.frame())
+            case commands.History():
+                return wire.Reply(value=[])
             case commands.Events(after=after, limit=limit, kind=kind):
                 return wire.Reply(value=self.page(after, limit, kind))
         return wire.Reply(problem=wire.Problem(status=404, title="?", detail=command.op))

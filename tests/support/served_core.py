@@ -60,25 +60,31 @@ async def stepping(core: LiveEngine) -> AsyncIterator[None]:
         yield
 
 
+def with_holes(rank: int) -> LiveEngine:
+    """An engine with one request, `r<rank>`, with holes."""
+    core = make_quiet(epoch=f"e{rank}")
+    core.configure(
+        policy={"name": "random"},
+        budget_tokens=64,
+        interval_tokens=16,
+        reclamation="paused",
+        recycle=False,
+        theta_f=THETA_F,
+    )
+    core.admit(f"r{rank}", 100 + rank)
+    core.steps(3)
+    return core
+
+
 @contextlib.asynccontextmanager
-async def several(number: int) -> AsyncIterator[tuple[Served, list[LiveEngine]]]:
-    """A server in front of `number` engines; engine n has one request, `r<n>`, with holes."""
-    cores = []
-    for rank in range(number):
-        core = make_quiet(epoch=f"e{rank}")
-        core.configure(
-            policy={"name": "random"},
-            budget_tokens=64,
-            interval_tokens=16,
-            reclamation="paused",
-            recycle=False,
-            theta_f=THETA_F,
-        )
-        core.admit(f"r{rank}", 100 + rank)
-        core.steps(3)
-        cores.append(core)
+async def several(number: int, **options: Any) -> AsyncIterator[tuple[Served, list[LiveEngine]]]:
+    """A server in front of `number` engines; engine n has one request, `r<n>`, with holes.
+
+    `options`: those of `serve`.
+    """
+    cores = [with_holes(rank) for rank in range(number)]
     try:
-        async with serve(*(core.handle for core in cores)) as served:
+        async with serve(*(core.handle for core in cores), **options) as served:
             yield served, cores
     finally:
         for core in cores:

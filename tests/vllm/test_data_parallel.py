@@ -1,5 +1,7 @@
 """A real server with two engines (`--data-parallel-size 2`): exact on both, changed together.
 
+As with `vllm serve`, it has two API processes.
+
 The last test ends an engine, so the server with it.
 """
 
@@ -17,48 +19,19 @@ import msgspec
 import psutil
 import pytest
 
-from tests.support import reference
+from tests.support import data_parallel
+from tests.support.data_parallel import assert_both_engines_are_exact, complete, fleet
 from tests.support.waiting import until
 from vtoken import wire
-from vtoken.demo.server import Server, any_free_port
+from vtoken.demo.server import Server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-BUDGET, INTERVAL, NUM_NEW = 48, 8, 96
 
 
 @pytest.fixture(scope="module")
 def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("two-engines")
-    arguments = [
-        "--served-model-name=demo",
-        "--data-parallel-size=2",
-        "--dtype=float32",
-        "--enforce-eager",
-        "--max-model-len=1024",
-        "--block-size=16",
-        "--kv-cache-memory-bytes=16777216",
-        "--vtoken-policy=streaming_llm",
-        f"--vtoken-budget-tokens={BUDGET}",
-        f"--vtoken-interval-tokens={INTERVAL}",
-        "--vtoken-evict-when=always",
-        "--vtoken-verify-ratio=1.0",
-        "--vtoken-check-every-step",
-        f"--vtoken-state-dir={folder / 'state'}",
-    ]
-    with Server(
-        str(demo_model),
-        port=any_free_port(),
-        arguments=arguments,
-        log=folder / "server.log",
-        environment={
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else both engines share one core
-            "OMP_NUM_THREADS": "1",
-        },
-        startup_timeout_s=240,
-    ) as running:
+    with data_parallel.server(demo_model, folder, ["--data-parallel-size=2"]) as running:
         yield running
 
 
@@ -68,43 +41,10 @@ async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def fleet(http: httpx.AsyncClient) -> wire.Fleet:
-    answer = await http.get("/vtoken/v1/engines")
-    assert answer.status_code == 200, answer.text
-    return msgspec.json.decode(answer.content, type=wire.Fleet)
-
-
-async def complete(http: httpx.AsyncClient, rank: int, seed: int) -> list[int]:
-    """The greedy tokens of one prompt, computed by the engine `rank`."""
-    body = {
-        "model": "demo",
-        "prompt": reference.random_prompt(70 + 13 * seed, seed),
-        "max_tokens": NUM_NEW,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    headers = {"X-data-parallel-rank": str(rank)}
-    answer = await http.post("/v1/completions", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
-    return tokens
-
-
 async def test_both_engines_compute_what_the_reference_does(
     http: httpx.AsyncClient, hf_model: Any
 ) -> None:
-    seeds = (0, 1, 2)
-    found = await asyncio.gather(*(complete(http, rank, seed) for rank in (0, 1) for seed in seeds))
-    evict = reference.streaming_llm(4, BUDGET, INTERVAL)
-    for seed, zero, one in zip(seeds, found[:3], found[3:], strict=True):
-        prompt = reference.random_prompt(70 + 13 * seed, seed)
-        assert zero == one == reference.generate(hf_model, prompt, NUM_NEW, evict)
-    for row in (await fleet(http)).engines:
-        assert row.status is not None
-        assert row.status.tokens.evicted > 0
-        assert row.status.requests.finished == len(seeds)
-        assert row.status.invariants.violations == 0
+    await assert_both_engines_are_exact(http, hf_model)
 
 
 async def test_a_change_under_load_is_made_on_both_and_audited_once(
@@ -144,6 +84,57 @@ async def test_one_engine_drifts_and_is_given_the_common_configuration(
     assert found.ok, found.sentence
 
 
+async def test_guards_on_one_engine_decide_whether_the_other_follows(
+    http: httpx.AsyncClient,
+) -> None:
+    """Under traffic on both: guards that hold, then one that is crossed."""
+    stop = asyncio.Event()
+
+    async def chat(rank: int) -> None:
+        while not stop.is_set():
+            await complete(http, rank, rank)
+
+    async def thetas() -> list[float | None]:
+        rows = (await fleet(http)).engines
+        return [row.status and row.status.fragmentation.theta_f for row in rows]
+
+    async def entered() -> list[tuple[str, str, int | None]]:
+        content = (await http.get("/vtoken/v1/audit")).content
+        entries = msgspec.json.decode(content, type=wire.AuditPage).entries
+        return [(entry.action, entry.actor, entry.engine) for entry in entries[known:]]
+
+    async def rolled_out() -> bool:
+        return (await entered())[1:] == [
+            ("keep", "guard", 1),
+            ("rollout", "guard of engine 1", 0),
+        ]
+
+    async def reverted() -> bool:
+        return (await entered())[4:] == [("revert", "guard", 1)]
+
+    known = 0
+    known = len(await entered())
+    chats = [asyncio.create_task(chat(rank)) for rank in (0, 1)]
+    terms = "?canary_engine=1&guard_for_s=2&guard_inter_token_p95_ms="
+    try:
+        answer = await http.patch(f"/vtoken/v1/config{terms}3600000", json={"theta_f": 0.6})
+        assert answer.status_code == 200, answer.text
+        result = msgspec.json.decode(answer.content, type=wire.PatchResult)
+        assert result.engine == 1
+        assert result.trial is not None
+        assert result.trial.followers == [0]
+        await until(rolled_out, "engine 0 does not follow", every_s=0.1)
+        assert await thetas() == [0.6, 0.6]
+        answer = await http.patch(f"/vtoken/v1/config{terms}0.001", json={"theta_f": 0.9})
+        assert answer.status_code == 200, answer.text
+        await until(reverted, "engine 1 keeps the change", every_s=0.1)
+        assert await thetas() == [0.6, 0.6]
+    finally:
+        stop.set()
+        await asyncio.gather(*chats)
+    assert (await fleet(http)).ok
+
+
 async def test_an_engine_that_dies_is_told_before_the_server_ends(
     http: httpx.AsyncClient,
 ) -> None:
@@ -154,9 +145,12 @@ async def test_an_engine_that_dies_is_told_before_the_server_ends(
 
     async def told() -> bool:
         try:
-            found = await fleet(http)
+            answer = await http.get("/vtoken/v1/engines")
         except httpx.HTTPError:
             return True
+        if answer.status_code == 503:
+            return "ends" in answer.text
+        found = msgspec.json.decode(answer.content, type=wire.Fleet)
         return all(row.problem for row in found.engines)
 
     await until(told, "an engine that died seems to answer")

@@ -6,7 +6,8 @@ the output, never the placement of the remaining tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -27,14 +28,20 @@ Tokens = list[list[int]]
 
 @pytest.fixture(scope="module")
 def expected(hf_model: Any) -> Callable[..., Tokens]:
-    """Reference tokens under streaming_llm; computed once for each interval and set of prompts."""
+    """Reference tokens under streaming_llm; computed once for each interval and set of prompts.
+
+    `draft`: the engine's, which are verified (`reference.trace`).
+    """
     cache: dict[Any, Tokens] = {}
 
-    def tokens(interval: int, prompts: Tokens = PROMPTS, budget: int = BUDGET) -> Tokens:
-        key = (interval, budget, tuple(map(tuple, prompts)))
+    def tokens(interval: int, prompts: Tokens = PROMPTS, draft: Sequence[list[int]] = ()) -> Tokens:
+        key = (interval, tuple(map(tuple, prompts)))
         if key not in cache:
-            evict = reference.streaming_llm(4, budget, interval)
-            cache[key] = [reference.generate(hf_model, p, NUM_NEW, evict) for p in prompts]
+            evict = reference.streaming_llm(4, BUDGET, interval)
+            cache[key] = [
+                reference.generate(hf_model, prompt, NUM_NEW, evict, draft=expected)
+                for prompt, expected in zip_longest(prompts, draft, fillvalue=())
+            ]
         return cache[key]
 
     return tokens
@@ -84,7 +91,7 @@ def test_tokens_equal_the_reference(
         if observer.steps_with_holes > 10:
             assert counters.reclamation.packed_tokens > observer.steps_with_holes
             assert observer.runtime.prices.hole_us > 0
-    assert tokens == expected(interval)
+    assert tokens == expected(interval, draft=tokens)
 
 
 def test_holes_are_read_exactly_when_no_block_can_be_borrowed(
@@ -104,7 +111,7 @@ def test_holes_are_read_exactly_when_no_block_can_be_borrowed(
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         assert step[0] > 200
         assert observer.steps_with_holes > 100
-    assert tokens == expected(48)
+    assert tokens == expected(48, draft=tokens)
 
 
 def test_eviction_bites(expected: Callable[..., Tokens], hf_model: Any) -> None:
@@ -131,7 +138,7 @@ def test_shared_prefix_blocks_are_read_by_all_and_written_by_none(
         assert observer.runtime.counters.invariants.violations == 0
         # The cached prefix is untouched: the next request that hits it continues like the first.
         again = greedy(llm, prompts[1:2], NUM_NEW)
-    assert tokens == expected(16, prompts)
+    assert tokens == expected(16, prompts, tokens)
     assert again == tokens[1:2]
 
 
@@ -159,7 +166,7 @@ def test_blocks_of_a_running_request_are_reused_by_another(
         assert counters.invariants.violations == 0
         reused = [owners for owners in observer.owners.values() if len(owners) > 1]
     assert len(reused) > 10
-    assert tokens == expected(0, prompts)
+    assert tokens == expected(0, prompts, tokens)
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
@@ -172,7 +179,7 @@ def test_other_block_sizes_are_exact_too(
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         assert runtime_of(llm).geometry.block_size == block_size
         assert runtime_of(llm).counters.reclamation.relocations > 0
-    assert tokens == expected(48)
+    assert tokens == expected(48, draft=tokens)
 
 
 def test_a_long_prompt_holds_nine_blocks_for_hundreds_of_steps(engine: Any, greedy: Any) -> None:

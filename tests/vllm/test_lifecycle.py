@@ -71,7 +71,7 @@ def check_two_lives(
     evict = reference.streaming_llm(4, BUDGET, 8)
     for number, prompt in enumerate(PROMPTS):
         seen = so_far[f"r{number}"]
-        first = reference.generate(hf_model, prompt, len(seen), evict)
+        first = reference.generate(hf_model, prompt, len(seen), evict, draft=seen)
         rest = reference.generate(hf_model, prompt + seen, num_new - len(seen), evict)
         assert tokens[f"r{number}"] == first + rest
 
@@ -284,16 +284,7 @@ def windowed_model(demo_model: Path, tmp_path: Path) -> Path:
     ("overrides", "reason"),
     [
         ({"kv_cache_dtype": "fp8"}, "quantised KV cache"),
-        (
-            {
-                "speculative_config": {
-                    "method": "ngram",
-                    "num_speculative_tokens": 2,
-                    "prompt_lookup_max": 3,
-                }
-            },
-            "speculative decoding",
-        ),
+        ({"kv_cache_dtype": "bfloat16"}, "a KV cache in bfloat16 for a model in float32"),
     ],
 )
 def test_unsupported_configurations_are_refused_with_the_reason(

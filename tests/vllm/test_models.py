@@ -49,7 +49,8 @@ RELOCATING = {
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
-TWO = {"distributed_executor_backend": "mp"}
+MP = {"distributed_executor_backend": "mp"}
+EXTERNAL = {"distributed_executor_backend": "external_launcher"}
 MANY = {"max_num_batched_tokens": 1 << 17}
 
 Log = dict[int, set[int]]
@@ -150,8 +151,11 @@ def test_unsupported_models_are_refused_by_their_configuration_alone(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"speculative_config": NGRAM}, "leave --speculative-config out"),
-        ({"pipeline_parallel_size": 2, **TWO}, "pipeline parallelism: a stage has only its own"),
+        ({"pipeline_parallel_size": 2, **EXTERNAL}, "every stage would sample; use"),
+        ({"pipeline_parallel_size": 4, **MP}, "4 pipeline stages: never run .* at most 2"),
+        ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2, **MP}, "stages of several ranks"),
+        ({"pipeline_parallel_size": 2, "nnodes": 2, **MP}, "pipeline stages over several nodes"),
+        ({"data_parallel_backend": "ray"}, "engines as actors of Ray: never run with vToken"),
         ({"data_parallel_size": 2}, "data parallelism of a mixture of experts"),
         ({"kv_transfer_config": CONNECTOR}, "leave --kv-transfer-config and"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size out"),
@@ -168,6 +172,65 @@ def test_unsupported_flags_are_refused_with_the_fix(
     support.check_config(configuration(demo_model))
     with pytest.raises(UnsupportedError, match=why):
         support.check_config(configuration(demo_model, **arguments))
+
+
+def test_of_ray_only_the_executor_that_runs_ranks_as_actors_is_served(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm.envs
+
+    config = configuration(demo_model)
+    config.parallel_config.distributed_executor_backend = "ray"
+    support.check_config(config)
+    config.parallel_config.pipeline_parallel_size = 2
+    with pytest.raises(UnsupportedError, match="pipeline stages as actors of Ray: never run"):
+        support.check_config(config)
+    config.parallel_config.pipeline_parallel_size = 1
+    vllm.envs.disable_envs_cache()  # an earlier engine of this process has turned it on
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    with pytest.raises(UnsupportedError, match="first executor for Ray: never run with vToken"):
+        support.check_config(config)
+
+
+DRAFTERS = ("eagle", "eagle3", "mtp", "draft_model", "medusa", "mlp_speculator", "custom_class")
+
+
+@pytest.mark.parametrize("method", DRAFTERS)
+def test_drafts_of_a_model_are_refused_by_name_without_weights(
+    method: str, demo_model: Path
+) -> None:
+    config = configuration(demo_model, speculative_config=NGRAM)
+    support.check_config(config)
+    config.speculative_config.method = method
+    why = f"drafts of {method}: .* take the method ngram or suffix in --speculative-config"
+    with pytest.raises(UnsupportedError, match=why):
+        support.check_config(config)
+
+
+def test_drafts_are_refused_where_they_were_never_compared(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    config = configuration(demo_model, speculative_config=NGRAM)
+    config.device_config.device_type = "cuda"
+    with pytest.raises(UnsupportedError, match="speculative decoding on cuda: never run there"):
+        support.check_config(config)
+    for recipe in (models.HYBRID["granitemoehybrid"], models.MIXED["ministral"]):
+        models.write_config(recipe, tmp_path)
+        config = configuration(tmp_path, speculative_config=NGRAM)
+        with pytest.raises(UnsupportedError, match="a window, chunks or a state: never compared"):
+            support.check_config(config)
+    config = configuration(demo_model, speculative_config=NGRAM, tensor_parallel_size=2, **MP)
+    with pytest.raises(UnsupportedError, match="with tensor or pipeline parallelism: never"):
+        support.check_config(config)
+
+
+def test_vllm_itself_plans_no_step_of_drafts_before_the_report_of_the_last(
+    demo_model: Path,
+) -> None:
+    with pytest.raises(ValueError, match="async scheduling"):
+        configuration(demo_model, speculative_config=NGRAM, async_scheduling=True)
+    config = configuration(demo_model, speculative_config=NGRAM)
+    assert config.scheduler_config.async_scheduling is False
 
 
 def test_a_calibration_profile_that_cannot_be_used_is_refused_without_weights(

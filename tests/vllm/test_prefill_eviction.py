@@ -63,8 +63,9 @@ def test_tokens_equal_the_reference_pruned_at_the_same_chunks(
             evict if during == "both" else at_the_end,
             chunk=CHUNK,
             evict_prompt=evict,
+            draft=found,
         )
-        for prompt in PROMPTS
+        for prompt, found in zip(PROMPTS, tokens, strict=True)
     ]
     assert tokens == expected
     # The eviction matters: pruning only in the decode phase gives different tokens.
@@ -87,7 +88,7 @@ def test_scattered_victims_replay_whatever_the_placement(
     for prompt, found, log in zip(PROMPTS, tokens, logs, strict=True):
         evict = reference.replay(log)
         assert found == reference.generate(
-            hf_model, prompt, NUM_NEW, evict, chunk=CHUNK, evict_prompt=evict
+            hf_model, prompt, NUM_NEW, evict, chunk=CHUNK, evict_prompt=evict, draft=found
         )
 
 

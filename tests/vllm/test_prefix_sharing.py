@@ -144,17 +144,19 @@ def session(llm: Any) -> Iterator[Any]:
 
 
 class Replayed:
-    """Reference tokens for a prompt and a log of victims, each computed once."""
+    """Reference tokens for a prompt and a log of victims, each computed once; `draft`: the engine's
+    tokens, which are verified.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.known: dict[Any, list[int]] = {}
 
-    def tokens(self, number: int, log: dict[int, set[int]], num_new: int = NUM_NEW) -> list[int]:
-        key = number, num_new, tuple((step, frozenset(ids)) for step, ids in sorted(log.items()))
+    def tokens(self, number: int, log: dict[int, set[int]], draft: list[int]) -> list[int]:
+        key = number, tuple((step, frozenset(ids)) for step, ids in sorted(log.items()))
         if key not in self.known:
             self.known[key] = reference.generate(
-                self.model, PROMPTS[number], num_new, reference.replay(log)
+                self.model, PROMPTS[number], NUM_NEW, reference.replay(log), draft=draft
             )
         return self.known[key]
 
@@ -188,7 +190,8 @@ def test_sharers_and_later_hits_get_the_references_tokens(
     for number in range(num_sharers):
         log = run.log_of(f"r{number}")
         assert len(log) >= 2  # after a hit, h2o waits for 32 queries
-        assert run.tokens[f"r{number}"] == replayed.tokens(number, log)
+        found = run.tokens[f"r{number}"]
+        assert found == replayed.tokens(number, log, found)
     assert run.counted("invariants.violations") == 0
     assert run.counted("reclamation.shared_skipped_blocks") > 0 or tier == "copy"
     assert (run.counted("reclamation.shared_copied_blocks") > 0) == (
@@ -198,7 +201,8 @@ def test_sharers_and_later_hits_get_the_references_tokens(
     run.add("later", PROMPTS[0])
     run.step()
     assert run.hits >= len(PREFIX)
-    assert run.tokens["later"] == replayed.tokens(0, run.log_of("later"))
+    found = run.tokens["later"]
+    assert found == replayed.tokens(0, run.log_of("later"), found)
 
 
 # ---------------------------------------------------------------- the step of a group
@@ -244,7 +248,8 @@ def test_a_newcomer_hits_in_the_same_step_what_a_group_has_just_emptied(
     assert not any(store.is_writable(block) for block in emptied)
     run.step()
     for number in (0, 1, 3):
-        assert run.tokens[f"r{number}"] == replayed.tokens(number, run.log_of(f"r{number}"))
+        found = run.tokens[f"r{number}"]
+        assert found == replayed.tokens(number, run.log_of(f"r{number}"), found)
 
 
 def test_a_preempted_sharer_takes_its_plan_out_of_the_group(
@@ -275,7 +280,8 @@ def test_a_preempted_sharer_takes_its_plan_out_of_the_group(
     run.step()
     assert run.counted("invariants.violations") == 0
     for number in (0, 1):
-        assert run.tokens[f"r{number}"] == replayed.tokens(number, run.log_of(f"r{number}"))
+        found = run.tokens[f"r{number}"]
+        assert found == replayed.tokens(number, run.log_of(f"r{number}"), found)
     assert run.tokens["r2"][: len(so_far)] == so_far
     assert len(run.tokens["r2"]) == NUM_NEW
 
@@ -293,7 +299,8 @@ def test_a_sharer_may_finish_in_the_step_after_its_group(
     llm.llm_engine.abort_request([run.id_of("r1")], internal=True)
     run.step()
     for number in (0, 2, 3):
-        assert run.tokens[f"r{number}"] == replayed.tokens(number, run.log_of(f"r{number}"))
+        found = run.tokens[f"r{number}"]
+        assert found == replayed.tokens(number, run.log_of(f"r{number}"), found)
 
 
 @pytest.mark.parametrize("tier", TIERS)

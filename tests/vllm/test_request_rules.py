@@ -54,6 +54,6 @@ def test_each_request_runs_under_its_own_rules(engine: Any, hf_model: Any) -> No
         reference.full,
     ]
     assert tokens == [
-        reference.generate(hf_model, prompt, NUM_NEW, evict)
-        for prompt, evict in zip(PROMPTS, rules, strict=True)
+        reference.generate(hf_model, prompt, NUM_NEW, evict, draft=found)
+        for prompt, evict, found in zip(PROMPTS, rules, tokens, strict=True)
     ]

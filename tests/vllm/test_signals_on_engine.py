@@ -7,8 +7,9 @@ Python over the model's own attention maps.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from tests.support import reference
+from tests.support.drafting import NGRAM, SCRIPTS, use_drafts
 from tests.support.engines import engine_args
 from tests.support.observe import Observer
 from tests.support.packages import install_example, installer
@@ -58,33 +60,45 @@ PROBES: dict[str, dict[str, Any]] = {
     "every step": {"every_steps": 1},
     "every third step": {"every_steps": 3},
     "some heads": {"heads": [0, 3]},
+    "every second step, with drafts": {"every_steps": 2},
 }
 
 Reports = dict[str, dict[int, npt.NDArray[np.float32]]]  # request -> tokens computed -> numbers
 
 
 class Recorder(Observer):
-    """Also records the reports, and the lengths after which a request's queries were probed."""
+    """Also records the reports, and the lengths after which a request's queries were probed.
+
+    Both once it is known which drafts of their step were rejected: when the next step begins.
+    """
 
     def __init__(self, llm: Any) -> None:
         super().__init__(llm)
         self.reports: Reports = defaultdict(dict)
         self.probed: dict[str, list[int]] = defaultdict(list)
-        self._plans: dict[int, dict[str, int]] = {}
+        self._lengths: dict[str, int] = {}  # before the newest step, of the requests it probed
+        self._scores: dict[Any, Any] = {}  # of that step
         self._finish = self.runtime.finish_step
         self.runtime.finish_step = self._finish_step
 
+    def in_order(self) -> list[str]:
+        """The requests in the order in which they were asked."""
+        return sorted(self.prompt_tokens, key=lambda name: int(name.split("-")[0]))
+
     def _commit_step(self, grown: Any) -> Any:
-        plan = super()._commit_step(grown)
         lengths = {t.request_id: t.num_tokens for t in self.runtime.tables}
-        self._plans[plan.step] = lengths
-        for request in plan.probed:
-            self.probed[request].append(lengths[request])
+        for request, length in self._lengths.items():
+            self.probed[request] += range(length + 1, lengths.get(request, 0) + 1)
+        for (request, _), scores in self._scores.items():
+            if request in lengths:
+                self.reports[request][lengths[request]] = scores
+        plan = super()._commit_step(grown)
+        self._lengths = {request: lengths.get(request, 0) for request in plan.probed}
+        self._scores = {}
         return plan
 
     def _finish_step(self, report: Any, step: int) -> None:
-        for (request, _), scores in report.scores.items():
-            self.reports[request][self._plans[step][request]] = scores
+        self._scores = report.scores
         self._finish(report, step)
 
 
@@ -96,19 +110,67 @@ def _other_package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=PROBES)
-def probe(request: Any) -> dict[str, Any]:
-    return {"layers": LAYERS, **PROBES[request.param]}
+def how(request: Any) -> str:
+    found: str = request.param
+    return found
 
 
 @pytest.fixture(scope="module")
-def recorder(probe: dict[str, Any], engine: Any) -> Recorder:
+def probe(how: str) -> dict[str, Any]:
+    return {"layers": LAYERS, **PROBES[how]}
+
+
+@pytest.fixture(scope="module")
+def recorder(how: str, probe: dict[str, Any], engine: Any) -> Recorder:
     """Every case and prompt in one batch; prompts are computed in chunks of 200 tokens a step."""
     config = {"budget_tokens": 48, "interval_tokens": 4, "probe": probe}
-    chunks = {"max_num_batched_tokens": 200, "enable_chunked_prefill": True}
-    with engine(enable_prefix_caching=False, **chunks, **engine_args(config)) as llm:
+    options: dict[str, Any] = {"max_num_batched_tokens": 200, "enable_chunked_prefill": True}
+    if how.endswith("with drafts"):
+        options["speculative_config"] = NGRAM
+    with engine(enable_prefix_caching=False, **options, **engine_args(config)) as llm:
+        if "speculative_config" in options:  # what was answered without drafts is drafted next
+            prompts, cases = PROMPTS * len(CASES), [*CASES.values()]
+            use_drafts(llm, prompts, [[]] * len(prompts), SCRIPTS["none"])
+            answers = generate_under(llm, cases, PROMPTS, NUM_NEW)
+            use_drafts(llm, prompts, answers, SCRIPTS["mixed"])
         recorder = Recorder(llm)
         generate_under(llm, [*CASES.values()], PROMPTS, NUM_NEW)
     return recorder
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What the reference's model computed in one forward: `live` tokens, the last `appended` of
+    them new.
+    """
+
+    live: list[int]
+    appended: int
+    attentions: dict[int, torch.Tensor]  # layer -> [head, query, token]
+    keys: dict[int, torch.Tensor]  # layer -> [KV head, token, D]
+
+
+@pytest.fixture(scope="module")
+def forwards(recorder: Recorder, hf_model: Any) -> Callable[[str], list[Forward]]:
+    """The forwards of a request, its victims replayed."""
+    requests = recorder.in_order()
+
+    @cache
+    def of(request: str) -> list[Forward]:
+        found = []
+
+        def watch(live: list[int], appended: int, output: Any) -> None:
+            layers = range(LAYERS[0], LAYERS[-1] + 2)  # with the control's
+            attentions = {n: output.attentions[n][0].double() for n in layers}
+            keys = {n: output.past_key_values.layers[n].keys[0].double() for n in layers}
+            found.append(Forward(list(live), appended, attentions, keys))
+
+        log, prompt = recorder.log_of(request), PROMPTS[requests.index(request) % len(PROMPTS)]
+        assert len(log) > 3
+        reference.trace(hf_model, prompt, NUM_NEW, reference.replay(log), watch=watch)
+        return found
+
+    return of
 
 
 def over(values: list[torch.Tensor], how: str) -> torch.Tensor:
@@ -126,33 +188,33 @@ class Plain:
         self.live: dict[int, list[int]] = {}
         self.redundancy: dict[int, dict[int, float]] = {}  # length -> token -> redundancy
 
-    def watch(self, live: list[int], appended: int, output: Any) -> None:
-        signal, cached = self.signal, output.past_key_values.layers
-        num_heads = output.attentions[0].shape[1]
+    def add(self, forward: Forward) -> None:
+        signal, live = self.signal, forward.live
+        num_heads = len(forward.attentions[signal.layers[0]])
         heads = signal.heads or range(num_heads)
-        self.live[live[-1] + 1] = list(live)
+
+        def keys_of(layer: int) -> list[torch.Tensor]:
+            keys = forward.keys[layer]
+            return [keys[head * len(keys) // num_heads] for head in heads]
+
+        self.live[live[-1] + 1] = live
         of_layers = []
         for layer in signal.layers:
             if signal.of_keys:
-                keys = cached[layer].keys[0].double()
-                own = [keys[head * len(keys) // num_heads] for head in heads]
-                values = [torch.from_numpy(of_keys(signal.kind, key.numpy())) for key in own]
+                found = [of_keys(signal.kind, key.numpy()) for key in keys_of(layer)]
+                values = [torch.from_numpy(each) for each in found]
             else:
-                values = [output.attentions[layer][0, head].double() for head in heads]
+                values = [forward.attentions[layer][head] for head in heads]
             of_layers.append(over(values, signal.over_heads))
         if signal.is_mixed:
-            keys_read = [
-                cached[layer].keys[0].double()[head * cached[layer].keys.shape[1] // num_heads]
-                for layer in signal.layers
-                for head in heads
-            ]
+            keys_read = [key for layer in signal.layers for key in keys_of(layer)]
             repeated = np.mean([redundancy(key.numpy()) for key in keys_read], axis=0).tolist()
             self.redundancy[live[-1] + 1] = dict(zip(live, repeated, strict=True))
-        found = over(of_layers, signal.over_layers).tolist()
+        numbers = over(of_layers, signal.over_layers).tolist()
         if signal.of_keys:
-            self.keys[live[-1] + 1] = dict(zip(live, found, strict=True))
+            self.keys[live[-1] + 1] = dict(zip(live, numbers, strict=True))
             return
-        for row, query in zip(found, live[-appended:], strict=True):
+        for row, query in zip(numbers, live[-forward.appended :], strict=True):
             seen = [token for token in live if token <= query]
             self.rows[query] = dict(zip(seen, row, strict=False))
 
@@ -192,20 +254,18 @@ class Plain:
 
 @pytest.mark.parametrize("case", CASES)
 def test_reported_signal_equals_its_definition(
-    case: str, recorder: Recorder, probe: dict[str, Any], hf_model: Any
+    case: str, recorder: Recorder, probe: dict[str, Any], forwards: Callable[[str], list[Forward]]
 ) -> None:
-    requests = sorted(recorder.prompt_tokens, key=lambda name: int(name.split("-")[0]))
+    requests = recorder.in_order()
     first = list(CASES).index(case) * len(PROMPTS)
     reads = make_policy(*CASES[case]).reads
     assert reads is not None
     signal = replace(reads, layers=tuple(probe["layers"]), heads=tuple(probe.get("heads", ())))
     num_checked = 0
     for request, prompt in zip(requests[first:], PROMPTS, strict=False):
-        log = recorder.log_of(request)
-        assert len(log) > 3
         plain = Plain(signal)
-        trace = reference.replay(log)
-        reference.trace(hf_model, prompt, NUM_NEW, trace, watch=plain.watch)
+        for forward in forwards(request):
+            plain.add(forward)
         for length, scores in recorder.reports[request].items():
             if length < len(prompt):
                 continue  # the reference computes the prompt at once
@@ -230,17 +290,17 @@ def test_the_cost_of_a_probe_is_measured(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_control_the_signal_of_another_layer_is_distinguished(
-    case: str, recorder: Recorder, probe: dict[str, Any], hf_model: Any
+    case: str, recorder: Recorder, probe: dict[str, Any], forwards: Callable[[str], list[Forward]]
 ) -> None:
     other = {**probe, "layers": [LAYERS[0], LAYERS[1] + 1]}
     with pytest.raises(AssertionError):
-        test_reported_signal_equals_its_definition(case, recorder, other, hf_model)
+        test_reported_signal_equals_its_definition(case, recorder, other, forwards)
 
 
 @pytest.mark.parametrize("case", ["tova, maxima", "knorm", "r_kv"])
 def test_control_the_signal_of_other_heads_is_distinguished(
-    case: str, recorder: Recorder, probe: dict[str, Any], hf_model: Any
+    case: str, recorder: Recorder, probe: dict[str, Any], forwards: Callable[[str], list[Forward]]
 ) -> None:
     other = {**probe, "heads": [0, 1]}
     with pytest.raises(AssertionError):
-        test_reported_signal_equals_its_definition(case, recorder, other, hf_model)
+        test_reported_signal_equals_its_definition(case, recorder, other, forwards)

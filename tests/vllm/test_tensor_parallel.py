@@ -7,7 +7,7 @@ floats in a different order from one, so tokens are compared with the reference 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,28 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer, runtime_of
+from tests.support.observe import runtime_of
+from tests.support.parallel import (
+    Tokens,
+    count_wrongly,
+    everywhere,
+    lose_a_copy,
+    move_a_token,
+    num_sure,
+    on_rank,
+    patch,
+    run_and_break,
+    scored_run,
+    shape_of_cache,
+)
 from vtoken.base.errors import InvariantViolation
 
 pytestmark = pytest.mark.vllm
 
 NUM_NEW = 80
 BUDGET, INTERVAL = 64, 24
-NEAR_TIE = 1e-3  # logits; the two engines differ by some 1e-5
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 70, 101))]
 EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
-
-Tokens = list[list[int]]
 
 
 def args(**config: Any) -> dict[str, Any]:
@@ -57,20 +67,6 @@ def two_ranks(engine: Any) -> Iterator[Any]:
             yield llm
 
 
-def patch(llm: Any, **changes: Any) -> None:
-    llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller.patch_config(changes)
-
-
-def everywhere(llm: Any, act: Callable[[Any], Any]) -> list[Any]:
-    """`act(worker)` in every rank, between two steps."""
-    results: list[Any] = llm.llm_engine.engine_core.collective_rpc(act)
-    return results
-
-
-def mirrors_of(worker: Any) -> Any:
-    return worker.model_runner.executor.mirrors
-
-
 # ---------------------------------------------------------------- exact
 
 
@@ -81,10 +77,6 @@ def test_two_ranks_hold_half_of_the_heads_each_of_the_same_blocks(two_ranks: Any
     assert shapes[0] == shapes[1]
     assert geometry.num_kv_heads == 2 * shapes[0][1]
     assert geometry.bytes_per_token == geometry.num_layers * 2 * 2 * geometry.head_size * 4
-
-
-def shape_of_cache(worker: Any) -> tuple[int, ...]:
-    return tuple(worker.model_runner.kv_caches[0].shape)
 
 
 def test_tokens_equal_the_reference_and_the_variants_each_other(
@@ -115,36 +107,10 @@ def test_tokens_equal_the_reference_and_the_variants_each_other(
     assert runs["plug"] == runs["naive-evict"] == runs["recycling"]
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     for prompt, tokens in zip(PROMPTS, runs["plug"], strict=True):
-        trace = reference.trace(hf_model, prompt, NUM_NEW, evict)
+        trace = reference.trace(hf_model, prompt, NUM_NEW, evict, draft=tokens)
         sure = num_sure(trace)
         assert sure > NUM_NEW // 2
         assert tokens[:sure] == trace.tokens[:sure]
-
-
-def num_sure(trace: reference.Trace) -> int:
-    """The number of tokens before the first near tie."""
-    for number, logits in enumerate(trace.logits):
-        best, second = logits.topk(2).values.tolist()
-        if best - second < NEAR_TIE:
-            return number
-    return len(trace.logits)
-
-
-def scored_run(llm: Any, greedy: Any) -> tuple[Tokens, Any, dict[int, list[np.ndarray]]]:
-    """Tokens, victims and every report's scores, by the order of submission."""
-    observer = Observer(llm)
-    finish, scores_of = observer.runtime.finish_step, {}
-
-    def finish_step(report: Any, step: int) -> None:
-        for (request, _), scores in (report.scores if report is not None else {}).items():
-            scores_of.setdefault(request, []).append(scores)
-        finish(report, step)
-
-    observer.runtime.finish_step = finish_step
-    tokens = greedy(llm, PROMPTS, NUM_NEW)
-    observer.runtime.finish_step = finish
-    ordered = sorted(scores_of, key=lambda request: int(request.split("-")[0]))
-    return tokens, observer.logs(), {i: scores_of[request] for i, request in enumerate(ordered)}
 
 
 MAXIMA = {"heads": "max", "pool": "max", "pool_radius": 2}
@@ -190,9 +156,9 @@ def test_scores_of_two_ranks_are_those_of_one(
     probe = {"layers": [2], "heads": [], **probe}
     change = {"policy": {"name": policy, "params": params}, "probe": probe}
     patch(two_ranks, **change)
-    tokens, logs, scores = scored_run(two_ranks, greedy)
+    tokens, logs, scores = scored_run(two_ranks, greedy, PROMPTS, NUM_NEW)
     with engine(**args(**change)) as one:
-        tokens_of_one, logs_of_one, expected = scored_run(one, greedy)
+        tokens_of_one, logs_of_one, expected = scored_run(one, greedy, PROMPTS, NUM_NEW)
     assert (tokens, logs) == (tokens_of_one, logs_of_one)
     assert all(len(log) > 1 for log in logs)
     for request, reports in expected.items():
@@ -201,36 +167,6 @@ def test_scores_of_two_ranks_are_those_of_one(
 
 
 # ---------------------------------------------------------------- broken on purpose
-
-
-def violations(llm: Any) -> list[str]:
-    events = runtime_of(llm).events.page(0, 10_000).events
-    return [event.summary for event in events if event.kind == "violation"]
-
-
-def run_and_break(llm: Any, greedy: Any, act: Callable[[Any], Any]) -> list[str]:
-    """Run until all requests have evicted, break one rank, continue; return the violations."""
-    from vllm import SamplingParams
-
-    known = len(violations(llm))
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    for number, prompt in enumerate(PROMPTS[::2]):
-        llm.llm_engine.add_request(f"b{known}-{number}", {"prompt_token_ids": prompt}, params)
-    for _ in range(6):
-        llm.llm_engine.step()
-    everywhere(llm, act)
-    while llm.llm_engine.has_unfinished_requests():
-        llm.llm_engine.step()
-    return violations(llm)[known:]
-
-
-def move_a_token(worker: Any) -> None:
-    """Give the newest token the slot of the oldest one in rank 1's mirror."""
-    if worker.rank == 1:
-        mirrors = mirrors_of(worker)
-        mirror = next(iter(mirrors.values()))
-        ids, slots = mirror.live()
-        mirrors.columns.slots[mirrors.columns.first_token[mirror.row] + ids[-1]] = slots[0]
 
 
 def change_next_plan(worker: Any) -> None:
@@ -251,54 +187,35 @@ def change_next_plan(worker: Any) -> None:
     runner._update_states = update_states
 
 
-def lose_a_copy(worker: Any) -> None:
-    """Rank 1 does not execute the next relocation, and reports a long copy time."""
-    if worker.rank != 1:
-        return
-    copies = worker.model_runner.vtoken_copies
-
-    def copy(source: Any, destination: Any) -> int:
-        del copies.copy
-        return 10_000_000
-
-    copies.copy = copy
-
-
-def count_wrongly(worker: Any) -> None:
-    if worker.rank == 1:
-        mirrors = mirrors_of(worker)
-        mirrors.columns.num_tokens[mirrors.rows_of([*mirrors])] += 1
-
-
-def test_control_a_mirror_that_drifted_on_one_rank_is_named(two_ranks: Any, greedy: Any) -> None:
+def test_control_a_mirror_that_drifted_on_one_rank_is_named(two_ranks: Any) -> None:
     patch(two_ranks, policy={"name": "streaming_llm"}, interval_tokens=0)
-    assert run_and_break(two_ranks, greedy, shape_of_cache) == []  # harmless
-    (first, *_) = run_and_break(two_ranks, greedy, move_a_token)
+    assert run_and_break(two_ranks, PROMPTS[::2], shape_of_cache) == []  # harmless
+    (first, *_) = run_and_break(two_ranks, PROMPTS[::2], on_rank(1, move_a_token))
     assert "rank 1 has a different mirror from rank 0" in first
 
 
-def test_control_a_plan_that_differs_on_one_rank_is_named(two_ranks: Any, greedy: Any) -> None:
-    (first, *_) = run_and_break(two_ranks, greedy, change_next_plan)
+def test_control_a_plan_that_differs_on_one_rank_is_named(two_ranks: Any) -> None:
+    (first, *_) = run_and_break(two_ranks, PROMPTS[::2], change_next_plan)
     assert "rank 1 runs a different plan from rank 0" in first
 
 
-def test_a_violation_on_the_other_rank_reaches_the_scheduler(two_ranks: Any, greedy: Any) -> None:
+def test_a_violation_on_the_other_rank_reaches_the_scheduler(two_ranks: Any) -> None:
     patch(two_ranks, recycle=False, theta_f=0.0, interval_tokens=8)
     before = runtime_of(two_ranks).counters.reclamation.copy_us
-    (only,) = run_and_break(two_ranks, greedy, lose_a_copy)
+    (only,) = run_and_break(two_ranks, PROMPTS[::2], on_rank(1, lose_a_copy))
     assert "rank 1: relocation of b" in only
     copy_us = runtime_of(two_ranks).counters.reclamation.copy_us - before
     assert copy_us > 10_000_000  # the slowest rank counts
 
 
-def test_a_rank_that_differs_stops_the_engine_in_strict_mode(two_ranks: Any, greedy: Any) -> None:
+def test_a_rank_that_differs_stops_the_engine_in_strict_mode(two_ranks: Any) -> None:
     runtime_of(two_ranks).state.strict = True
     with pytest.raises(InvariantViolation, match="rank 1 has a different mirror"):
-        run_and_break(two_ranks, greedy, move_a_token)
+        run_and_break(two_ranks, PROMPTS[::2], on_rank(1, move_a_token))
     two_ranks.llm_engine.abort_request(list(runtime_of(two_ranks).state.requests), internal=True)
 
 
-def test_a_plan_that_one_rank_cannot_apply_stops_all_of_them(two_ranks: Any, greedy: Any) -> None:
+def test_a_plan_that_one_rank_cannot_apply_stops_all_of_them(two_ranks: Any) -> None:
     """Otherwise the other rank would wait for it in the forward for ever."""
     with pytest.raises(RuntimeError, match=r"step \d+: rank 1: MirrorMismatchError"):
-        run_and_break(two_ranks, greedy, count_wrongly)
+        run_and_break(two_ranks, PROMPTS[::2], on_rank(1, count_wrongly))

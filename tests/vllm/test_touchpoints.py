@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -161,7 +162,7 @@ def test_the_command_ends_with_1_when_something_is_missing(
 def test_the_source_of_the_installed_vllm_has_what_its_classes_have() -> None:
     """The reader of source finds what `differences` finds by importing."""
     number, source = command.installed()
-    assert differences("cpu") == differences("cuda") == []
+    assert differences("cpu") == differences("cuda") == differences("server") == []
     needed = [point for point in TOUCH_POINTS if point.is_in(number)]
     found = compare(needed, (number, source), (number, source))
     assert found.unchanged == needed
@@ -193,6 +194,11 @@ def test_another_supported_version_has_every_touch_point() -> None:
     needed = other.abstract_methods("vllm.v1.outputs:AsyncModelRunnerOutput")
     assert "get_kv_connector_output" in needed
     assert needed <= set(vars(OutputWithScores))
+
+
+def test_touch_points_of_some_versions_name_versions() -> None:
+    bounds = {bound for point in TOUCH_POINTS for bound in (point.since, point.until)}
+    assert all(re.fullmatch(r"(\d+\.\d+)?", bound) for bound in bounds)
 
 
 def test_both_packages_of_vllm_have_the_supported_range() -> None:

@@ -43,8 +43,12 @@ class Rows:
 
     def give_back(self, row: int) -> None:
         """Let the row be reused."""
-        self.facts[row] = self._unused
+        self.clear(row)
         self._free.append(row)
+
+    def clear(self, row: int) -> None:
+        """Set every field of a row that nobody uses any more."""
+        self.facts[row] = self._unused
 
     def extend(self, num_rows: int) -> None:
         """Ensure that there are this many rows."""

@@ -9,13 +9,15 @@ from argparse import Namespace
 from itertools import accumulate
 from typing import Any
 
+from vtoken import wire
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.printing import print_document
 from vtoken.cli.see import config_get, policies
 from vtoken.cli.show import confirm_lines, operation_lines, patch_lines
 from vtoken.cli.show_requests import forgotten_lines
 from vtoken.cli.values import assignments
-from vtoken.client import Client
+from vtoken.client import Client, calls
+from vtoken.client.calls import Call
 from vtoken.client.request_text import RequestText
 from vtoken.wire.guards import GuardAliases
 
@@ -23,35 +25,49 @@ from vtoken.wire.guards import GuardAliases
 def config(arguments: Namespace, client: Client) -> int:
     if arguments.action == "get":
         return config_get(arguments, client)
-    return _patch(arguments, client, _tree(arguments.values))
+    return _change(arguments, client)
 
 
 def policy(arguments: Namespace, client: Client) -> int:
     if arguments.action == "list":
         return policies(arguments, client)
-    choice: dict[str, Any] = {"name": arguments.name}
-    if arguments.values:
-        choice["params"] = _tree(arguments.values)
-    return _patch(arguments, client, {"policy": choice})
+    return _change(arguments, client)
 
 
 def pause(arguments: Namespace, client: Client) -> int:
-    return _patch(arguments, client, {"reclamation": "paused"})
+    return _change(arguments, client)
 
 
 def resume(arguments: Namespace, client: Client) -> int:
-    return _patch(arguments, client, {"reclamation": "auto"})
-
-
-def confirm(arguments: Namespace, client: Client) -> int:
-    result = client.confirm(validate_only=arguments.dry_run)
-    print_document(arguments, result, confirm_lines)
-    return 0
+    return _change(arguments, client)
 
 
 def undo(arguments: Namespace, client: Client) -> int:
-    print_document(arguments, client.undo(validate_only=arguments.dry_run), patch_lines)
+    return _change(arguments, client)
+
+
+def confirm(arguments: Namespace, client: Client) -> int:
+    print_document(arguments, client.send(change(arguments)), confirm_lines)
     return 0
+
+
+def change(arguments: Namespace) -> Call[wire.PatchResult]:
+    """The call of a command that changes the configuration."""
+    match arguments.command:
+        case "config":
+            return _patch(arguments, _tree(arguments.values))
+        case "policy":
+            params = {"params": _tree(arguments.values)} if arguments.values else {}
+            return _patch(arguments, {"policy": {"name": arguments.name, **params}})
+        case "pause":
+            return _patch(arguments, {"reclamation": "paused"})
+        case "resume":
+            return _patch(arguments, {"reclamation": "auto"})
+        case "undo":
+            return calls.undo(validate_only=arguments.dry_run)
+        case "confirm":
+            return calls.confirm(validate_only=arguments.dry_run)
+    raise AssertionError(arguments.command)
 
 
 def sync(arguments: Namespace, client: Client) -> int:
@@ -115,18 +131,22 @@ def _span_of(text: str, request_id: str, client: Client) -> tuple[int, int]:
     return start, inside[-1] + 1
 
 
-def _patch(arguments: Namespace, client: Client, patch: dict[str, Any]) -> int:
-    result = client.patch_config(
+def _change(arguments: Namespace, client: Client) -> int:
+    print_document(arguments, client.send(change(arguments)), patch_lines)
+    return 0
+
+
+def _patch(arguments: Namespace, patch: dict[str, Any]) -> Call[wire.PatchResult]:
+    return calls.patch_config(
         patch,
         revision=getattr(arguments, "if_revision", None),
         validate_only=arguments.dry_run,
         confirm_within_s=arguments.confirm_within,
         guards=arguments.guards,
         guard_for_s=arguments.guard_for,
+        canary_engine=arguments.canary_engine,
         **{name: getattr(arguments, name) for name in GuardAliases.__struct_fields__},
     )
-    print_document(arguments, result, patch_lines)
-    return 0
 
 
 def _tree(pairs: list[str]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import sys
 from argparse import Namespace
 from importlib import import_module
 
-from vtoken.client import Client, OutcomeUnknown, Server
+from vtoken.cli.errors import UsageError
+from vtoken.cli.servers import named_servers
+from vtoken.client import Client, OutcomeUnknown
 
 LOOKUP_S = 300.0  # how long the outcome of a change is looked up if its answer is lost
 
@@ -26,18 +28,25 @@ MODULES = {
 
 
 def run(arguments: Namespace) -> int:
-    """Run the given command; raises CommandError and the client's errors."""
+    """Run the given command; raises CommandError and the client's errors.
+
+    `arguments.servers` are those that are named; a command that is not for all gets the first.
+    """
     name = arguments.command
-    (module,) = [module for module, names in MODULES.items() if name in names]
-    command = getattr(import_module(f"vtoken.cli.{module}"), name)
-    url, token_file = getattr(arguments, "url", None), getattr(arguments, "token_file", None)
-    rank = getattr(arguments, "rank", None)
-    server = Server.from_environment(url, token_file=token_file, engine=rank)
+    arguments.servers = servers = named_servers(arguments)
 
     def tell(lost: OutcomeUnknown) -> None:
         if not arguments.json:  # then standard error holds problem documents only
             print(f"vtoken: {lost.problem.detail}\n  looking it up …", file=sys.stderr, flush=True)
 
-    with Client(server, lookup_s=LOOKUP_S, on_lookup=tell) as client:
+    if getattr(arguments, "all", False):
+        from vtoken.cli.every import every
+
+        return every(arguments, lookup_s=LOOKUP_S, on_lookup=tell)
+    if getattr(arguments, "fleet", None) is not None and name != "console":
+        raise UsageError("--fleet names several servers", "add --all")
+    (module,) = [module for module, names in MODULES.items() if name in names]
+    command = getattr(import_module(f"vtoken.cli.{module}"), name)
+    with Client(servers[0], lookup_s=LOOKUP_S, on_lookup=tell) as client:
         code: int = command(arguments, client)
         return code

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vtoken.base.hosts import is_loopback
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.printing import print_text
-from vtoken.client import Client
+from vtoken.client import Client, Server
 
 if TYPE_CHECKING:
     from vtoken_console.frame.keys import Key
@@ -24,6 +24,10 @@ def console(arguments: Namespace, client: Client) -> int:
     """Run until the user quits or the export is written."""
     if arguments.at is not None and arguments.replay is None:
         raise UsageError("--at needs a recording: --replay FILE")
+    if len(arguments.servers) > 1 and arguments.rank is not None:
+        raise UsageError("--engine is of one server", "name it with --url, or leave --engine out")
+    if arguments.replay is not None and (arguments.urls or arguments.fleet is not None):
+        raise UsageError("a recording is of one engine", "leave URL and --fleet out")
     keys = _keys(arguments)
     if arguments.keys:
         return 0
@@ -50,7 +54,14 @@ def console(arguments: Namespace, client: Client) -> int:
         guide=arguments.guide,
         keys=keys,
         engine=client.server.engine,
+        servers=_several(arguments),
     )
+
+
+def _several(arguments: Namespace) -> list[Server]:
+    """The servers of the fleet page; none if one is named, which the dashboard opens on."""
+    servers: list[Server] = arguments.servers
+    return servers if len(servers) > 1 else []
 
 
 def _keys(arguments: Namespace) -> tuple[Key, ...]:
@@ -110,6 +121,7 @@ def _export(arguments: Namespace, client: Client) -> int:
         recording=_recording(arguments),
         moment=arguments.at,
         engine=client.server.engine,
+        servers=_several(arguments),
     )
     try:
         for path in run(app, Path(arguments.export), arguments.size):
@@ -138,9 +150,17 @@ def _serve(arguments: Namespace, client: Client) -> int:
             f"--host {arguments.host} is not loopback, and the page is not encrypted",
             "from another machine use: ssh -L 8001:127.0.0.1:8001 HOST",
         )
+    servers = _several(arguments)
     token = client.server.token
-    can_control = token is not None and not arguments.read_only
-    command = [sys.executable, "-m", "vtoken.cli", "console", "--url", client.server.url]
+    has_token = any(server.token is not None for server in arguments.servers)
+    can_control = has_token and not arguments.read_only
+    command = [sys.executable, "-m", "vtoken.cli", "console"]
+    if servers:  # tokens of the fleet file are read from it
+        token = Server.from_environment(token_file=arguments.token_file).token
+        command += arguments.urls
+        command += ["--fleet", arguments.fleet] if arguments.fleet is not None else []
+    else:
+        command += ["--url", client.server.url]
     command += [] if client.server.engine is None else ["--engine", f"{client.server.engine}"]
     command += ["--fps", f"{arguments.fps:g}", "--theme", arguments.theme]
     command += ["--colors", _colors(arguments)]

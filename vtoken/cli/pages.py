@@ -50,7 +50,11 @@ more: vtoken COMMAND --help
 """
 
 EXAMPLES = {
-    "status": ["vtoken status", "vtoken status --json | jq .fragmentation.f"],
+    "status": [
+        "vtoken status",
+        "vtoken status --json | jq .fragmentation.f",
+        "vtoken status --all --fleet production.fleet",
+    ],
     "engines": ["vtoken engines", "vtoken engines --json | jq -r .sentence"],
     "watch": [
         "vtoken watch --interval 500ms",
@@ -80,6 +84,8 @@ EXAMPLES = {
     "console": [
         "vtoken console",
         "vtoken console --url http://gpu7:8000 --read-only",
+        "vtoken console http://gpu7:8000 http://gpu8:8000",
+        "vtoken console --fleet production.fleet",
         "vtoken console --replay incident.jsonl.gz --at 14:02:11",
         "vtoken console --export pool.svg",
     ],
@@ -94,6 +100,7 @@ EXAMPLES = {
         "vtoken config set budget_tokens=1024 --dry-run",
         "vtoken config set theta_f=0.1 --confirm-within 5m --guard-p95 40ms --guard-preemptions 0",
         "vtoken config set policy.name=h2o probe.every_steps=4",
+        "vtoken config set theta_f=0.1 --all --fleet production.fleet",
     ],
     "policy list": ["vtoken policy list"],
     "policy use": ["vtoken policy use streaming_llm sinks=4", "vtoken policy use h2o --dry-run"],

@@ -50,12 +50,12 @@ def make_parser() -> Parser:
         dest="command", metavar="COMMAND", required=True, parser_class=Parser
     )
     address, json, dry, trial = _server_flags(), _json_flag(), _dry_flag(), _trial_flags()
-    server = _engine_flags(address)
+    server, every = _engine_flags(address), _all_flags()
 
     def add(name: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         return _add(commands, name, server, json, *parents)
 
-    add("status")
+    add("status", every)
     add("engines")
     watch = add("watch")
     watch.add_argument("--interval", type=interval_s, default=1.0, metavar="T", help="time (1s)")
@@ -82,14 +82,15 @@ def make_parser() -> Parser:
     doctor.add_argument(
         "--engine", action="store_true", help="check the installed vLLM against vToken (slow)"
     )
-    _add_config(_add_actions(commands, "config"), [server, json], dry, trial)
-    _add_policy(_add_actions(commands, "policy"), [server, json], dry, trial)
+    _add_config(_add_actions(commands, "config"), [server, json], every, dry, trial)
+    _add_policy(_add_actions(commands, "policy"), [server, json], every, dry, trial)
     _add_compact(add("compact", dry))
     _add_forget(add("forget"))
     for name in ("pause", "resume"):
-        add(name, dry, trial)
-    for name in ("undo", "confirm", "sync"):
-        add(name, dry)
+        add(name, every, dry, trial)
+    for name in ("undo", "confirm"):
+        add(name, every, dry)
+    add("sync", dry)
     _add_console(_add(commands, "console", server))
     _add(commands, "mcp", server).set_defaults(json=False)
     _add_record(add("record"))
@@ -143,6 +144,23 @@ def _engine_flags(address: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="one engine of a server with several (changes: all)",
     )
     return flags
+
+
+def _all_flags() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument(
+        "--all",
+        action="store_true",
+        help="every engine of every server, as a table; exit code 1 if they differ or one fails",
+    )
+    _add_fleet(flags)
+    return flags
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fleet", metavar="FILE", help="the servers: URL [name=NAME] [token-file=FILE] a line"
+    )
 
 
 def _json_flag() -> argparse.ArgumentParser:
@@ -212,6 +230,12 @@ def _trial_flags() -> argparse.ArgumentParser:
     trial.add_argument(
         "--guard-for", type=whole_seconds, metavar="T", help="how long the guards are active"
     )
+    trial.add_argument(
+        "--canary-engine",
+        type=count,
+        metavar="N",
+        help="change engine N first; the others follow when its guards have held",
+    )
     return flags
 
 
@@ -225,7 +249,7 @@ def _add_positional(
         action.complete = complete  # type: ignore[attr-defined]
 
 
-def _add_config(actions: Any, parents: list[Any], dry: Any, trial: Any) -> None:
+def _add_config(actions: Any, parents: list[Any], every: Any, dry: Any, trial: Any) -> None:
     get = _add(
         actions, "config get", *parents, text="every field, its value and bound; or one value"
     )
@@ -236,6 +260,7 @@ def _add_config(actions: Any, parents: list[Any], dry: Any, trial: Any) -> None:
         actions,
         "config set",
         *parents,
+        every,
         dry,
         trial,
         text="change fields atomically between two steps",
@@ -253,9 +278,9 @@ def _add_config(actions: Any, parents: list[Any], dry: Any, trial: Any) -> None:
     )
 
 
-def _add_policy(actions: Any, parents: list[Any], dry: Any, trial: Any) -> None:
+def _add_policy(actions: Any, parents: list[Any], every: Any, dry: Any, trial: Any) -> None:
     _add(actions, "policy list", *parents, text="policies and their parameters")
-    use = _add(actions, "policy use", *parents, dry, trial, text="switch to a policy")
+    use = _add(actions, "policy use", *parents, every, dry, trial, text="switch to a policy")
     _add_positional(use, "name", "NAME", help="see `vtoken policy list`", complete="policies")
     use.add_argument("values", nargs="*", metavar="PARAM=VALUE", help="its parameters")
 
@@ -285,6 +310,8 @@ def _add_forget(forget: argparse.ArgumentParser) -> None:
 
 
 def _add_console(console: argparse.ArgumentParser) -> None:
+    console.add_argument("urls", nargs="*", metavar="URL", help="several servers (one: --url)")
+    _add_fleet(console)
     console.add_argument("--read-only", action="store_true", help="disable all changes")
     console.add_argument("--fps", type=fps, default=10.0, help="states a second, 0.1..30 (10)")
     console.add_argument("--replay", metavar="FILE", help="play a recording, without a server")

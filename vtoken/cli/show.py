@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 
 from vtoken import wire
 from vtoken.cli.printing import coloured, plain, table
 from vtoken.sentences import (
     calibration_text,
+    change_text,
     clock,
     counted,
     data_size,
@@ -15,6 +18,7 @@ from vtoken.sentences import (
     group_text,
     operation_text,
     prices_text,
+    since_text,
     when,
 )
 from vtoken.wire.bounds import span
@@ -130,34 +134,39 @@ def _short(found: wire.MemoryPressure) -> str:
 
 def fleet_lines(fleet: wire.Fleet) -> list[str]:
     """The engines of a server, and what is wrong with them as a whole."""
-    rows: list[tuple[str, ...]] = [
-        ("ENGINE", "REVISION", "POLICY", "F", "FREE", "RUNNING", "WAITING", "TOKENS", "STATE")
-    ]
-    for row in fleet.engines:
-        status, name = row.status, f"{row.engine}"
+    rows = member_rows("ENGINE", [(f"{row.engine}", row) for row in fleet.engines])
+    sentence = fleet.sentence if fleet.ok else coloured(fleet.sentence, "fragmented")
+    return [*table(rows), sentence]
+
+
+def member_rows(
+    what: str, labelled: Iterable[tuple[str, wire.EngineRow]]
+) -> Iterator[tuple[str, ...]]:
+    """A row for each engine under its label; `what`: the column of the labels."""
+    yield (what, "REVISION", "POLICY", "F", "FREE", "RUNNING", "WAITING", "TOKENS", "STATE")
+    for label, row in labelled:
+        status = row.status
         state = "answers"
-        if row.problem:
+        if row.problem and status is None:
+            state = coloured(f"FAILED: {row.problem}", "full")
+        elif row.problem:
             state = coloured(f"silent for {row.silent_s:,.0f} s", "full")
         elif row.drift:
             state = coloured(f"differs in {', '.join(row.drift)}", "fragmented")
         if status is None:
-            rows.append((name, "-", "-", "-", "-", "-", "-", "-", state))
+            yield (label, "-", "-", "-", "-", "-", "-", "-", state)
             continue
-        rows.append(
-            (
-                name,
-                f"{row.revision}",
-                status.policy.name,
-                f"{status.fragmentation.f:.3f}",
-                f"{status.blocks.free:,} of {status.blocks.total:,}",
-                f"{status.requests.running:,}",
-                f"{status.requests.waiting:,}",
-                f"{status.tokens.generated:,}",
-                state,
-            )
+        yield (
+            label,
+            f"{row.revision}",
+            status.policy.name,
+            f"{status.fragmentation.f:.3f}",
+            f"{status.blocks.free:,} of {status.blocks.total:,}",
+            f"{status.requests.running:,}",
+            f"{status.requests.waiting:,}",
+            f"{status.tokens.generated:,}",
+            state,
         )
-    sentence = fleet.sentence if fleet.ok else coloured(fleet.sentence, "fragmented")
-    return [*table(rows), sentence]
 
 
 def failing_lines(status: wire.Status) -> list[str]:
@@ -300,6 +309,17 @@ def patch_lines(result: wire.PatchResult) -> list[str]:
         ranks = ", ".join(str(part.engine) for part in result.engines)
         lines.append(f"on engines {ranks}")
     return lines
+
+
+def change_words(result: wire.PatchResult) -> str:
+    """A change, or a dry run of it, in one line."""
+    changes = change_text(result.changes)
+    if not changes:
+        return ", ".join(result.notes) or "nothing to change"
+    if result.what_if is not None:
+        would = ", ".join(str(found) for found in effects(result.what_if))
+        return f"{changes}; dry run: {would}"
+    return f"{changes}; {since_text(result).partition(', ')[2]}"
 
 
 def _patch_lines(result: wire.PatchResult) -> list[str]:

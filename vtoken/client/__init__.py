@@ -22,6 +22,7 @@ from vtoken.client.errors import (
     Unreachable,
     VTokenError,
 )
+from vtoken.client.fleet_file import read_fleet
 from vtoken.client.request_text import RequestText
 from vtoken.client.server import Server
 from vtoken.client.sync import Client, Stream
@@ -43,4 +44,5 @@ __all__ = [
     "Unauthorized",
     "Unreachable",
     "VTokenError",
+    "read_fleet",
 ]

@@ -68,6 +68,7 @@ def patch_config(
     confirm_within_s: int | None = None,
     guards: Sequence[wire.Guard] = (),
     guard_for_s: int | None = None,
+    canary_engine: int | None = None,
     **aliases: Any,
 ) -> Call[wire.PatchResult]:
     """Merge-patch the configuration atomically, between two engine steps.
@@ -75,7 +76,8 @@ def patch_config(
     `revision`: refuse (412) unless it is still the newest. `validate_only`: report the effect and
     change nothing; a read token is enough. `confirm_within_s` puts the change on trial: the engine
     reverts it unless `confirm` arrives in time. `guards`: the engine also reverts it if one of
-    these metrics crosses its limit within `guard_for_s` seconds. `aliases`: the arguments of
+    these metrics crosses its limit within `guard_for_s` seconds. `canary_engine`: the engine that
+    tries the change first; the others follow when its guards have held. `aliases`: the arguments of
     `vtoken.wire.guards.GuardAliases`, each a guard and its limit at once.
     """
     params = _params(
@@ -83,6 +85,7 @@ def patch_config(
         confirm_within_s=confirm_within_s,
         guards=_guards(guards),
         guard_for_s=guard_for_s,
+        canary_engine=canary_engine,
         **structs.asdict(GuardAliases(**aliases)),
     )
     headers = {"Content-Type": "application/merge-patch+json"} | _if_match(revision)

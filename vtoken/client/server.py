@@ -26,6 +26,7 @@ EXPECTED_URL = f"http://HOST:PORT, for instance {DEFAULT_URL}"
 @dataclass(frozen=True, slots=True)
 class Server:
     """`url` is http:// or https://; `actor`, by default the login name, is for the audit log.
+    `name` is what rows and sentences about several servers call this one, by default HOST:PORT.
 
     For a server with several engines: `engine` is the rank of the one that all calls are about.
     Without it, changes are made on all engines, and calls that only read are about `shown`.
@@ -36,6 +37,7 @@ class Server:
     actor: str = ""
     engine: int | None = None
     shown: int | None = field(default=None, repr=False)
+    name: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _checked_url(self.url))
@@ -48,6 +50,7 @@ class Server:
         *,
         token_file: str | Path | None = None,
         engine: int | None = None,
+        name: str = "",
     ) -> Server:
         """`url`, else VTOKEN_URL, else DEFAULT_URL; the token in the file, else VTOKEN_TOKEN."""
         token = os.environ.get("VTOKEN_TOKEN")
@@ -61,7 +64,14 @@ class Server:
                     value=str(token_file),
                     bound="a text file that holds the token",
                 ) from error
-        return cls(url or os.environ.get("VTOKEN_URL") or DEFAULT_URL, token, engine=engine)
+        return cls(
+            url or os.environ.get("VTOKEN_URL") or DEFAULT_URL, token, engine=engine, name=name
+        )
+
+    @property
+    def label(self) -> str:
+        """The server's name, else its address without the scheme."""
+        return self.name or self.url.partition("://")[2]
 
     @property
     def is_loopback(self) -> bool:

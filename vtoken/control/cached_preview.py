@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vtoken.core.planning.planner import RelocationPlan
-from vtoken.core.runtime.relocation.round_planner import has_excess
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
 
@@ -33,13 +32,11 @@ class TablePlan:
         return -(-(self.table.num_tokens - self.num_tokens) // self.table.block_size)
 
     def freed_blocks_now(self) -> int:
-        """Lower bound of the blocks that moving this request still frees.
+        """Lower bound of the blocks that moving this request still frees, if it has excess blocks.
 
         Blocks that the table has given back since the plan are free already and do not count.
         """
         table = self.table
-        if not has_excess(table):
-            return 0
         left = max(0, self.num_blocks - table.num_blocks)
         spare = table.num_blocks - -(-table.num_live // table.block_size)
         return min(self.plan.num_freed_blocks - self.extra_fresh_blocks() - left, spare)
@@ -88,9 +85,12 @@ class CachedPreview:
             plan, is_shared = planned.plan, planned.is_shared
             if is_shared and not complete:
                 continue
-            likely = likely or is_shared or has_excess(planned.table)
+            has_excess = runtime.round_planner.has_excess(planned.table)
+            likely = likely or is_shared or has_excess
             headroom -= plan.num_fresh_blocks + planned.extra_fresh_blocks()
-            gain = plan.num_freed_blocks if is_shared else planned.freed_blocks_now()
+            gain = planned.freed_blocks_now() if has_excess else 0
+            if is_shared:
+                gain = plan.num_freed_blocks
             if headroom >= 0 and (gain > 0 or is_shared):
                 freed += gain
                 moved += plan.num_moved_tokens

@@ -17,6 +17,7 @@ from vtoken.control.changes import Changes
 from vtoken.control.dry_runs import DryRuns
 from vtoken.control.forgetting import forget
 from vtoken.control.guard_watch import Clock
+from vtoken.control.history import History
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
 from vtoken.control.trials import Terms
@@ -55,6 +56,7 @@ class Controller:
         self.dry_runs = DryRuns(self.runtime)
         self.revisions = Revisions(reporter, self.dry_runs, clock)
         self.changes = Changes()
+        self.history = History()
         self._rows_version = -1  # `num_changes` of the tables when rows were last sent
 
     def note_started(self) -> None:
@@ -142,8 +144,10 @@ class Controller:
                 return self.runtime.events.page(call.after, call.limit, call.kind)
             case commands.Operation():
                 return self.runtime.operations.get(call.id)
+            case commands.History():
+                return self.history.points()
             case commands.Change():
-                return self.changes.get(call.id)
+                return self.changes.get(call.id, peek=call.peek)
             case commands.PatchConfig():
                 self.revisions.require(call.if_match)
                 return self.patch_config(
@@ -215,6 +219,7 @@ class Controller:
             self._rows_version = tables.num_changes
             frame.requests = self.reporter.rows()
             frame.status = self.status(frame.requests)
+            self.history.note(frame.status)
             frame.config = self.revisions.document()
         return frame
 

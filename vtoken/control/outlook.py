@@ -136,12 +136,12 @@ class Outlook:
             return 0
         if runtime.admission.patience_left_s(demand, time.monotonic(), config) > 0:
             return 0
-        fits = self._fits(demand)
-        if fits == Outlook(runtime, runtime.config)._fits(demand):
+        fits = self.fits(demand)
+        if fits == Outlook(runtime, runtime.config).fits(demand):
             fits = demand.satisfiable
         return demand.needed_blocks if fits else 0
 
-    def _fits(self, demand: Demand) -> bool:
+    def fits(self, demand: Demand) -> bool:
         admission = self._runtime.admission
         needed = demand.needed_blocks + admission.future_blocks(demand.request_id, self._config)
         return needed <= self._runtime.state.store.num_free_blocks() + self.givable_blocks

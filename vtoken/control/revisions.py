@@ -269,6 +269,10 @@ class Revisions:
 
     def _end_trial(self, actor: str, summary: str, data: dict[str, Any]) -> None:
         """End the trial with an event; the revision stays."""
+        trial = None if self._trial is None else self._trial.document
+        if trial is not None and trial.followers:
+            data["followers"] = trial.followers
+            data["patch"] = {name: new for name, (_, new) in trial.changes.items()}
         self._leave_trial()
         self._add_event(actor, summary, data)
 

@@ -34,6 +34,7 @@ class Terms:
     guards: tuple[Guard, ...] = ()
     guard_for_s: int | None = None
     engines: tuple[int, ...] = ()  # that try the change together
+    followers: tuple[int, ...] = ()  # that make it when it is kept here
 
     @staticmethod
     def of(call: PatchConfig) -> Terms | None:
@@ -48,7 +49,13 @@ class Terms:
             )
         if call.confirm_within_s is None and not guards:
             return None
-        return Terms(call.confirm_within_s, guards, call.guard_for_s, tuple(call.engines))
+        return Terms(
+            call.confirm_within_s,
+            guards,
+            call.guard_for_s,
+            tuple(call.engines),
+            tuple(call.followers),
+        )
 
     def __str__(self) -> str:
         parts = []
@@ -119,6 +126,7 @@ class RunningTrial:
             changes=changes,
             guards=[*terms.guards],
             engines=[*terms.engines],
+            followers=[*terms.followers],
         )
 
     def close(self) -> None:

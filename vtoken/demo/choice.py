@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from pathlib import Path
@@ -22,6 +22,10 @@ FLAGS = (
 )
 
 
+# Engines of one machine's cores. vLLM would pin all of them to the same ones.
+SHARED_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The model, flags and environment of `vtoken serve`."""
@@ -31,8 +35,23 @@ class Choice:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def choose(model: str | None, out: Path, server_flags: Sequence[str]) -> Choice:
+def choose(
+    model: str | None, out: Path, server_flags: Sequence[str], num_engines: int = 1
+) -> Choice:
     """The given model, else the trained one, else (without a network) a random one made in `out`.
+
+    With `num_engines`, data-parallel engines serve it, each with a cache of its own.
+    """
+    found = _choose(model, out, server_flags, num_engines)
+    if num_engines == 1:
+        return found
+    flags = [*found.flags, f"--data-parallel-size={num_engines}"]
+    shared = SHARED_CORES if serves_on_cpu() else {}
+    return replace(found, flags=flags, environment={**shared, **found.environment})
+
+
+def _choose(model: str | None, out: Path, server_flags: Sequence[str], num_engines: int) -> Choice:
+    """The choice for one engine of `num_engines`.
 
     `server_flags` are the user's flags, which follow these. `--dtype` among them sets the size of
     the cache, and `--vtoken-policy` replaces the demo's policy.
@@ -48,8 +67,9 @@ def choose(model: str | None, out: Path, server_flags: Sequence[str]) -> Choice:
             model,
             sizing.geometry(config),
             dtype,
-            sizing.available_bytes() if serves_on_cpu() else None,
+            _share(sizing.available_bytes(), num_engines) if serves_on_cpu() else None,
             sizing.count_parameters(config),
+            num_engines,
         )
         _announce(model, size)
         return Choice(model, [*_flags(size), *policy])
@@ -60,13 +80,18 @@ def choose(model: str | None, out: Path, server_flags: Sequence[str]) -> Choice:
 
         _log(f"{error}; using a small random model instead, whose answers are meaningless")
         folder, name = build(out / "model"), "random"
-    size = sizing.Size(sizing.geometry(sizing.own_config(folder)), dtype, sizing.NUM_BLOCKS)
+    geometry = sizing.geometry(sizing.own_config(folder))
+    size = sizing.Size(geometry, dtype, sizing.num_blocks_of(num_engines))
     _announce(name, size)
     return Choice(
         str(folder),
         [*_flags(size), *policy, f"--served-model-name={name}"],
         {"HF_HUB_OFFLINE": "1"},
     )
+
+
+def _share(available: int | None, num_engines: int) -> int | None:
+    return None if available is None else available // num_engines
 
 
 def _announce(name: str, size: sizing.Size) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from vtoken.base.documents import Decoder, MalformedError
 from vtoken.client import Client, ProblemError
+from vtoken.client import Server as Address
 from vtoken.demo.choice import Choice, choose
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
 from vtoken.demo.traffic import TrafficReport
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from vtoken.demo.exercise import Row
 
 DEFAULT_DURATION_S = 60.0
+STARTUP_S = 300.0  # time limit for an engine; those of one machine start side by side
 WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
 SCREENSHOTS = {"console.svg": "120x36", "console-large.svg": "200x50"}  # file -> size
 SCREENSHOT_S = 60.0  # time limit of one
@@ -50,6 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--duration", type=float, metavar="SECONDS", help="of a headless run (default: 60)"
     )
+    parser.add_argument(
+        "--engines", type=int, default=1, metavar="N", help="data-parallel engines (default: 1)"
+    )
     parser.add_argument("--workers", type=int, default=16, help="concurrent clients (default: 16)")
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
     parser.add_argument(
@@ -59,7 +64,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--guide", action="store_true", help="show the guide even if it was seen before"
     )
     parser.add_argument(
-        "--startup-timeout", type=float, default=300.0, metavar="SECONDS", help="(default: 300)"
+        "--startup-timeout",
+        type=float,
+        metavar="SECONDS",
+        help=f"(default: {STARTUP_S:g} an engine)",
     )
     return parser
 
@@ -74,10 +82,14 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments = parser.parse_args(own)
     if arguments.workers < 1:
         parser.error(f"--workers {arguments.workers} must be at least 1")
+    if arguments.engines < 1:
+        parser.error(f"--engines {arguments.engines} must be at least 1")
     if arguments.duration is not None and not arguments.headless:
         parser.error("--duration needs --headless; the console runs until you quit")
     if arguments.duration is None:
         arguments.duration = DEFAULT_DURATION_S
+    if arguments.startup_timeout is None:
+        arguments.startup_timeout = STARTUP_S * arguments.engines
     if not arguments.duration > 0:
         parser.error(f"--duration {arguments.duration} must be above 0")
     return arguments, server
@@ -113,7 +125,7 @@ def _exit(signum: int, _frame: FrameType | None) -> None:
 def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
     """Run the demo. Raises DemoError, with the server's first error if there is one."""
     port = pick_port(arguments.port)
-    choice = choose(arguments.model, arguments.out, server_flags)
+    choice = choose(arguments.model, arguments.out, server_flags, arguments.engines)
     server = make_server(choice, port, arguments, server_flags)
     try:
         with server:
@@ -189,7 +201,7 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     recording = arguments.out / "recording.jsonl.gz"
     recording.unlink(missing_ok=True)  # of the previous run
     with (
-        Client(server.url, timeout_s=30.0) as client,
+        first_engine(server) as client,
         Recorder(client, recording) as recorder,
     ):
         exercise = Exercise(client, recorder, on_row=announce)
@@ -211,11 +223,19 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
             Stream(recorder.messages, recorder.gaps, recorder.dropped_events, str(recording)),
             duration_s=time.monotonic() - start,
         )
+        fleet = client.engines()
     save(report, arguments.out / "report.json")
     show(report, Console(width=None if sys.stdout.isatty() else 140))
+    if arguments.engines > 1:
+        print(f"{fleet.sentence}; the report is of engine 0, changes were made on all")
     print(f"report {arguments.out / 'report.json'}, recording {recording},")
     print(f"screenshots {arguments.out / 'screenshots'}")
-    return 1 if report.failures else 0
+    return 1 if report.failures or not fleet.ok else 0
+
+
+def first_engine(server: Server) -> Client:
+    """A client that reads the first engine and changes all."""
+    return Client(Address(server.url, shown=0), timeout_s=30.0)
 
 
 def take_screenshots(server: Server, folder: Path) -> None:

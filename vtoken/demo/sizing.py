@@ -19,7 +19,7 @@ from typing import Any
 from vtoken.demo.server import DemoError
 
 BLOCK_SIZE = 16  # tokens
-NUM_BLOCKS = 320  # less than the traffic needs, so that reclamation is visible
+NUM_BLOCKS = 320  # of all engines: less than the traffic needs, so that reclamation is visible
 MAX_MODEL_LEN = 4096  # tokens
 MIN_TOKENS = 1024  # in a cache; the traffic's passages need as many
 RESERVE_BYTES = 3 << 30  # vLLM's three processes without weights and cache, clients, console
@@ -102,15 +102,27 @@ def available_bytes(meminfo: Path = MEMINFO) -> int | None:
     return int(found[1]) << 10 if found else None
 
 
+def num_blocks_of(num_engines: int) -> int:
+    """Blocks of one of `num_engines` engines, which share the traffic."""
+    return max(NUM_BLOCKS // num_engines, MIN_TOKENS // BLOCK_SIZE + 1)
+
+
 def fit(
-    model: str, geometry: Geometry, dtype: str, available: int | None, num_weights: int
+    model: str,
+    geometry: Geometry,
+    dtype: str,
+    available: int | None,
+    num_weights: int,
+    num_engines: int = 1,
 ) -> Size:
-    """The cache for `model` if `available` bytes are free for everything (None: enough).
+    """The cache for one of `num_engines` engines of `model`, if `available` bytes are free for
+    everything of that engine (None: enough).
 
     Raises DemoError if MIN_TOKENS do not fit beside `num_weights` numbers in `dtype`.
     """
+    most = num_blocks_of(num_engines)
     if available is None:
-        return Size(geometry, dtype, NUM_BLOCKS)
+        return Size(geometry, dtype, most)
     weights = num_weights * BYTES_OF.get(dtype, 4)
     per_token = geometry.bytes_per_token(dtype)
     left = available - weights - RESERVE_BYTES
@@ -121,7 +133,7 @@ def fit(
             f"{MIN_TOKENS} tokens, but {_gib(available)} of memory are available; "
             "choose a smaller model"
         )
-    return Size(geometry, dtype, min(NUM_BLOCKS, left // (BLOCK_SIZE * per_token)))
+    return Size(geometry, dtype, min(most, left // (BLOCK_SIZE * per_token)))
 
 
 def geometry(config: Any) -> Geometry:

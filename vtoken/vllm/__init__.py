@@ -41,10 +41,10 @@ def register() -> None:
         register_backend(AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.cpu.backend.VTokenCPUBackend")
     selector._cached_get_attn_backend.cache_clear()  # an earlier engine may have filled it
     from vtoken.vllm.engine.manager import register_spec
-    from vtoken.vllm.engine.request_arguments import check_prompts
+    from vtoken.vllm.engine.request_arguments import check_arguments
 
     register_spec()
-    check_prompts()
+    check_arguments()
     EngineCore.vtoken_command = _command
 
 
@@ -61,7 +61,7 @@ def engine_args(config: dict[str, Any] | None = None, **settings: Any) -> dict[s
     """
     os.environ[ENABLED] = "1"
     cuda = settings.get("experimental_cuda", False)
-    if not cuda:  # CUDA supports both runners, and vLLM's default is V2
+    if not cuda:  # the CPU worker's runner is V1, the CUDA worker's V2, vLLM's default
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     plugins = sys.modules.get("vllm.plugins")
     if plugins is not None and plugins.plugins_loaded:
@@ -71,6 +71,5 @@ def engine_args(config: dict[str, Any] | None = None, **settings: Any) -> dict[s
         "worker_cls": "vtoken.vllm.cuda.worker.VTokenCUDAWorker"
         if cuda
         else "vtoken.vllm.cpu.worker.VTokenCPUWorker",
-        "logits_processors": ["vtoken.vllm.engine.request_arguments:RequestArguments"],
         "additional_config": {"vtoken": {"config": config or {}, **settings}},
     }

@@ -36,12 +36,14 @@ PLUGIN_GROUPS = (
     "vllm.platform_plugins",
     "vllm.stat_logger_plugins",
 )
-# vLLM's entry point parses these and ignores them: it always starts one API process.
 UNSUPPORTED_FLAGS = {
-    "--api-server-count": "one API process serves the engine; pass 1, or leave the flag out",
-    "--headless": "there would be no API server",
     "--grpc": "/vtoken/v1 is served over HTTP only",
+    "--data-parallel-multi-port-external-lb": "start every replica with a command of its own",
 }
+NO_SERVER = "there would be no API server"
+PROCESS_COUNT = ("--api-server-count", "-asc")
+RUST = "VLLM_USE_RUST_FRONTEND"
+HEADLESS = "--headless"
 RESERVED_FLAGS = ("--scheduler-cls", "--worker-cls", "--additional-config")
 # What docs/quality.md recommends for a model that was not measured.
 AUTO = "auto"
@@ -125,13 +127,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--vtoken-copy-sync",
         action="store_true",
         help="CUDA: make the host wait for every relocation; fixed while the server runs",
-    )
-    parser.add_argument(
-        "--logits-processors",
-        nargs="+",
-        default=[],
-        metavar="CLASS",
-        help="logits processors besides vToken's own",
     )
     return parser
 
@@ -224,16 +219,40 @@ def chat_template_part(flags: list[str]) -> dict[str, str]:
 
 
 def unsupported_flags(flags: list[str]) -> dict[str, str]:
-    """The flags in `flags` that vLLM would silently ignore -> why they are refused."""
+    """The flags in `flags` that vToken does not serve -> why they are refused."""
     found = {}
     for place, flag in enumerate(flags):
         name, equals, value = flag.partition("=")
-        name = "--api-server-count" if name == "-asc" else name.replace("_", "-")
-        if name == "--api-server-count":
-            value = value if equals else next(iter(flags[place + 1 : place + 2]), "")
-        if name in UNSUPPORTED_FLAGS and value != "1":
+        name = name.replace("_", "-")
+        if name in UNSUPPORTED_FLAGS:
             found[name] = UNSUPPORTED_FLAGS[name]
+        elif name in PROCESS_COUNT:
+            value = value if equals else next(iter(flags[place + 1 : place + 2]), "")
+            if value == "0":
+                found[f"{PROCESS_COUNT[0]} 0"] = NO_SERVER
+    if HEADLESS in flags:
+        found |= unsupported_headless(flags)
     return found
+
+
+def unsupported_headless(flags: list[str]) -> dict[str, str]:
+    """Why a node without a server is refused: it may hold workers, but no engine."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", "-n", type=int, default=1)
+    parser.add_argument("--node-rank", "--node_rank", "-r", type=int, default=0)
+    parser.add_argument("--data-parallel-size", "--data_parallel_size", "-dp", type=int, default=1)
+    known = parser.parse_known_args(flags)[0]
+    if known.data_parallel_size > 1:
+        return {
+            HEADLESS: "with data parallelism the node would hold an engine, which publishes to an "
+            "API server on its own machine only; start a server on every node"
+        }
+    if known.nnodes < 2 or known.node_rank < 1:
+        return {
+            HEADLESS: f"{NO_SERVER}; it is for the workers of another node's engine, with --nnodes "
+            "and a --node-rank above 0"
+        }
+    return {}
 
 
 def server_command(argv: list[str]) -> list[str]:
@@ -248,6 +267,8 @@ def server_command(argv: list[str]) -> list[str]:
             parser.error(f"{name} is set by vtoken serve and cannot be passed")
     for name, reason in unsupported_flags(rest).items():
         parser.error(f"{name} is not supported: {reason}")
+    if os.environ.get(RUST, "0") not in ("", "0"):
+        parser.error(f"{RUST} is set: the Rust front end runs no Python plugin; unset it")
     try:
         model, rest = take_model(rest, flag_values)
         if model is None and not any(f.split("=")[0] == "--model" for f in rest):
@@ -283,7 +304,7 @@ def server_command(argv: list[str]) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "vllm.entrypoints.openai.api_server",
+        "vtoken.vllm.launch",
         *([] if model is None else ["--model", model]),
         *rest,
         "--scheduler-cls",
@@ -292,9 +313,6 @@ def server_command(argv: list[str]) -> list[str]:
         engine["worker_cls"],
         "--additional-config",
         json.dumps(engine["additional_config"]),
-        "--logits-processors",
-        *args.logits_processors,
-        *engine["logits_processors"],
     ]
 
 

@@ -88,10 +88,15 @@ class Operation(Call, tag="operation"):
     id: str
 
 
+class History(Call, tag="history"):
+    """What charts need of the last minutes, see `vtoken.wire.Point`."""
+
+
 class Change(Call, tag="change"):
     """What became of the change that its caller named `id`."""
 
     id: str
+    peek: bool = False  # a change that has not come may still come
 
 
 class PatchConfig(Call, tag="patch_config"):
@@ -105,6 +110,7 @@ class PatchConfig(Call, tag="patch_config"):
     guard_for_s: TrialSeconds | None = None
     revision: Natural | None = None  # the change's number; None: the engine's next
     engines: list[Natural] = []  # that make the change together
+    followers: list[Natural] = []  # that make it when its trial here has ended well
 
 
 class Undo(Call, tag="undo"):
@@ -145,6 +151,7 @@ AnyCall = (
     | Text
     | Events
     | Operation
+    | History
     | Change
     | PatchConfig
     | Undo

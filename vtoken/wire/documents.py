@@ -40,7 +40,8 @@ EventKind = Literal[
     # "reverted": revision that actor "trial" or "guard" took back, "engines": that tried it
     # together, "kept": revision whose guard
     # did not revert it, "reason": why it was reverted or kept, with value and limit,
-    # "unevaluated": limits of that guard which never had a value, "confirmed": revision
+    # "unevaluated": limits of that guard which never had a value, "confirmed": revision;
+    # when it is kept or confirmed: "followers": engines that make the change now, "patch": of it
     "config",
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
@@ -323,6 +324,7 @@ class AuditEntry(Doc):
     epoch: str = ""  # with `event_seq`: the engine's epoch
     event_seq: int | None = None  # `seq` of the event of an automatic action of the engine
     engine: int | None = None  # None: all engines of the server, or an older server
+    change: str = ""  # id of the call, see the header X-VToken-Change; "": a dry run or no call
 
 
 class AuditPage(Doc):

@@ -348,6 +348,7 @@ class Trial(Doc):
     changes: dict[str, list[Any]] = {}  # field -> [old, new]
     guards: list[Guard] = []
     engines: list[int] = []  # that try the change together; []: this one alone
+    followers: list[int] = []  # engines that make the change when it is kept here
 
     def __post_init__(self) -> None:
         if self.guards:
@@ -365,3 +366,9 @@ class ConfigDocument(OfEngine, kw_only=True):
     bounds: dict[str, Bound]
     effective_revision: int = 0
     trial: Trial | None = None
+
+    def __post_init__(self) -> None:
+        """A server before 0.3.0 names no `evict_when` in its bounds, and evicts always."""
+        if self.bounds and "evict_when" not in self.bounds:
+            self.desired = msgspec.structs.replace(self.desired, evict_when="always")
+            self.effective = msgspec.structs.replace(self.effective, evict_when="always")

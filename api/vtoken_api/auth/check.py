@@ -98,7 +98,7 @@ class AccessCheck:
             await send(message)
 
         try:
-            self._check(scope)
+            self.admit(scope)
             await self._app(scope, receive, tracked_send)
         except ProblemError as error:
             await deny(error, scope, receive, send)
@@ -108,9 +108,15 @@ class AccessCheck:
                 fault = refuse(500, "internal server error; see the server's log")
                 await deny(fault, scope, receive, send)
 
-    def _check(self, scope: Scope) -> None:
+    def refuse_url_tokens(self, scope: Scope) -> None:
+        """Raises 401 for a token in the URL: logs, histories and proxies would store it."""
         control = self._control()
         _refuse_url_tokens(scope, None if control is None else control.access)
+
+    def admit(self, scope: Scope) -> None:
+        """Check a call, and put the caller's rights into its scope; raises ProblemError."""
+        self.refuse_url_tokens(scope)
+        control = self._control()
         if control is None:
             raise refuse(503, "the engine is not ready yet", headers={"Retry-After": "1"})
         try:
@@ -171,7 +177,6 @@ def permit_text(scope: Scope, control: AccessControl) -> None:
 
 
 def _refuse_url_tokens(scope: Scope, access: Access | None) -> None:
-    """Raises 401 for a token in the URL: logs, histories and proxies would store it."""
     query = scope.get("query_string", b"")
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         known = access is not None and (access.is_token(name) or access.is_token(value))

@@ -5,15 +5,12 @@
 2. Every client gets the events in order. The hub fills a gap in their `seq` from the engine, or
    reports the number of lost events.
 3. The hub never waits for a client.
-4. It keeps what charts need of the statuses of the last quarter of an hour. The flight recorder
-   asks for one a second, so that there is a history before the first client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,8 +28,6 @@ FRESH_S = 1.0  # a view older than this is fetched again
 MIN_REFRESH_S = 0.1
 RETRY_S = 1.0
 EVENT_PAGE = 1000
-POINT_S = 0.95  # between two points of the history
-NUM_POINTS = 900
 
 
 class Subscriber(Protocol):
@@ -67,7 +62,6 @@ class Hub:
         self._bus = bus
         self.complete: Callable[[wire.Status], None] = lambda _: None
         self.num_dropped = 0  # events missed, summed over clients, cumulative
-        self.history: deque[wire.Point] = deque(maxlen=NUM_POINTS)
         self._subscribers: set[Subscriber] = set()
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
@@ -134,6 +128,10 @@ class Hub:
                     self._take(view)
                 return self._view or view
             return before
+
+    async def history(self) -> list[wire.Point]:
+        """What charts need of the last minutes; raises ProblemError."""
+        return await self._bus.ask(commands.History(), list[wire.Point])
 
     async def config_events(self, after: int) -> wire.EventPage:
         """One page of configuration events after `after`; raises ProblemError."""
@@ -210,8 +208,6 @@ class Hub:
         self._view, self._view_at = view, asyncio.get_running_loop().time()
         assert view.status is not None  # of every complete frame
         self.complete(view.status)
-        if not self.history or view.status.ts - self.history[-1].ts >= POINT_S:
-            self.history.append(wire.Point.of(view.status))
         if view.config is not None:
             view.config.engine = self.rank
         for subscriber in self._subscribers:

@@ -68,6 +68,7 @@ class Session:
         self._wake = asyncio.Event()
         self._describe: wire.Describe
         self._view: View | None = None
+        self._history: list[wire.Point] = []  # of the first snapshot
         self._last_event = 0  # `seq` of the last event sent
         self._replayed = 0  # events up to this seq were replayed and are not sent again
         self._seq = 0
@@ -117,6 +118,8 @@ class Session:
         self._last_event = self._hub.last_event
         self._describe = await self._hub.describe()
         self._view = await self._hub.current()
+        if "metrics" in self._query.topics and self.is_client:
+            self._history = await self._hub.history()
         resume = self._query.resume
         if resume is not None and self._wants_events and resume[0] == self._describe.epoch:
             missed = await self._hub.events_after(resume[1])
@@ -138,7 +141,7 @@ class Session:
         hello = self._hello(read_only_reason, can_read_text=can_read_text)
         hello.engines = [*engines]
         await self._send(hello)
-        await self._send_snapshot(history="metrics" in self._query.topics and self.is_client)
+        await self._send_snapshot()
         loop = asyncio.get_running_loop()
         period = 1.0 / self._query.fps
         next_state = loop.time() + period
@@ -180,11 +183,10 @@ class Session:
                 self._last_event = event.seq  # before `_send`, in which the recorder may stop
                 await self._send(self._message(wire.EventMessage, step=event.step, event=event))
 
-    async def _send_snapshot(self, *, history: bool = False) -> None:
+    async def _send_snapshot(self) -> None:
         assert self._view is not None
         snapshot = self._message(wire.Snapshot, **self._cursor.snapshot(self._view))
-        if history:
-            snapshot.history = [*self._hub.history]
+        snapshot.history, self._history = self._history, []
         await self._send(snapshot)
 
     async def _send_delta(self) -> None:

@@ -18,6 +18,9 @@ from vtoken import wire
 from vtoken.wire import commands
 from vtoken_api.auth.access import Grant, actor_of
 from vtoken_api.auth.check import GRANT, permit
+from vtoken_api.changes import Caller
+from vtoken_api.problems import refuse
+from vtoken_api.processes.messages import AGAIN
 from vtoken_api.rest.inputs import (
     CHANGE_HEADER,
     JSON_TYPES,
@@ -38,7 +41,7 @@ from vtoken_api.rest.inputs import (
 )
 from vtoken_api.rest.openapi import MERGE_PATCH_SCHEMA, answers, body, parameters, ref
 from vtoken_api.rest.routes import Find, Served, document, etag
-from vtoken_api.service import Caller, Service
+from vtoken_api.service import Service
 
 router = APIRouter(tags=["vToken"])
 
@@ -78,7 +81,8 @@ def _caller(request: Request) -> Caller:
     """The caller's name and rights, and the id of its change."""
     grant: Grant = request.scope[GRANT]
     name = actor_of(request.headers, request.client)
-    return Caller(name, grant.can_control, change_id(request))
+    again = request.scope.get(AGAIN, False)
+    return Caller(name, grant.can_control, change_id(request), again=again)
 
 
 async def _settled(
@@ -91,7 +95,7 @@ async def _settled(
     permit(request.scope, service.auth, dry_run=options.validate_only)
     await refuse_body(request, commands.name_of(kind))
     call = kind(if_match=if_match(request), validate_only=options.validate_only)
-    result = await service.change(call, options.engine, _caller(request))
+    result = await service.changes.configure(call, options.engine, _caller(request))
     return document(result, headers=etag(result.revision))
 
 
@@ -116,7 +120,19 @@ async def patch_config(
         validate_only=options.validate_only,
         **options.terms(),
     )
-    result = await service.change(call, options.engine, _caller(request))
+    caller, canary = _caller(request), options.canary_engine
+    if canary is None:
+        result = await service.changes.configure(call, options.engine, caller)
+    elif options.engine is None:
+        result = await service.changes.roll_out(call, canary, caller)
+    else:
+        raise refuse(
+            422,
+            "a change goes to one engine, or to one first and then to all",
+            field="canary_engine",
+            value=canary,
+            bound="engine or canary_engine",
+        )
     return document(result, headers=etag(result.revision))
 
 
@@ -161,7 +177,7 @@ async def post_compaction(
     compaction = await read_compaction(request)
     permit(request.scope, service.auth, dry_run=compaction.dry_run)
     call = commands.Compact(**structs.asdict(compaction))
-    operation = await service.compact(call, at.engine, _caller(request))
+    operation = await service.changes.compact(call, at.engine, _caller(request))
     root = request.scope.get("root_path", "")
     location = {"Location": f"{root}/operations/{operation.id}"}
     return document(operation, status=202, headers=location)
@@ -184,7 +200,7 @@ async def post_compaction(
 async def post_forget(request: Request, request_id: str, service: Served, at: Find) -> Response:
     asked = await read_forget(request)
     call = commands.Forget(request_id=request_id, spans=asked.spans)
-    return document(await service.forget(call, at.engine, _caller(request)))
+    return document(await service.changes.forget(call, at.engine, _caller(request)))
 
 
 @router.post(
@@ -200,7 +216,9 @@ async def post_sync(
 ) -> Response:
     permit(request.scope, service.auth, dry_run=options.validate_only)
     await refuse_body(request, "sync")
-    result = await service.sync(options.engine, _caller(request), dry_run=options.validate_only)
+    result = await service.changes.sync(
+        options.engine, _caller(request), dry_run=options.validate_only
+    )
     return document(result, headers=etag(result.revision))
 
 

@@ -22,11 +22,10 @@ from vtoken import wire
 from vtoken.wire.bounds import fault, read_json
 from vtoken.wire.commands import TrialSeconds
 from vtoken.wire.guards import GuardAliases
+from vtoken_api.limits import BODY_TIMEOUT_S, MAX_BODY_BYTES
 from vtoken_api.problems import refuse
 from vtoken_api.state.segments import MAX_AGE_S
 
-MAX_BODY_BYTES = 64 * 1024
-BODY_TIMEOUT_S = 10.0
 JSON_TYPES = ("application/json", "application/merge-patch+json")
 MAX_ID = 2**31 - 1
 MAX_SEQ = 2**53 - 1
@@ -142,6 +141,14 @@ class PatchQuery(GuardAliases, frozen=True):
         Meta(
             description="how long the guards are active; default confirm_within_s, or "
             f"{wire.GUARD_SECONDS} s without it"
+        ),
+    ] = None
+
+    canary_engine: Annotated[
+        Rank | None,
+        Meta(
+            description="make the change on this engine first, on trial; the others follow by "
+            "themselves when its guards have held, and it is confirmed if confirm_within_s is given"
         ),
     ] = None
 

@@ -100,6 +100,7 @@ class Flight:
 
     def __init__(self, folder: Path, engine: int, journal: Journal) -> None:
         self.segments = Segments(folder / (f"flight-{engine}" if engine else "flight"))
+        self._engine = engine
         self._journal = journal
         self._messages: list[bytes] = []  # not in the segment yet
         self._num_bytes = 0  # of them
@@ -109,6 +110,23 @@ class Flight:
     def note(self, entry: bytes) -> None:
         """Append an audit entry, with the next write."""
         self._entries.append(entry)
+
+    async def take_up(self) -> tuple[str, int] | None:
+        """Continue the recording of a process that has ended; the newest event that it wrote.
+
+        Audit entries that it did not write come first in the next segment. Raises OSError.
+        """
+        tail = await self._journal.on_disk(self.segments.tail)
+        page = await self._journal.entries(MAX_WAITING)
+        missing = []
+        for entry in page.entries:
+            line = msgspec.json.encode(wire.AuditLine(entry=entry))
+            concerns = entry.engine in (None, self._engine) and entry.ts >= tail.start_ts > 0
+            if concerns and line not in tail.audit and line not in self._entries:
+                missing.append(line)
+        # Before those that were entered since this process took over.
+        self._entries = deque([*missing, *self._entries], maxlen=MAX_WAITING)
+        return tail.resume
 
     async def begin(self) -> None:
         """Open a segment, whose first messages are a key frame; raises OSError, RecordingError."""

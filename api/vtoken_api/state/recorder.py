@@ -4,7 +4,7 @@ It is a passive client of the hub. While no other client wants state, it polls t
 second, less often while the engine is idle.
 
 1. A segment begins with a session of its own, so with a key frame, and continues the events of the
-   one before.
+   one before, also of a process that ended.
 2. An error of disk or engine stops the recording, not the server: `problem` has the reason,
    `num_faults` counts those of the disk, and recording resumes by itself.
 3. No call ends a trial that the engine reverts or keeps. Its entry has the epoch and `seq` of its
@@ -39,7 +39,8 @@ class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
 
 class Recorder:
     """Of one engine; `start` once, inside the event loop. Each session, and the recorder itself,
-    subscribes to the hub. `on_action`: called with each action of the engine's own.
+    subscribes to the hub. `on_action`: called with each event of the configuration, in order; the
+    newest before this process may come again.
     """
 
     wants_state = False
@@ -56,7 +57,8 @@ class Recorder:
         self._engine = engine
         self.on_action: Callable[[wire.Event], Awaitable[None]] | None = None
         self._resume: tuple[str, int] | None = None
-        self._entered_to: int | None = None  # `seq` of the last event handled
+        self._entered_to: int | None = None  # `seq` of the last event that needs no entry
+        self._passed_to = 0  # of the last that was passed to `on_action`
         self._acted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -82,6 +84,8 @@ class Recorder:
         while True:
             try:
                 await self._journal.acquire()
+                if self._resume is None:
+                    self._resume = await self._flight.take_up()
                 while True:
                     await self._record_segment()
             except ProblemError as error:
@@ -146,7 +150,7 @@ class Recorder:
 
     def offer(self, events: list[wire.Event], lost: int) -> None:
         """Note whether the engine may have acted; called by the hub."""
-        if lost or any(map(_is_engine_action, events)):
+        if lost or any(_is_engine_action(e) or "followers" in e.data for e in events):
             self._acted.set()
 
     def wake(self) -> None:
@@ -170,15 +174,21 @@ class Recorder:
         epoch = (await self._hub.describe()).epoch
         if self._entered_to is None:
             self._entered_to = await self._journal.newest_event(epoch)
-        page = await self._hub.config_events(self._entered_to)
+            # Whether an earlier process passed it on, after its entry, is not known.
+            self._passed_to = max(0, self._entered_to - 1)
+        page = await self._hub.config_events(self._passed_to)
         while page.events:
-            for event in filter(_is_engine_action, page.events):
-                self._journal.enter(_entry(event, epoch, self._engine))
+            for event in page.events:
+                if event.seq > self._entered_to:
+                    self._entered_to = event.seq
+                    if _is_engine_action(event):
+                        self._journal.enter(_entry(event, epoch, self._engine))
                 if self.on_action is not None:
                     await self.on_action(event)
-            self._entered_to = page.events[-1].seq
-            page = await self._hub.config_events(self._entered_to)
+                self._passed_to = event.seq
+            page = await self._hub.config_events(self._passed_to)
         self._entered_to = max(self._entered_to, page.last_seq)
+        self._passed_to = max(self._passed_to, page.last_seq)
 
 
 def _is_engine_action(event: wire.Event) -> bool:

@@ -17,9 +17,12 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
+from vtoken import wire
 from vtoken.recording import RecordingError, RecordingReader, RecordingWriter
 from vtoken.recording.writer import FLIGHT_RECORDER
 from vtoken_api.log import logger
@@ -29,6 +32,8 @@ MAX_AGE_S = 24 * 3600.0
 SEGMENT_BYTES = 1024 * 1024
 SEGMENT_S = 60.0
 CHUNK_BYTES = 256 * 1024
+TAIL_SEGMENTS = 10
+_EVENT, _AUDIT = b'{"type":"event"', b'{"type":"audit"'
 _NAME = re.compile(r"flight-(?:(\d{10})-)?(\d{13})-\d+(\.open)?\.jsonl\.gz")
 
 
@@ -42,6 +47,15 @@ class Segment:
     end_ts: float  # of the last write
     open: bool
     num_bytes: int
+
+
+@dataclass(slots=True)
+class Tail:
+    """The end of what was recorded: the newest event, and the audit lines of the newest segment."""
+
+    resume: tuple[str, int] | None = None  # epoch and seq of the event
+    start_ts: float = 0.0  # of the newest segment
+    audit: set[bytes] = field(default_factory=set)
 
 
 class Segments:
@@ -132,6 +146,26 @@ class Segments:
                 break
             segment.path.unlink(missing_ok=True)
             total -= segment.num_bytes
+
+    def tail(self) -> Tail:
+        """The end of what was recorded; an event is looked for in the newest TAIL_SEGMENTS."""
+        tail = Tail()
+        newest = self.listed()[::-1]
+        for segment in newest[:TAIL_SEGMENTS]:
+            last = b""
+            with contextlib.suppress(RecordingError), RecordingReader(segment.path) as reader:
+                for _, line in iter(reader.raw, None):
+                    if line.startswith(_EVENT):
+                        last = line
+                    elif line.startswith(_AUDIT) and segment is newest[0]:
+                        tail.audit.add(line)
+            if segment is newest[0]:
+                tail.start_ts = segment.start_ts
+            with contextlib.suppress(msgspec.MsgspecError):
+                message = msgspec.json.decode(last, type=wire.EventMessage)
+                tail.resume = message.epoch, message.event.seq
+                break
+        return tail
 
     def since(self, ts: float) -> list[Segment]:
         """The segments that cover the time from `ts` on; the first begins earlier, at a key

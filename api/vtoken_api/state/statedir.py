@@ -9,14 +9,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-FILE_MODE = 0o600
+from vtoken_api.state.lock import FileLock
+
 DIRECTORY_MODE = 0o700
 LOCK_NAME = "leader.lock"  # locked by earlier versions too
 _NOT_NAME = re.compile(r"[^\w.-]+")
@@ -27,36 +27,30 @@ class StateDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
+        self._lock = FileLock(path / LOCK_NAME)
+        self._closed = False
         self._acquiring = threading.Lock()
 
     def acquire(self) -> None:
         """Own the directory until `close`. Raises OSError if it cannot be made or used, or if
-        another process owns it. Never waits."""
+        another process owns it, or after `close`. Never waits."""
         with self._acquiring:
-            if self._lock is not None:
+            if self._lock.held:
                 return
+            if self._closed:
+                raise OSError(f"this process has given up {self.path}")
             self.path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
+            if not self._lock.acquire():
                 raise BlockingIOError(
                     f"another server uses {self.path}; give each server a folder of its own with "
                     "--vtoken-state-dir"
-                ) from None
-            except OSError:
-                os.close(lock)
-                raise
-            self._lock = lock
+                )
 
     def close(self) -> None:
-        """Let another process own the directory."""
+        """Let another process own the directory, for good."""
         with self._acquiring:
-            if self._lock is not None:
-                os.close(self._lock)
-                self._lock = None
+            self._closed = True
+            self._lock.release()
 
 
 def default_path(

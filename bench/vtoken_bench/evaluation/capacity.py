@@ -3,11 +3,18 @@
 C requests of one shape start together. C is feasible when all of them run from their prefill to
 their end without a preemption or a wait. The pools are the paper's in full footprints: 5,427 and
 11,519 blocks for requests of 1,020. A second, ample pool shows the blocks that C requests ask for.
+
+The largest feasible C is found by bisection over every C, in three engine processes. Its neighbours
+are tried too: if a larger C is feasible where a smaller one is not, the smaller one counts, and the
+table says so. vToken pays for its own memory: its pool has fewer blocks by what its tables, mirrors
+and side buffers hold after a load at the largest C that its blocks alone would allow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 
 from vtoken_bench.charts import Chart, Line, Panel
 from vtoken_bench.evaluation.points import (
@@ -29,13 +36,12 @@ from vtoken_bench.output import Result, Table
 
 KEEP = 0.5
 POOLS = (5427 / 1020, 11519 / 1020)  # in full footprints
-PAPER_LARGEST = {0: "5 (native), 5 (naive), 8 of 10.6", 1: "11, 11, 22 of 22.5"}
-# Around what is expected: the bounds are 5 and 11 in full, twice that packed.
-GRIDS = ((4, 5, 6, 8, 9, 10), (10, 11, 12, 17, 20, 22))
-SLOW_GRID = (5, 8, 10)
+PAPER_LARGEST = ("5 (native), 5 (naive), 8 of 10.6", "11, 11, 22 of 22.5")
 DEMANDED = (2, 5, 8, 11, 16, 22)
 INTERVAL_TOKENS = 8  # with the next token, half a block beyond the budget at most
-FIXED, AMPLE = "fixed", "ample"
+OWN, FIXED, AMPLE = "own memory", "fixed", "ample"
+VARIANTS = (NATIVE, NAIVE, PAPER, DEFAULTS)
+MOST_PROCESSES = 3
 
 
 def shape(setting: Setting) -> Workload:
@@ -53,39 +59,95 @@ def blocks_each(setting: Setting) -> tuple[int, int]:
     return -(-(num_prompt + num_new) // size), -(-budget // size)
 
 
+def pools(setting: Setting) -> dict[str, int]:
+    """Blocks of each pool."""
+    full, _ = blocks_each(setting)
+    chosen = POOLS[:1] if setting.quick or setting.slow else POOLS
+    return {f"{pool:.1f} footprints": int(pool * full) for pool in chosen}
+
+
 def comparisons(setting: Setting) -> list[Comparison]:
-    workload, (full, _) = shape(setting), blocks_each(setting)
-    longest = sum(workload.sizes(1, 0)[0]) + 1
-    found = []
-    kinds: list[tuple[str, float, tuple[int, ...]]] = [
-        (f"{p:.1f} footprints", p, grid) for p, grid in zip(POOLS, GRIDS, strict=True)
-    ]
-    if setting.quick or setting.slow:
-        kinds = [(kinds[0][0], kinds[0][1], SLOW_GRID)]
-    for name, footprints, grid in kinds:
-        blocks = int(footprints * full)
-        points = []
-        for count in grid:
-            labels: Labels = {"pool": name, "kind": FIXED, "concurrency": count, "blocks": blocks}
-            stock, evicting = _pair(setting, workload, labels, blocks, longest, count)
-            points += variant_points(
-                (NATIVE, NAIVE, PAPER, DEFAULTS),
-                replace(stock, stop_on_overflow=True),
-                replace(evicting, stop_on_overflow=True),
-                {"name": "h2o"},
-            )
-        found.append(Comparison(name, points, 1 if setting.slow else setting.repeats))
+    """What vToken holds itself, and the demand in an ample pool."""
+    full, packed = blocks_each(setting)
+    points = []
+    for name, blocks in pools(setting).items():
+        at_most = _points(setting, (PAPER, DEFAULTS), name, OWN, blocks, blocks // packed)
+        points += [replace(point, own_bytes=True) for point in at_most]
+    found = [Comparison(OWN, points, 1)]
     if not setting.quick and not setting.slow:
         blocks = max(DEMANDED) * full + 2
         points = []
         for count in DEMANDED:
-            labels = {"pool": "ample", "kind": AMPLE, "concurrency": count, "blocks": blocks}
-            stock, evicting = _pair(setting, workload, labels, blocks, longest, count)
-            points += variant_points(
-                (NATIVE, NAIVE, PAPER, DEFAULTS), stock, evicting, {"name": "h2o"}
-            )
+            points += _points(setting, VARIANTS, "ample", AMPLE, blocks, count)
         found.append(Comparison("demand", points, 1))
     return found
+
+
+def bisection(setting: Setting, runs: list[Run]) -> list[Comparison]:
+    """The next C of every pool and variant, one process after another."""
+    full, packed = blocks_each(setting)
+    for repeat in range(min(setting.repeats, MOST_PROCESSES)):
+        points = []
+        for name, blocks in pools(setting).items():
+            for variant in VARIANTS:
+                own = 0 if variant == NATIVE else charge(pick(runs, kind=OWN, pool=name))
+                tried = pick(runs, kind=FIXED, pool=name, variant=variant)
+                fits = {
+                    int(run.labels["concurrency"]): not run.figures["overflowed"]
+                    for run in tried
+                    if run.repeat == repeat
+                }
+                most = (blocks - own) // (full if variant == NATIVE else packed) + 1
+                count = next_count(fits, most)
+                if count is None:
+                    continue
+                (point,) = _points(setting, (variant,), name, FIXED, blocks, count)
+                engine = replace(point.engine, num_blocks=blocks - own, copy=repeat)
+                points.append(replace(point, engine=engine, stop_on_overflow=True))
+        if points:
+            name = f"bisection, process {repeat + 1}"
+            return [Comparison(name, points, repeat + 1, first=repeat)]
+    return []
+
+
+def charge(runs: list[Run]) -> int:
+    """Blocks that vToken's own memory would be; of the variant that holds most."""
+    own: list[dict[str, float]] = [run.figures["own_bytes"] for run in runs]
+    held = [sum(b[part] for part in ("tables", "mirrors", "buffers")) / b["block"] for b in own]
+    return ceil(max(held))
+
+
+def next_count(fits: Mapping[int, bool], most: int) -> int | None:
+    """Which C up to `most` to try next; None if the largest feasible one is known.
+
+    First bisection, then both neighbours of the step from feasible to not.
+    """
+    high = min((c for c, fit in fits.items() if not fit), default=most + 1)
+    low = max((c for c, fit in fits.items() if fit and c < high), default=0)
+    if high - low > 1:
+        return (low + high) // 2
+    return next((c for c in (low - 1, high + 1) if 1 <= c <= most and c not in fits), None)
+
+
+def is_monotone(runs: list[Run]) -> bool:
+    """Whether no C is feasible above one that is not, within a process."""
+    return all(
+        not run.figures["overflowed"] or other.figures["overflowed"]
+        for run in runs
+        for other in runs
+        if run.repeat == other.repeat
+        and int(run.labels["concurrency"]) < int(other.labels["concurrency"])
+    )
+
+
+def _points(
+    setting: Setting, variants: tuple[str, ...], pool: str, kind: str, blocks: int, count: int
+) -> list[Point]:
+    workload = shape(setting)
+    longest = sum(workload.sizes(1, 0)[0]) + 1
+    labels: Labels = {"pool": pool, "kind": kind, "concurrency": count, "blocks": blocks}
+    stock, evicting = _pair(setting, workload, labels, blocks, longest, count)
+    return variant_points(variants, stock, evicting, {"name": "h2o"})
 
 
 def _pair(
@@ -128,15 +190,23 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
     fixed, ample = pick(runs, kind=FIXED), pick(runs, kind=AMPLE)
     table = Table(
         f"{model}: largest concurrency without preemption or wait, h2o",
-        ["pool, variant", "largest C", "bound", "of the bound [%]", "tok/s there"],
+        [
+            "pool, variant",
+            "largest C",
+            "bound",
+            "of the bound [%]",
+            "charged [blocks]",
+            "tok/s there",
+        ],
         [],
         [
-            "bound: pool / footprint at the end, for native in full, for the others packed",
-            f"paper: {'; '.join(PAPER_LARGEST.values())} (native, naive-evict, vToken)",
+            "bound: the whole pool / footprint at the end, native's in full, the others' packed",
+            "charged: blocks that the pool lacks for vToken's tables, mirrors and side buffers",
+            f"paper: {'; '.join(PAPER_LARGEST)} (native, naive-evict, vToken)",
         ],
     )
-    pools = list(dict.fromkeys(str(run.labels["pool"]) for run in fixed))
-    for number, pool in enumerate(pools):
+    names = list(dict.fromkeys(str(run.labels["pool"]) for run in fixed))
+    for number, pool in enumerate(names):
         for variant in dict.fromkeys(str(r.labels["variant"]) for r in pick(fixed, pool=pool)):
             chosen = pick(fixed, pool=pool, variant=variant)
             found = spread(
@@ -147,12 +217,14 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
             )
             bound = _bound(chosen)
             there = pick(chosen, concurrency=int(found.median))
+            own = charge(pick(runs, kind=OWN, pool=pool))
             table.rows.append(
                 [
                     f"{pool}, {variant}",
-                    str(found),
+                    str(found) + ("" if is_monotone(chosen) else ", a larger one fits"),
                     f"{bound:.1f}",
                     f"{100 * found.median / int(bound):.0f}",
+                    0 if variant == NATIVE else own,
                     str(spread([speed(r) for r in there])) if there else None,
                 ]
             )
@@ -229,4 +301,5 @@ EXPERIMENT = Experiment(
     "figures 8 and 9, the larger-model check",
     comparisons,
     report,
+    bisection,
 )

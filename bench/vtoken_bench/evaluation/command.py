@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,19 @@ from vtoken_bench import target as targets
 from vtoken_bench.engines import EngineError
 from vtoken_bench.evaluation import (
     capacity,
+    causes,
+    curve,
     frontier,
     goodput,
     hybrid,
     memory,
     prefixes,
+    pressure,
     relocation,
     sensitivity,
     stability,
 )
-from vtoken_bench.evaluation.points import Experiment, Setting
+from vtoken_bench.evaluation.points import Comparison, Experiment, Run, Setting
 from vtoken_bench.evaluation.running import Engines, measure
 from vtoken_bench.log import Log
 from vtoken_bench.output import FOLDER, Result, finish, new_result
@@ -37,7 +39,10 @@ from vtoken_bench.output import FOLDER, Result, finish, new_result
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
+        causes.EXPERIMENT,
         goodput.EXPERIMENT,
+        curve.EXPERIMENT,
+        pressure.EXPERIMENT,
         memory.EXPERIMENT,
         memory.LONG,
         capacity.EXPERIMENT,
@@ -51,7 +56,10 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 # What a trained model on a CPU has time for; the tiny model shows the shape of all of it.
 SLOW_PARTS = (
+    "causes",
     "goodput",
+    "curve",
+    "pressure",
     "memory",
     "long",
     "capacity",
@@ -61,10 +69,11 @@ SLOW_PARTS = (
     "stability",
     "hybrid",
 )
-BULKY = ("requests", "output_ids")  # a number or more for every request or token
+BULKY = ("requests", "output_ids", "reference_ids")  # a number or more for every request or token
 SECOND_PARTS = ("capacity",)  # of another architecture: the paper's check on a larger model
-MOST_ENGINES = {"cpu": 4, "cuda": 2}  # open at a time, over all parts
-LEAST_ENGINES = 2  # of a part: it alternates between stock vLLM and vToken
+TRAINED_PARTS = ("causes", "curve", "pressure")  # nothing to find out from random weights
+MOST_ENGINES = {"cpu": 4, "cuda": 2}  # open at a time
+MOST_TOGETHER = {"cpu": 9, "cuda": 0}  # 1.5 GiB each with the trained model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,22 +86,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(targets.MODELS),
         help=f"of {', '.join(targets.NAMES)} or a folder (default: {' '.join(targets.MODELS)})",
     )
-    parser.add_argument("--repeats", type=int, default=3, help="of every point (default: 3)")
     parser.add_argument(
-        "--jobs",
+        "--repeats",
         type=int,
-        default=1,
-        help="parts that run side by side, each on cores of its own: with --threads 1 as many as"
-        " there are cores (default: 1)",
+        help="of every point, each with engine processes of its own (default: 8 in parts whose "
+        "speeds have intervals, 3 elsewhere; each part first says how long it may take: on the "
+        "trained model and two cores `causes`, `curve` and `pressure` need hours each)",
     )
     parser.add_argument("--again", action="store_true", help="measure anew what is in the log")
     targets.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.jobs < 1:
-        print(f"--jobs {args.jobs}: at least one part runs at a time", file=sys.stderr)
-        return 2
     try:
         target = targets.target(args)
         for model in args.model:
@@ -101,20 +106,13 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     folder = args.json.parent if args.json else FOLDER
-    pool = ThreadPoolExecutor(args.jobs)
-    parts = {
-        name: pool.submit(_part, EXPERIMENTS[name], target, folder, args) for name in args.parts
-    }
     failed = 0
-    try:
-        for name, part in parts.items():
-            try:
-                part.result()
-            except EngineError as error:  # of this part alone
-                print(f"{name}: {error}", file=sys.stderr)
-                failed = 1
-    finally:  # after Ctrl-C no further part starts; the engines have got the signal, too
-        pool.shutdown(wait=False, cancel_futures=True)
+    for name in args.parts:
+        try:
+            _part(EXPERIMENTS[name], target, folder, args)
+        except EngineError as error:  # of this part alone
+            print(f"{name}: {error}", file=sys.stderr)
+            failed = 1
     return failed
 
 
@@ -128,12 +126,10 @@ def _part(
     command = f"{targets.make_target('bench-evaluation', args)} ARGS='--parts {experiment.name}'"
     name = f"evaluation-{experiment.name}"
     setup = target.described() | {"repeats": ""}  # its place; `repeats_of` the runs
-    if args.jobs > 1:
-        setup["parts side by side"] = args.jobs
     result = new_result(name, command, setup)
     result.raw = []
-    most = max(LEAST_ENGINES, MOST_ENGINES[target.device] // args.jobs)
-    with closing(Engines(target, most)) as engines:
+    most, most_together = MOST_ENGINES[target.device], MOST_TOGETHER[target.device]
+    with closing(Engines(target, most, most_together)) as engines:
         for model in args.model:
             _measure(experiment, model, target, log, engines, result, args)
     result.setup["repeats"] = repeats_of(result.raw)
@@ -150,6 +146,26 @@ def repeats_of(raw: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(found)
 
 
+def is_new(comparison: Comparison, runs: Sequence[Run]) -> bool:
+    """Whether a load of the comparison has not run yet."""
+    ran = {(str(run.labels), run.repeat) for run in runs}
+    return any(
+        (str(point.labels), repeat) not in ran
+        for point in comparison.points
+        for repeat in range(comparison.first, comparison.repeats)
+    )
+
+
+def stamp(runs: Sequence[Run]) -> str:
+    """When the runs were measured and at which commits, as "A to B at C"."""
+    times = sorted(run.at for run in runs)
+    commits = ", ".join(dict.fromkeys(run.commit for run in runs if run.commit))
+    first, last = times[0], times[-1]
+    return (first if first == last else f"{first} to {last}") + (
+        f" at {commits}" if commits else ""
+    )
+
+
 def _measure(
     experiment: Experiment,
     model: str,
@@ -161,6 +177,10 @@ def _measure(
 ) -> None:
     on_gpu = target.device == "cuda"
     slow = not on_gpu and model != targets.DEMO
+    untrained = model in targets.UNTRAINED or target.dummy_weights
+    if untrained and experiment.name in TRAINED_PARTS:
+        print(f"{experiment.name}: not on {model}, it needs a trained model", file=sys.stderr)
+        return
     if slow and experiment.name not in (SECOND_PARTS if model == targets.QWEN3 else SLOW_PARTS):
         return
     setting = Setting(
@@ -168,17 +188,21 @@ def _measure(
         block_size=target.stock_block_size,
         slow=slow,
         quick=args.quick,
-        repeats=1 if args.quick else args.repeats,
+        repeats=1 if args.quick else args.repeats or experiment.repeats,
         on_gpu=on_gpu,
     )
     title = f"{experiment.name}, {model}"
     runs = measure(experiment.comparisons(setting), log, engines, title)
     if not runs:
         return  # not of this model
-    if experiment.then is not None:
-        runs += measure(experiment.then(setting, runs), log, engines, title)
+    while experiment.then is not None:
+        more = [found for found in experiment.then(setting, runs) if is_new(found, runs)]
+        if not more:
+            break
+        runs += measure(more, log, engines, title)
     name = Path(model).name
     experiment.report(result, name, runs)
+    result.measured[name] = stamp(runs)
     result.seconds += sum(run.seconds for run in runs)  # earlier runs' too; without engine starts
     result.raw += [
         {"model": name, "labels": dict(run.labels), "repeat": run.repeat}

@@ -58,7 +58,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
             for policy in policies(setting):
                 named = replace(evicting, labels={**evicting.labels, "policy": policy})
                 points += variant_points((NAIVE, DEFAULTS), stock, named, {"name": policy})
-        found.append(Comparison(workload.name, points, setting.repeats))
+        found.append(Comparison(workload.name, points, setting.repeats, fresh=True))
     return found
 
 
@@ -223,4 +223,5 @@ EXPERIMENT = Experiment(
     "figure 7",
     comparisons,
     report,
+    repeats=8,
 )

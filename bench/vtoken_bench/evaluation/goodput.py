@@ -97,7 +97,7 @@ def _ample(setting: Setting) -> Comparison:
     second = replace(stock.engine, copy=1)
     again = {**stock.labels, "variant": f"{NATIVE}, again"}
     points.append(replace(stock, labels=again, engine=second))
-    return Comparison(AMPLE, points, max(5, setting.repeats), fresh=True)
+    return Comparison(AMPLE, points, setting.repeats, fresh=True)
 
 
 def arrivals(setting: Setting, runs: list[Run]) -> list[Comparison]:
@@ -118,7 +118,7 @@ def arrivals(setting: Setting, runs: list[Run]) -> list[Comparison]:
         for share in RATES
         for point in short
     ]
-    return [Comparison(OPEN, points, setting.repeats)]
+    return [Comparison(OPEN, points, setting.repeats, fresh=True)]
 
 
 def busy_speed(run: Run) -> float:
@@ -329,4 +329,5 @@ EXPERIMENT = Experiment(
     comparisons,
     report,
     arrivals,
+    repeats=8,
 )

@@ -115,4 +115,5 @@ EXPERIMENT = Experiment(
     "not in the paper",
     comparisons,
     report,
+    repeats=8,
 )

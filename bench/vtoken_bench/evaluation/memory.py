@@ -6,6 +6,7 @@ looked at between steps. Equal tokens mean equal decisions.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vtoken.policies import policy_names
@@ -226,7 +227,7 @@ def _claims(result: Result, model: str, workload: str, runs: list[Run]) -> None:
             path = "memory.blocks_per_request"
             fewer.append(100 * (run.figure(path) / base.figure(path) - 1))
         gain = spread(gains)
-        mean = Spread(sum(gains) / len(gains), gain.low, gain.high, gain.count)
+        mean = replace(gain, median=sum(gains) / len(gains))
         result.claims += [
             mean.claim(
                 "Fig. 6a",

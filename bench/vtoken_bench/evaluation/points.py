@@ -1,7 +1,7 @@
 """What is measured, as data: points, each one load on one engine in one configuration.
 
-A comparison is a handful of points that run interleaved (A B C A B C ...): whatever slows the
-machine down for a while slows all of them down.
+A comparison is a handful of points that run interleaved: whatever slows the machine down for a
+while slows all of them down.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 
 from scipy.stats import t as student_t
 
+from vtoken_bench.claims import Claim
+from vtoken_bench.evaluation.chats import FactChats
 from vtoken_bench.evaluation.variants import NATIVE, VARIANTS
 from vtoken_bench.evaluation.workloads import Workload
-from vtoken_bench.output import Claim, Result
+from vtoken_bench.output import Result
 from vtoken_bench.quality.settings import PAPER_PARAMS
 
 Labels = Mapping[str, str | int | float]
@@ -23,7 +25,9 @@ Labels = Mapping[str, str | int | float]
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine process. `dtype` None: the target's. `copy`: one more process of the same."""
+    """One engine process. `dtype`, `threads` a forward: None is the target's. `copy`: one more
+    process of the same.
+    """
 
     model: str
     stock: bool
@@ -33,29 +37,35 @@ class EngineSpec:
     prefix_caching: bool = False
     copy_sync: bool = False
     dtype: str | None = None
+    threads: int | None = None
     copy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`keep`: the share of prompt and output that is every request's budget; None: no eviction.
+    """`keep`: the share of prompt and output that is every request's budget; None: the budget is
+    that of `config`.
 
-    `concurrency`: closed loop; `rate` requests a second: open loop.
+    `concurrency`: closed loop; `rate` requests a second: open loop. `max_running`: most
+    requests that vLLM runs at once; None: as many as it admits.
     """
 
     labels: Labels
     engine: EngineSpec
     config: dict[str, Any]
-    workload: Workload
+    workload: Workload | FactChats
     num_requests: int
     keep: float | None
     concurrency: int | None = None
     rate: float | None = None
+    max_running: int | None = None
     shared: tuple[int, int] | None = None  # (degree, tokens) of common beginnings
     sample_every: int = 8
     stop_on_overflow: bool = False
     keep_tokens: bool = False
+    own_bytes: bool = False
     questions: bool = False  # about the text, in the chat template; answers end by themselves
+    continues: bool = False  # outputs continue the text and end by themselves; `reference_ids` too
 
     def key(self, repeat: int) -> dict[str, Any]:
         """Everything that the figures depend on, beside the code and the machine."""
@@ -64,24 +74,33 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`fresh`: every repeat has engines of its own. Where in memory a process has its weights makes
-    its steps some 10% faster or slower for as long as it lives, and would pass for an effect.
+    """`fresh`: of speeds. Every load has an engine process of its own: a process makes its first
+    load about a tenth slower than the next ones, and where it has its weights makes all of them
+    faster or slower by as much; either would pass for an effect. On a CPU the loads of a repeat
+    take turns of a second, so that they share what else goes on on the machine.
+
+    Repeats are numbered from `first` up to `repeats`, without it.
     """
 
     name: str
     points: Sequence[Point]
     repeats: int = 3
     fresh: bool = False
+    first: int = 0
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one point gave in one repeat; `seconds`: what measuring it took."""
+    """What one point gave in one repeat; `seconds`: what measuring it took, `at`: when, `commit`:
+    of which code.
+    """
 
     labels: Labels
     repeat: int
     figures: dict[str, Any]
     seconds: float = 0.0
+    at: str = ""
+    commit: str = ""
 
     def figure(self, path: str) -> float:
         """`itl_ms.p95` and the like; KeyError where it was not measured."""
@@ -96,7 +115,8 @@ class Experiment:
     """One part of the evaluation: its points on one model, and what is made of their runs.
 
     `report` adds tables, charts and claims for one model to the result. `then`: what is measured
-    next, given the first runs.
+    next, given the runs so far; it is asked again until it names nothing new. `repeats`: by
+    default; an interval of a speed takes eight.
     """
 
     name: str
@@ -105,6 +125,7 @@ class Experiment:
     comparisons: Callable[[Setting], list[Comparison]]
     report: Callable[[Result, str, list[Run]], None]
     then: Callable[[Setting, list[Run]], list[Comparison]] | None = None
+    repeats: int = 3
 
 
 @dataclass(frozen=True)
@@ -174,7 +195,7 @@ def variant_points(
 class Spread:
     """A figure over the repeats: its median, least and most.
 
-    `values`: those of single repeats, where they are known.
+    `values`: those of single repeats, in their order, where they are known.
     """
 
     median: float
@@ -199,23 +220,33 @@ class Spread:
 
     def change(self) -> Spread:
         """Of ratios: how much more or less than 1, in percent."""
-        low, middle, high = (100 * (r - 1) for r in (self.low, self.median, self.high))
-        return Spread(middle, low, high, self.count)
+        return spread([100 * (ratio - 1) for ratio in self.values])
 
     def claim(
         self, row: str, what: str, model: str, unit: str, paper: str, goal: str = ""
     ) -> Claim:
-        """The claim; one with a goal has the interval that decides it."""
+        """The claim, with its values and, from three on, the interval that decides a goal."""
         middle = self.median, self.low, self.high
-        interval = self.interval() if goal else None
-        return Claim(row, what, model, *middle, unit, self.count, paper, goal, interval)
+        varies = self.low != self.high
+        return Claim(
+            row,
+            what,
+            model,
+            *middle,
+            unit,
+            self.count,
+            paper,
+            goal,
+            self.interval() if varies else None,
+            list(self.values) if varies else [],
+        )
 
 
 def spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     middle = len(ordered) // 2
     median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-    return Spread(median, ordered[0], ordered[-1], len(ordered), tuple(ordered))
+    return Spread(median, ordered[0], ordered[-1], len(ordered), tuple(values))
 
 
 def figures(runs: Sequence[Run], path: str, **labels: str | int | float) -> Spread:

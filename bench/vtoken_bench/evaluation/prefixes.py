@@ -62,7 +62,8 @@ def comparisons(setting: Setting) -> list[Comparison]:
         for name, tier in TIERS.items():
             base = VARIANTS.get(name, {})
             points.append(_with(point, name, base | {"prefix_sharing": tier}))
-        found.append(Comparison(f"degree {degree}", points, 1 if setting.slow else setting.repeats))
+        repeats = 1 if setting.slow else setting.repeats
+        found.append(Comparison(f"degree {degree}", points, repeats, fresh=True))
     return found
 
 

@@ -66,7 +66,7 @@ def comparisons(setting: Setting) -> list[Comparison]:
                     engine=replace(paper.engine, copy_sync=True),
                 )
             )
-        found.append(Comparison(f"{clients} clients", points, setting.repeats))
+        found.append(Comparison(f"{clients} clients", points, setting.repeats, fresh=True))
     return found
 
 

@@ -53,7 +53,9 @@ def comparisons(setting: Setting) -> list[Comparison]:
             points: list[Point] = []
             for value in values[:2] if setting.quick else values:
                 points += _point(setting, workload, sweep, value)
-            found.append(Comparison(f"{workload.name}, {sweep}", points, setting.repeats))
+            found.append(
+                Comparison(f"{workload.name}, {sweep}", points, setting.repeats, fresh=True)
+            )
     return found
 
 

@@ -76,17 +76,17 @@ def requests(
     *,
     keep: float | None,
     shared: tuple[int, int] | None = None,
-    rate: float | None = None,
     questions: bool = False,
+    continues: bool = False,
 ) -> list[dict[str, Any]]:
     """For a load's `requests`. `keep`: budgets of that share; None: no budget of their own.
 
-    `shared` (degree, tokens): groups of so many requests begin with the same tokens. `rate`: they
-    arrive as a Poisson process, so many a second; None: a closed loop. `questions`: the text is the
-    user's turn of a chat with `QUESTION` behind it, where the model has a chat template.
+    `shared` (degree, tokens): groups of so many requests begin with the same tokens. `questions`:
+    the text is the user's turn of a chat with `QUESTION` behind it, where the model has a chat
+    template. `continues`: each request has a `reference`, the tokens of the text behind its prompt.
     """
     rng, ids = random.Random(seed), token_ids(model)
-    found, beginning, clock = [], [0], 0.0
+    found, beginning = [], [0]
     for i, (num_prompt, num_new) in enumerate(sizes):
         at = rng.randrange(len(ids) - num_prompt)
         prompt = ids[at : at + num_prompt]
@@ -99,14 +99,22 @@ def requests(
         if questions:
             prompt = _asked(model, prompt)
         request: dict[str, Any] = {"prompt": prompt, "num_new": num_new}
+        if continues:
+            end = at + num_prompt
+            request["reference"] = ids[end : end + num_new]
         if keep is not None:
             budget = budget_tokens(num_prompt, num_new, keep)
             request["arguments"] = {"vtoken_budget_tokens": budget}
-        if rate is not None:
-            clock += rng.expovariate(rate)
-            request["arrival_s"] = clock
         found.append(request)
     return found
+
+
+def set_arrivals(found: list[dict[str, Any]], rate: float, seed: int) -> None:
+    """The requests arrive as a Poisson process, `rate` a second."""
+    rng, clock = random.Random(seed), 0.0
+    for request in found:
+        clock += rng.expovariate(rate)
+        request["arrival_s"] = clock
 
 
 def _asked(model: Path, passage: list[int]) -> list[int]:

@@ -41,7 +41,7 @@ def licences() -> list[str]:
             if LICENCE.search(file) and Path(file).suffix.lower() not in CODE_SUFFIXES:
                 path = Path(str(distribution.locate_file(file)))
                 found += _read(path).split("\n\n") if path.is_file() else []
-    return list(_new(found, [english()]))
+    return list(new_prose(found, [english()]))
 
 
 @cache
@@ -52,7 +52,7 @@ def docstrings() -> list[str]:
     for path in sorted(library.rglob("*.py")):
         if OTHER_FOLDERS.isdisjoint(path.relative_to(library).parts):
             found += _docstrings(_read(path))
-    return list(_new(found, [english(), *licences()]))
+    return list(new_prose(found, [english(), *licences()]))
 
 
 SOURCES: dict[str, Callable[[], list[str]]] = {"licences": licences, "docstrings": docstrings}
@@ -71,7 +71,7 @@ def _docstrings(source: str) -> Iterator[str]:
                     yield paragraph
 
 
-def _new(paragraphs: Iterable[str], others: Iterable[str]) -> Iterator[str]:
+def new_prose(paragraphs: Iterable[str], others: Iterable[str]) -> Iterator[str]:
     """Those of `paragraphs` that are prose, without sentences of `others` or of one before."""
     known = {sentence for text in others for sentence in sentences(text)}
     for paragraph in paragraphs:

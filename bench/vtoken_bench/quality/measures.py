@@ -37,8 +37,8 @@ def first(top: Top) -> int:
     return max(top, key=lambda token: top[token])
 
 
-def rouge_l(candidate: Sequence[str], reference: Sequence[str]) -> float:
-    """F-measure of the longest common subsequence of words (ROUGE-L)."""
+def rouge_l(candidate: Sequence[object], reference: Sequence[object]) -> float:
+    """F-measure of the longest common subsequence of words or token ids (ROUGE-L)."""
     if not candidate or not reference:
         return float(list(candidate) == list(reference))
     lengths = [0] * (len(reference) + 1)

@@ -209,8 +209,8 @@ def arguments(
 
 
 def environment(target: Target) -> dict[str, str]:
-    """Environment of the server. Forced tokens need model runner V1, the only one on CPU."""
-    found = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    """Environment of the server."""
+    found = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if target.threads is not None:
         found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(target.threads)}
     return found

@@ -14,13 +14,25 @@ from typing import Any
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor.interface import (
+    LogitsProcessor as LogitsProcessorV2,
+)
 
 from vtoken_bench.forcing import ARGUMENT
 
 Force = Callable[[list[int], torch.Tensor], torch.Tensor]
 
 
-class ForcedTokens(AdapterLogitsProcessor):
+class ForcedTokens(AdapterLogitsProcessor, LogitsProcessorV2):
+    """For model runner V1, which asks for a function a request, and V2, which passes the batch."""
+
+    def __init__(self, vllm_config: Any, *arguments: Any) -> None:
+        self._by_slot: dict[int, list[int]] = {}
+        if len(arguments) == 1:  # V2: the states of all requests
+            (self._states,) = arguments
+        else:
+            super().__init__(vllm_config, *arguments)
+
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raises ValueError; the server then responds with 400."""
@@ -41,6 +53,24 @@ class ForcedTokens(AdapterLogitsProcessor):
             return logits
 
         return force
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Only V2 calls it."""
+        self._by_slot[req_idx] = _forced(sampling_params)
+        return bool(self._by_slot[req_idx])
+
+    def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
+        """Only V2 passes `ctx`. Its logits have one row a request, without speculative decoding."""
+        if ctx is None:
+            return super().apply(logits)
+        rows = zip(ctx.idx_mapping_np.tolist(), ctx.seq_lens_upper_bound_np.tolist(), strict=False)
+        for row, (slot, num_tokens) in enumerate(rows):
+            forced = self._by_slot[slot]
+            number = num_tokens - int(self._states.prompt_len.np[slot])  # below 0 in a prompt
+            if 0 <= number < len(forced):
+                logits[row] = -torch.inf
+                logits[row, forced[number]] = 0.0
+        return logits
 
 
 def _forced(params: SamplingParams) -> list[int]:

@@ -9,10 +9,13 @@ loop, when an earlier one finishes. Latencies count from the arrival and include
                       that no prefix-cache hit replaces
     concurrency       closed loop: requests at a time (default: all); excludes arrival times
     config            a patch of the configuration, applied first
+    max_running       most requests that run at once, vLLM's `max_num_active_seqs` for this load
     sample_every      steps between two samples of the memory
     stop_on_overflow  stop when a request is preempted, or waits while all others only decode
     keep_tokens       return the tokens of every request too
     natural_end       requests end at the model's end-of-sequence token
+    own_bytes         return what vToken holds beside the KV cache too, see the module `own_bytes`
+    turn_s            take turns with other engines, see the worker
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,33 +59,39 @@ class Load:
         self._stalled = 0  # requests that waited after the last step while all others decoded
         self._preemptions: dict[str, int] = {}
         self._most_running = 0
+        self._running_s = 0.0  # requests that ran, times the seconds of their steps
         self._overflowed = False
         self._busy_s: float | None = None  # arrival of the last request, in a closed loop
         self._used: list[int] = []
         self._samples: list[dict[str, Any]] = []
 
-    def run(self) -> dict[str, Any]:
-        """Run the load; return its measurements, see `_result`."""
-        cpu, steps_ms = time.process_time(), []
+    def run(self, between_steps: Callable[[], None]) -> dict[str, Any]:
+        """Run the load; return its measurements, see `_result`. `between_steps` may wait."""
+        cpu, steps_ms = 0.0, []
+        most, limit = self._scheduler.max_num_active_reqs, self._spec.get("max_running")
+        self._scheduler.max_num_active_reqs = min(most, limit or most)
         every, stops = self._spec.get("sample_every", 0), self._spec.get("stop_on_overflow")
         if self._closed:
             self._add(self._spec.get("concurrency") or len(self._queue))
         while self._arrive():
-            started = time.perf_counter()
+            between_steps()
+            started, cpu_before = time.perf_counter(), time.process_time()
             outputs = self._engine.step()
             taken = time.perf_counter() - started
+            cpu += time.process_time() - cpu_before
             self._clock += taken
             steps_ms.append(taken * 1e3)
             finished = self._record(outputs)
-            self._check_overflow(finished)
+            self._check_overflow(finished, taken)
             if self._overflowed and stops:
                 break
             if every and len(steps_ms) % every == 0:
                 self._sample()
             if self._closed:
                 self._add(finished)
-        result = self._result(steps_ms, time.process_time() - cpu)
+        result = self._result(steps_ms, cpu)
         self._stop()
+        self._scheduler.max_num_active_reqs = most
         return result
 
     # ------------------------------------------------------------ requests
@@ -151,7 +161,7 @@ class Load:
 
     # ------------------------------------------------------------ measuring
 
-    def _check_overflow(self, finished: int) -> None:
+    def _check_overflow(self, finished: int, step_s: float) -> None:
         """Detect that the load does not fit: a preemption, or a request that cannot start.
 
         A request cannot start if it waits for two consecutive steps in which all others decode.
@@ -163,6 +173,7 @@ class Load:
                 self._overflowed = True
         running, waiting = scheduler.get_request_counts()
         self._most_running = max(self._most_running, running)
+        self._running_s += (running + finished) * step_s
         before, self._stalled = self._stalled, 0
         decode = all(r.num_computed_tokens >= r.num_prompt_tokens for r in scheduler.running)
         if waiting and decode and not finished:
@@ -204,6 +215,7 @@ class Load:
             "e2e_ms": _percentiles([1e3 * ((t.finished or 0) - t.arrived) for t in done]),
             "tokens_hash": self._hash(),
             "most_running": self._most_running,
+            "mean_running": self._running_s / self._clock,
             "overflowed": self._overflowed,
             "preemptions": sum(self._preemptions.values()),
         }

@@ -2,7 +2,9 @@
 
 Reads JSON lines on stdin: first the engine's description, then one workload a line. Writes one JSON
 line for each on the file descriptor in the first argument, because vLLM uses stdout. A workload is
-a load (`vtoken_bench.vllm.load`), or `hold` and then `slice` (`vtoken_bench.vllm.slices`).
+a load (`vtoken_bench.vllm.load`), or `hold` and then `slice` (`vtoken_bench.vllm.slices`). A load
+with `turn_s` answers {"paused": true} before its first step and after so many seconds, and goes on
+after the next line, so that several engines can take turns.
 """
 
 from __future__ import annotations
@@ -17,26 +19,24 @@ from typing import Any
 
 from vtoken_bench.counters import Instructions
 from vtoken_bench.vllm.load import Load
+from vtoken_bench.vllm.own_bytes import own_bytes
 from vtoken_bench.vllm.slices import HeldRequests
 
 
 def _engine(spec: dict[str, Any]) -> Any:
-    """Make the engine. With and without vToken it uses the same model runner: V1, unless the
-    environment selects V2, which only CUDA supports.
+    """Make the engine. With and without vToken it uses the same model runner, vLLM's choice: V1 on
+    CPU, where it finds no Triton, and V2 on CUDA.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     extra: dict[str, Any] = {}
     if spec["vtoken"] is not None:
         from vtoken.vllm import engine_args
 
         config = {"evict_when": "always"} | spec["vtoken"]
         extra = engine_args(config, **spec["settings"])
-    given = dict(spec["engine"])
-    processors = given.pop("logits_processors", []) + extra.pop("logits_processors", [])
     from vllm import EngineArgs, LLMEngine
 
-    return LLMEngine.from_engine_args(EngineArgs(**given, **extra, logits_processors=processors))
+    return LLMEngine.from_engine_args(EngineArgs(**spec["engine"], **extra))
 
 
 V1_HOOKS = ("_update_states", "_prepare_inputs", "execute_model", "sample_tokens")
@@ -96,12 +96,12 @@ def _extended(owner: type, mixin: type, name: str) -> type:
 
 
 def _runner_hooks(runner: type) -> tuple[type, tuple[str, ...]]:
-    """vToken's mixin of a model runner, V1 or V2, and the names of its methods in a step."""
-    from vtoken.vllm.worker.runner_v1 import VTokenRunnerMixin
+    """vToken's class in a model runner, V1 or V2, and the names of its methods in a step."""
+    from vtoken.vllm.cpu.runner import VTokenCPURunner
 
-    if issubclass(runner, VTokenRunnerMixin):
-        return VTokenRunnerMixin, V1_HOOKS
-    from vtoken.vllm.cuda.runner_v2 import VTokenV2Mixin
+    if issubclass(runner, VTokenCPURunner):
+        return VTokenCPURunner, V1_HOOKS
+    from vtoken.vllm.cuda.runner import VTokenV2Mixin
 
     return VTokenV2Mixin, V2_HOOKS
 
@@ -138,11 +138,28 @@ def _facts(scheduler: Any) -> dict[str, Any]:
     }
 
 
+class Turns:
+    """When a load has to let other engines run. `seconds` None: never."""
+
+    def __init__(self, seconds: float | None, pause: Callable[[], None]) -> None:
+        self._seconds, self._pause, self._ends = seconds, pause, 0.0
+
+    def between_steps(self) -> None:
+        """Waits for the next turn if this one is over."""
+        if self._seconds is not None and time.perf_counter() >= self._ends:
+            self._pause()
+            self._ends = time.perf_counter() + self._seconds
+
+
 def main() -> None:
     answers = os.fdopen(int(sys.argv[1]), "w")
 
     def answer(value: dict[str, Any]) -> None:
         print(json.dumps(value), file=answers, flush=True)
+
+    def pause() -> None:
+        answer({"paused": True})
+        sys.stdin.readline()
 
     instructions = Instructions()  # before any thread, because it counts only later threads
     engine = _engine(json.loads(sys.stdin.readline()))
@@ -166,7 +183,10 @@ def main() -> None:
         else:
             if workload.get("config"):
                 scheduler.vtoken_controller.patch_config(workload["config"], actor="bench")
-            result = Load(engine, workload, tag).run()
+            turns = Turns(workload.get("turn_s"), pause)
+            result = Load(engine, workload, tag).run(turns.between_steps)
+            if workload.get("own_bytes"):
+                result["own_bytes"] = own_bytes(scheduler, worker.model_runner)
         after = _facts(scheduler)
         for name in CUMULATIVE:
             if name in after:

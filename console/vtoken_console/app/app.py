@@ -10,7 +10,7 @@ import asyncio
 import io
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -24,6 +24,7 @@ from textual.markup import escape
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
+from vtoken_console.app.fleet_pages import FleetPages
 from vtoken_console.app.key_queue import KeyQueue
 from vtoken_console.app.keyfile import keymap
 from vtoken_console.feed.connection import Connection, State
@@ -31,7 +32,7 @@ from vtoken_console.feed.session import Session
 from vtoken_console.feed.source import Source
 from vtoken_console.frame.cost import Cost
 from vtoken_console.frame.guide import Facts, Guide, mark_seen, seen_path
-from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, Key
+from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, ON_FLEET, Key
 from vtoken_console.frame.terminal import Terminal
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import VIEWS, Dashboard
@@ -45,8 +46,10 @@ from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.replay_bar import ReplayBar
 
 if TYPE_CHECKING:
+    from vtoken.client import Server
     from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
+    from vtoken_console.screens.fleet import FleetScreen
 
 FPS_WINDOW_S = 2.0  # frames a second are the mean over this window
 SEEK_S = 5.0
@@ -64,7 +67,9 @@ class ConsoleApp(App[int]):
     """`fps` frames a second at most; `read_only` disables controls whatever the server grants.
 
     `recording`: a file to play from `moment` on instead of connecting to a server. `guide`: of the
-    first minute; None if it is not `guided`, and after its end.
+    first minute; None if it is not `guided`, and after its end. `servers`: several, instead of
+    `url`. The fleet page is the start page of several servers, and of a server with several engines
+    unless `engine` names one.
     """
 
     TITLE = "vToken"
@@ -106,6 +111,7 @@ class ConsoleApp(App[int]):
         keys: tuple[Key, ...] = KEYS,
         guided: bool = False,
         engine: int | None = None,
+        servers: Sequence[Server] = (),
     ) -> None:
         self.terminal = Terminal()  # Textual calls get_driver_class in its __init__
         super().__init__()
@@ -116,9 +122,12 @@ class ConsoleApp(App[int]):
         self.animation_level = "none"  # every step of an animation is an update of the terminal
         self.cost = Cost()
         self.keys = keys
+        self._keys_of_one = tuple(k for k in keys if k.id != "fleet" and k.page != "fleet")
         self.max_fps = fps
+        self._servers = tuple(servers)
+        self.fleet = FleetPages(self)
         self.session = Session(
-            url,
+            "" if servers else url,
             token=token,
             fps=fps,
             read_only=read_only,
@@ -155,7 +164,9 @@ class ConsoleApp(App[int]):
         self.call_after_refresh(self._start)
         self.call_later(self.tick)
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
+        if self._servers:
+            await self.fleet.begin(self._servers)
         self.tick()
         self.run_worker(self.session.run(), name="network", exit_on_error=True)
         self.set_interval(1 / self.max_fps, self.tick, name="frame")
@@ -171,12 +182,15 @@ class ConsoleApp(App[int]):
         view = self.view()
         self.dashboard.announce(view)
         self._update_guide(view)
-        # Behind a page, the dashboard is dimmed and drawn in full: once a second is enough.
+        if self.fleet.needs_begin(view):
+            self.run_worker(self.fleet.begin_of_server(), group="fleet-page", exclusive=True)
+        # Behind a dialog, a page is dimmed and drawn in full: once a second is enough.
         draw_dimmed = now - self._dimmed_drawn_at >= 1.0
         if draw_dimmed:
             self._dimmed_drawn_at = now
+        behind = next((s for s in reversed(self.screen_stack) if not s.is_modal), None)
         for screen in self.screen_stack:
-            drawn = screen is self.screen or (draw_dimmed and screen is self.dashboard)
+            drawn = screen is self.screen or (draw_dimmed and screen is behind)
             if drawn and screen.is_mounted:
                 _show(screen, view)
 
@@ -187,21 +201,24 @@ class ConsoleApp(App[int]):
             cost.dropped += max(0, round((now - drawn[-1]) * self.max_fps) - 1)
         cost.drawn += 1
         cost.written_bytes = self.terminal.written_bytes
+        cost.received_bytes = self.fleet.received_bytes
         if self.source is not None:
-            cost.received_bytes = self.source.feed.received_bytes
+            cost.received_bytes += self.source.feed.received_bytes
         drawn.append(now)
         while now - drawn[0] > FPS_WINDOW_S:
             drawn.popleft()
 
     def view(self) -> View:
         """The newest state as one value."""
-        source, now = self.source, time.monotonic()
+        source, now, fleet = self.source, time.monotonic(), self.fleet.view()
+        server = self.session.server
         spread = now - self._drawn[0] if self._drawn else 0.0
         feed = source.feed if source is not None else None
         filled = feed if feed is not None and feed.connection.ever_live else None
         replay = source.replay if source is not None else None
         return View(
             url=self.session.url,
+            server_name=server.name if server is not None else "",
             connection=feed.connection if feed else Connection(State.IDLE),
             now=time.time() if replay is None else replay.ts,
             monotonic=now,
@@ -218,9 +235,10 @@ class ConsoleApp(App[int]):
             series=filled.series if filled else None,
             audit=filled.data.audit if filled else (),
             cost=self.cost.sample(now),
-            keys=self.keys,
+            keys=self.keys if fleet is not None else self._keys_of_one,
             replay=replay,
-            guide_step=self.guide.number if self.guide is not None else None,
+            fleet=fleet,
+            guide=self.guide.shown if self.guide is not None else None,
         )
 
     def _observe(self, model: StreamState, now: float) -> Activity:
@@ -334,7 +352,12 @@ class ConsoleApp(App[int]):
     def _update_guide(self, view: View) -> None:
         """Passes the newest facts to the guide, and ends it after its last step."""
         model, cursor = view.model, self.dashboard.heatmap.cursor
-        if self.guide is None or model is None or cursor < 0:
+        if self.guide is None:
+            return
+        if self.fleet.is_shown:
+            self.guide.update(Facts(page="fleet"))
+            return
+        if model is None or cursor < 0:
             return  # nothing is drawn yet
         page = type(self.screen).__name__
         status, config = model.status, model.config
@@ -367,16 +390,37 @@ class ConsoleApp(App[int]):
         else:
             self.notify(text)
 
+    # ------------------------------------------------------------ several engines
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the start page has its data."""
+        if self.fleet.is_shown:
+            return self.fleet.settled
+        ready = self.source is not None and self.source.ready
+        return ready and not self.fleet.needs_begin(self.view())
+
+    async def action_fleet(self) -> None:
+        await self.fleet.toggle()
+
+    def on_fleet_screen_opened(self, message: FleetScreen.Opened) -> None:
+        self.fleet.open(message.row)
+
+    def forget_engine(self) -> None:
+        """Another engine is on the dashboard: what was seen of the one before is not of it."""
+        self._activity = None
+        self.dashboard.forget()
+
     # ------------------------------------------------------------ replay
 
     def action_replay(self, what: str) -> None:
-        """One of the controls of a replay, by name. On a live server, "back" and "on" are the
+        """One of the controls of a replay, by name. On live servers, "back" and "on" are the
         engines beside the one on the screen.
         """
         replay = self.session.replay
         if replay is None:
-            if what in ("back", "on") and self.source is not None:
-                self.source.turn(1 if what == "on" else -1)
+            if what in ("back", "on"):
+                self.fleet.step(1 if what == "on" else -1)
             return
         match what:
             case "toggle_pause":
@@ -407,7 +451,8 @@ class ConsoleApp(App[int]):
     async def action_export(self) -> None:
         from vtoken_console.screens.export import ExportScreen
 
-        if self.session.model is None or not self.session.model.synced:
+        model = self.session.model
+        if not self.fleet.is_shown and (model is None or not model.synced):
             self.notify("Nothing to export yet: no data.", severity="error")
         elif not isinstance(self.screen, ExportScreen):
             await self.push_screen(ExportScreen(), self._on_export_choice)
@@ -433,20 +478,35 @@ class ConsoleApp(App[int]):
         from vtoken_console.export.dots import with_dots
         from vtoken_console.export.raster import svg_to_png
 
-        source, url = self.source, self.session.url
-        assert source is not None
-        view, model = self.view(), source.feed.model
+        source, url = self.source, self.session.url or "fleet"
+        view = self.view()
         stem = files.stem(view.now)
-        if kind == "json":
-            ts = model.status.ts if model.status else view.now
-            return {f"{stem}.json": await asyncio.to_thread(files.document, model, url, ts)}
-        if kind == "csv":
-            tables = await asyncio.to_thread(files.tables, model, source.feed.series)
-            return {f"{stem}-{name}.csv": data for name, data in tables.items()}
+        if view.fleet is not None and self.fleet.is_shown:
+            rows = [
+                files.ExportedRow(r.name, r.server.url, r.condition, r.tokens_per_s, r.engine)
+                for r in view.fleet.rows
+            ]
+            if kind == "json":
+                sentences = [finding.text for finding in view.fleet.findings]
+                return {f"{stem}.json": files.fleet_document(rows, sentences, view.now)}
+            if kind == "csv":
+                return {f"{stem}-engines.csv": files.fleet_table(rows)}
+        elif source is not None and kind in ("json", "csv"):
+            return await self._export_data(kind, source, view)
         svg = with_dots(self.export_screenshot(title=f"vtoken console: {url}"))
         if kind == "svg":
             return {f"{stem}.svg": svg.encode()}
         return {f"{stem}.png": await asyncio.to_thread(svg_to_png, svg)}
+
+    async def _export_data(self, kind: str, source: Source, view: View) -> dict[str, bytes]:
+        from vtoken_console.export import files
+
+        stem, model, url = files.stem(view.now), source.feed.model, self.session.url
+        if kind == "json":
+            ts = model.status.ts if model.status else view.now
+            return {f"{stem}.json": await asyncio.to_thread(files.document, model, url, ts)}
+        tables = await asyncio.to_thread(files.tables, model, source.feed.series)
+        return {f"{stem}-{name}.csv": data for name, data in tables.items()}
 
     async def _hand_over(self, contents: dict[str, bytes]) -> str:
         """Writes the files, or sends them to the browser; returns where. Raises OSError."""
@@ -466,6 +526,7 @@ class ConsoleApp(App[int]):
     def action_retry(self) -> None:
         if self.source is not None:
             self.source.retry_now()
+        self.fleet.retry_now()
 
     async def action_help(self) -> None:
         from vtoken_console.screens.help import HelpScreen
@@ -481,6 +542,9 @@ class ConsoleApp(App[int]):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key as a command, then views, colour ramps, colour modes and themes by name."""
         read_only = bool(self.view().read_only_reason)
+        if screen is self.fleet.page:
+            yield from self._fleet_commands()
+            return
         for key in self.keys:
             if key.page or key.id == "command-palette" or (key.control and read_only):
                 continue
@@ -490,14 +554,24 @@ class ConsoleApp(App[int]):
             yield SystemCommand(
                 f"view {name}", "panels to show", partial(self.dashboard.set_view, name)
             )
-        appearance = self.appearance
-        for name in appearance.ramp_names:
-            summary = appearance.theme.ramps[name].summary
-            yield SystemCommand(f"ramp {name}", summary, partial(self.set_ramp, name))
         for mode in MODES:
             yield SystemCommand(
                 f"colour by {mode.value}", mode.summary, partial(self.dashboard.set_mode, mode)
             )
+        yield from self._colour_commands()
+
+    def _fleet_commands(self) -> Iterable[SystemCommand]:
+        for key in self.keys:
+            if key.page == "fleet" or key.id in ON_FLEET | {"help", "quit"}:
+                run = partial(self.run_action, key.action, default_namespace=self.fleet.page)
+                yield SystemCommand(f"{key.label} ({key.shown})", key.help, run)
+        yield from self._colour_commands()
+
+    def _colour_commands(self) -> Iterable[SystemCommand]:
+        appearance = self.appearance
+        for name in appearance.ramp_names:
+            summary = appearance.theme.ramps[name].summary
+            yield SystemCommand(f"ramp {name}", summary, partial(self.set_ramp, name))
         for name in NAMES:
             for depth in DEPTHS:
                 call = partial(self.set_theme, name, depth)
@@ -529,11 +603,13 @@ def run(
     keys: tuple[Key, ...] = KEYS,
     guide: Literal["once", "always"] | None = None,
     engine: int | None = None,
+    servers: Sequence[Server] = (),
 ) -> int:
     """Runs the console until the user quits; returns the exit code.
 
     `theme`: auto, dark, light. `colors`: auto, truecolor, 256, 16. ValueError for anything else.
-    `guide`: show the guided first minute always, or once per user.
+    `guide`: show the guided first minute always, or once per user. `servers`: several, instead of
+    `url`.
     """
     appearance = choose(theme, colors, ascii_only=ascii_only, motion=motion)
     app = ConsoleApp(
@@ -547,5 +623,6 @@ def run(
         keys=keys,
         guided=guide == "always" or (guide == "once" and not seen_path().exists()),
         engine=engine,
+        servers=servers,
     )
     return app.run() or (app.return_code or 0)

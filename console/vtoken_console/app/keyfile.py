@@ -23,7 +23,7 @@ from typing import Any
 from textual.binding import Binding
 from textual.keys import Keys
 
-from vtoken_console.frame.keys import GLOBAL, KEYS, Key, shown_key
+from vtoken_console.frame.keys import KEYS, Key, pages, shown_key
 
 MODIFIERS = ("ctrl+", "shift+", "alt+")
 NAMED = {key.value for key in Keys}
@@ -123,7 +123,7 @@ def _check_conflicts(table: tuple[Key, ...], chosen: dict[str, str], lines: _Lin
     taken: dict[tuple[str, str], Key] = {}
     # Actions in the file come last, so that the error names a line of the file.
     for key in sorted(table, key=lambda key: key.id in chosen):
-        for page in ("", "settings") if key.id in GLOBAL else (key.page,):
+        for page in pages(key):
             for name in key.keys.split(","):
                 other = taken.setdefault((page, name), key)
                 if other.id != key.id:

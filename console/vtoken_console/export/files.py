@@ -35,6 +35,46 @@ class Exported(wire.Doc):
     events: list[wire.Event]
 
 
+class ExportedRow(wire.Doc):
+    """One row of the fleet page."""
+
+    name: str
+    url: str
+    condition: str
+    tokens_per_s: float
+    engine: wire.EngineRow
+
+
+class ExportedFleet(wire.Doc):
+    """The fleet page; `sentences`: what is wrong, the worst first."""
+
+    ts: float
+    sentences: list[str]
+    engines: list[ExportedRow]
+
+
+def fleet_document(rows: Sequence[ExportedRow], sentences: Sequence[str], ts: float) -> bytes:
+    """The JSON document of the fleet page."""
+    exported = ExportedFleet(ts=ts, sentences=[*sentences], engines=[*rows])
+    return msgspec.json.format(msgspec.json.encode(exported), indent=1) + b"\n"
+
+
+def fleet_table(rows: Sequence[ExportedRow]) -> bytes:
+    """The fleet page as one CSV table."""
+    head = ("name", "url", "condition", "revision", "policy", "f", "free", "total", "running")
+    return _csv((*head, "waiting", "tokens_per_s", "problem"), map(_engine, rows))
+
+
+def _engine(row: ExportedRow) -> Sequence[Any]:
+    found: Sequence[Any] = [""] * 6
+    if (status := row.engine.status) is not None:
+        blocks, requests = status.blocks, status.requests
+        found = [status.policy.name, f"{status.fragmentation.f:.6g}", blocks.free]
+        found = [*found, blocks.total, requests.running, requests.waiting]
+    begin = (row.name, row.url, row.condition, row.engine.revision)
+    return [*begin, *found, f"{row.tokens_per_s:.6g}", row.engine.problem]
+
+
 def stem(ts: float) -> str:
     """The stem of the file names, with the local time of the exported state."""
     return time.strftime("vtoken-%Y%m%d-%H%M%S", time.localtime(ts))

@@ -87,9 +87,6 @@ class Replay:
     def ready(self) -> bool:
         return self.feed.ready and self._target_ts is None and self._moment is None
 
-    def turn(self, by: int) -> int | None:
-        return None
-
     def retry_now(self) -> None:
         """Does nothing: a file needs no reconnect."""
 

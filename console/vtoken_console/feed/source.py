@@ -28,9 +28,6 @@ class Source(Protocol):
     def replay(self) -> ReplayStatus | None:
         """The state of a replay; None on a live server."""
 
-    def turn(self, by: int) -> int | None:
-        """Reads the engine `by` ranks further on; None if there is only one."""
-
     def retry_now(self) -> None:
         """Ends the wait for the next attempt."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The state that steps can wait for. `page`: "" (dashboard), settings, help or another page."""
+    """The state that steps can wait for. `page`: "" (dashboard), fleet, settings, help, others."""
 
     page: str = ""
     cursor: int = 0
@@ -33,6 +33,11 @@ class Step:
     done: Callable[[Facts, Facts], bool]
 
 
+FLEET_STEP = Step(
+    "A line is an engine; the sentence above names the one that stands out. Press "
+    "{key:open-engine} to open the dashboard of the one under the cursor.",
+    lambda _, now: now.page == "",
+)
 STEPS: tuple[Step, ...] = (
     Step(
         "A cell of the map is a few blocks of the KV cache: blue is full of live tokens, amber "
@@ -86,24 +91,44 @@ STEPS: tuple[Step, ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The current step: its `number`, from 1, of `count`, and its text."""
+
+    number: int
+    count: int
+    text: str
+
+
 class Guide:
-    """`number` of the current step, from 1; `finished` after the last one."""
+    """`number` of the current step, from 1; `finished` after the last one.
+
+    If the fleet page is the start page, a step on it comes first.
+    """
 
     def __init__(self) -> None:
         self.number = 1
+        self._steps = STEPS
         self._first: Facts | None = None
 
     @property
     def finished(self) -> bool:
-        return self.number > len(STEPS)
+        return self.number > len(self._steps)
+
+    @property
+    def shown(self) -> Shown:
+        """Of a guide that is not finished."""
+        return Shown(self.number, len(self._steps), self._steps[self.number - 1].text)
 
     def update(self, now: Facts) -> None:
         """Advances if the current step's condition holds."""
         if self.finished:
             return
+        if now.page == "fleet" and self.number == 1:
+            self._steps = (FLEET_STEP, *STEPS)
         if self._first is None:
             self._first = now
-        if STEPS[self.number - 1].done(self._first, now):
+        if self._steps[self.number - 1].done(self._first, now):
             self.number += 1
             self._first = now
 

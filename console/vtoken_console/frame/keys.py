@@ -81,6 +81,34 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("K", "K", "ramp", "ramp", "next colour ramp of utilisation", "Look"),
     Key("T", "T", "theme", "theme", "dark or light", "Look"),
+    Key("f", "f", "fleet", "fleet", "all engines, and back to one", "Look", rank=1),
+    Key(
+        "enter",
+        "enter",
+        "open-engine",
+        "open",
+        "the dashboard of the engine under the cursor",
+        "Fleet",
+        page="fleet",
+    ),
+    Key(
+        "s",
+        "s",
+        "sort-engines",
+        "sort",
+        "sort engines: fleet, state, waiting, free, F, tokens a second, p95",
+        "Fleet",
+        page="fleet",
+    ),
+    Key(
+        "slash",
+        "/",
+        "filter-engines",
+        "filter",
+        "engines by words of name, model, policy or state: gpu7 silent",
+        "Fleet",
+        page="fleet",
+    ),
     Key(
         "enter",
         "enter",
@@ -122,7 +150,15 @@ KEYS: tuple[Key, ...] = (
 
 DASHBOARD_KEYS = tuple(key for key in KEYS if not key.page)
 GLOBAL = frozenset({"quit", "help", "command-palette", "skip-guide"})  # work on every page
-APP_ACTIONS = GLOBAL | {"ramp", "theme", "export", "retry"}
+APP_ACTIONS = GLOBAL | {"ramp", "theme", "export", "retry", "fleet"}
+ON_FLEET = APP_ACTIONS - GLOBAL  # work on the dashboard and on the fleet page
+
+
+def pages(key: Key) -> tuple[str, ...]:
+    """The pages on which a key works."""
+    if key.id in GLOBAL:
+        return ("", "settings", "fleet")
+    return ("", "fleet") if key.id in ON_FLEET else (key.page,)
 
 
 def shown_key(keys: str) -> str:

@@ -12,6 +12,7 @@ from vtoken_console.feed.connection import Connection
 from vtoken_console.frame.cost import NO_COST, CostSample
 from vtoken_console.frame.filters import NO_FILTER, Filter
 from vtoken_console.frame.keys import KEYS, Key
+from vtoken_console.frame.silence import is_link_silent, is_overdue
 from vtoken_console.style.ramp import Ramp
 from vtoken_console.style.themes import Theme
 
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
     from vtoken_console.feed.activity import Activity
     from vtoken_console.feed.playhead import ReplayStatus
     from vtoken_console.feed.series import Series
-
-SILENT_S = 5.0
+    from vtoken_console.frame.fleet import FleetView
+    from vtoken_console.frame.guide import Shown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """`now`: Unix seconds; `monotonic`: seconds; `age_s`: since the newest message."""
+    """`server_name`: one of several has a name; `now`: Unix seconds; `monotonic`: seconds;
+    `age_s`: since the newest message.
+    """
 
     url: str
+    server_name: str
     connection: Connection
     now: float
     monotonic: float
@@ -48,12 +52,13 @@ class View:
     cost: CostSample = NO_COST
     keys: tuple[Key, ...] = KEYS
     replay: ReplayStatus | None = None  # None: a live server
-    guide_step: int | None = None  # of the guided first minute, from 1; None: not running
+    guide: Shown | None = None  # the step of the guided first minute; None: not running
+    fleet: FleetView | None = None  # None: one engine
 
     @property
     def is_link_silent(self) -> bool:
-        """Whether no message arrives on a live connection; servers send at least one a second."""
-        return self.replay is None and self.connection.is_live and self.age_s > SILENT_S
+        """Whether no message arrives on a live connection."""
+        return self.replay is None and self.connection.is_live and is_link_silent(self.age_s)
 
     @property
     def engine_silent_s(self) -> float:
@@ -65,9 +70,8 @@ class View:
         idle = not (status.requests.running or status.requests.waiting)
         if idle or status.scheduling != "running":
             return 0.0
-        period_s = 1 / model.hello.fps if model.hello is not None and model.hello.fps > 0 else 0.0
         silent_s = self.server_now - max(status.ts, model.step_ts)
-        return silent_s if silent_s > SILENT_S + 2 * period_s else 0.0
+        return silent_s if is_overdue(silent_s, model.hello) else 0.0
 
     @property
     def server_now(self) -> float:

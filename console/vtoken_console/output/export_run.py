@@ -33,12 +33,11 @@ async def _run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]
     kind = path.suffix.removeprefix(".")
     async with app.run_test(size=size) as pilot:
         deadline = time.monotonic() + DATA_TIMEOUT_S
-        while app.source is None or not app.source.ready:
+        while not app.is_ready:
             if time.monotonic() > deadline:
                 why = app.source.feed.connection.error if app.source else "not started"
-                raise ExportError(
-                    f"no data from {app.session.url} within {DATA_TIMEOUT_S:g} s: {why}"
-                )
+                where = app.session.url or "the servers"
+                raise ExportError(f"no data from {where} within {DATA_TIMEOUT_S:g} s: {why}")
             await pilot.pause(0.05)
         app.tick()  # the first frame needs the application to be running
         if app.session.replay is not None and (problem := app.session.replay.note):

@@ -68,15 +68,10 @@ class WebConsole(Server):
         logging.basicConfig(level=logging.WARNING)
 
     async def on_startup(self, app: web.Application) -> None:
-        """Replaces textual-serve's banner; `run` prints the address."""
-        del app
-
-    async def _make_app(self) -> web.Application:
-        app = await super()._make_app()
+        """Adds the checks, in place of textual-serve's banner; `run` prints the address."""
         app.middlewares.append(self._admit)
         app.router.add_post("/login", self.handle_login)
         app.on_response_prepare.append(_add_headers)
-        return app
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -33,7 +33,6 @@ from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.style import palette
 from vtoken_console.style.palette import Paragraph
-from vtoken_console.widgets.details.given import when_of
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
 from vtoken_console.widgets.lines import terminal_text
@@ -285,7 +284,7 @@ class ControlScreen(ModalScreen[None]):
         result = await self._source.rest.patch_config(patch, validate_only=True)
         evicted = result.what_if.evicted_tokens if result.what_if is not None else 0
         live = [row.live for row in self._source.feed.model.requests.values()]
-        policy, when = config.desired.policy.name, when_of(config.desired, config)
+        policy, when = config.desired.policy.name, config.desired.evict_when
         reason = irreversible(result.changes, policy, evicted, live, when)
         if reason is None:
             return True

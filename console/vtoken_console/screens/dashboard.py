@@ -31,7 +31,7 @@ from vtoken_console.widgets.guide_panel import GuidePanel
 from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
-from vtoken_console.widgets.keybar import KeyBar
+from vtoken_console.widgets.keybar import KeyBar, dashboard_hints
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.outcome import problem_text
 from vtoken_console.widgets.replay_bar import ReplayBar
@@ -97,7 +97,7 @@ class Dashboard(Screen[None]):
         yield self._guide
         yield Input(id="filter", placeholder=EXAMPLE, compact=True)
         yield ReplayBar(id="replay")
-        yield KeyBar(id="keys")
+        yield KeyBar(dashboard_hints, id="keys")
 
     def on_mount(self) -> None:
         self._trial_bar.display = self._guide.display = False
@@ -128,6 +128,10 @@ class Dashboard(Screen[None]):
             health = self._health.poll(status.health) if status is not None else []
             for alert in (*self._changes.poll(view.model, view.monotonic), *health):
                 self.notify(alert.text, severity="warning" if alert.sticky else "information")
+
+    def forget(self) -> None:
+        """Another engine is shown: what was seen of the one before says nothing about it."""
+        self._changes, self._health = ChangeWatch(), HealthWatch()
 
     def request_frame(self) -> None:
         self.post_message(self.FrameRequested())

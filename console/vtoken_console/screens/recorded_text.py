@@ -21,8 +21,7 @@ from vtoken_console.screens.request import Summary
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.header import Header
-from vtoken_console.widgets.keybar import key_spans
-from vtoken_console.widgets.lines import Line, LinesWidget, cut, merge
+from vtoken_console.widgets.keybar import Hint, KeyBar
 from vtoken_console.widgets.replay_bar import ReplayBar
 
 if TYPE_CHECKING:
@@ -30,20 +29,18 @@ if TYPE_CHECKING:
     from vtoken_console.feed.replay import Replay
 
 REFRESH_S = 0.25
-KEYS = (
-    ("arrows", "move"),
-    ("tab", "time"),
-    ("space", "pause"),
-    ("[ ]", "5 s"),
-    ("esc", "back"),
-    ("?", "help"),
-    ("q", "quit"),
-)
 
 
-class RecordedTextKeys(LinesWidget):
-    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        return [merge(cut(key_spans(KEYS), width))]
+def _hints(view: View) -> list[Hint]:
+    return [
+        ("arrows", "move", 9),
+        ("tab", "time", 1),
+        ("space", "pause", 1),
+        ("[ ]", "5 s", 1),
+        ("esc", "back", 0),
+        (view.key("help"), "help", 7),
+        (view.key("quit"), "quit", 0),
+    ]
 
 
 class RecordedTextScreen(Screen[None]):
@@ -67,7 +64,7 @@ class RecordedTextScreen(Screen[None]):
         yield Summary()
         yield TextPanel(id="text")
         yield ReplayBar(id="replay")
-        yield RecordedTextKeys(id="keys")
+        yield KeyBar(_hints, id="keys")
 
     def on_mount(self) -> None:
         self.set_interval(REFRESH_S, self._refresh)

@@ -29,7 +29,7 @@ from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.details.token_rows import TokenRows
 from vtoken_console.widgets.details.token_strip import TokenStrip
 from vtoken_console.widgets.header import Header
-from vtoken_console.widgets.keybar import key_spans
+from vtoken_console.widgets.keybar import Hint, KeyBar
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge
 from vtoken_console.widgets.outcome import problem_text
 
@@ -42,16 +42,6 @@ REFRESH_S = 1.0
 PAGE_TOKENS = 2048
 # Responses of servers that do not show text, have none, or are older than the call.
 NO_TEXT = (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
-KEYS = (
-    ("tab", "next panel"),
-    ("arrows", "move"),
-    ("enter", "block"),
-    ("t", "text"),
-    ("c", "compact this"),
-    ("esc", "back"),
-    ("?", "help"),
-    ("q", "quit"),
-)
 
 
 class Summary(LinesWidget):
@@ -121,19 +111,6 @@ def _counts(*named: tuple[str, int]) -> list[Span]:
     return spans
 
 
-class RequestKeys(LinesWidget):
-    shows_text = False
-
-    def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        keys = [(key, label) for key, label in KEYS if key != "c" or not view.read_only_reason]
-        if self.shows_text:
-            keys = [(key, "tokens" if key == "t" else label) for key, label in keys if key != "tab"]
-        for droppable in ("arrows", "tab", "?"):
-            if sum(len(key) + len(label) + 3 for key, label in keys) > width:
-                keys = [(key, label) for key, label in keys if key != droppable]
-        return [merge(cut(key_spans(keys), width))]
-
-
 class RequestScreen(Screen[None]):
     """`open_block` opens a block's page above this one."""
 
@@ -173,7 +150,19 @@ class RequestScreen(Screen[None]):
                 yield BlockTable(id="table")
             yield TokenRows(id="rows")
         yield TextPanel(id="text")
-        yield RequestKeys(id="keys")
+        yield KeyBar(self._hints, id="keys")
+
+    def _hints(self, view: View) -> list[Hint]:
+        return [
+            *([] if self._shows_text else [("tab", "next panel", 8)]),
+            ("arrows", "move", 9),
+            ("enter", "block", 1),
+            ("t", "tokens" if self._shows_text else "text", 1),
+            *([] if view.read_only_reason else [("c", "compact this", 1)]),
+            ("esc", "back", 0),
+            (view.key("help"), "help", 7),
+            (view.key("quit"), "quit", 0),
+        ]
 
     def on_mount(self) -> None:
         self.query_one("#rows").border_title = "token table"
@@ -297,9 +286,7 @@ class RequestScreen(Screen[None]):
         """Switches between the text and the tokens and blocks."""
         self._text_refused = False
         self.toggle_class("-text")
-        keys = self.query_one(RequestKeys)
-        keys.shows_text = self._shows_text
-        keys.redraw()
+        self.query_one(KeyBar).redraw()
         self.query_one("#text" if self._shows_text else "#strip").focus()
         self._next_load = 0.0
         self._refresh()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 
-from vtoken_console.frame.guide import STEPS
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.widgets.lines import Line, LinesWidget
@@ -17,15 +16,15 @@ class GuidePanel(LinesWidget):
     """Hidden while no guide is running."""
 
     def show(self, view: View) -> None:
-        self.display = view.guide_step is not None
+        self.display = view.guide is not None
         super().show(view)
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        number = view.guide_step
-        if number is None:
+        step = view.guide
+        if step is None:
             return []
-        title = f"first minute · {number} of {len(STEPS)}"
+        title = f"first minute · {step.number} of {step.count}"
         self.set_titles(title, f"{view.key('skip-guide')} skip")
-        text = re.sub("{key:([^}]*)}", lambda match: view.key(match[1]), STEPS[number - 1].text)
+        text = re.sub("{key:([^}]*)}", lambda match: view.key(match[1]), step.text)
         lines = textwrap.wrap(text, max(10, width - 2))
         return [((f" {line}", palette.TEXT_STYLE),) for line in lines]

@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 from vtoken_console.feed.connection import State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.widgets.details.given import when_of
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, spread, width_of
 
 CONNECTION_STYLES = {
@@ -35,7 +34,7 @@ def mode_name(view: View) -> str:
     return f"vtoken·{status.reclamation.state}"
 
 
-def _cost(view: View) -> list[Span]:
+def cost_spans(view: View) -> list[Span]:
     """The console's own cost: bytes to the terminal and from the server, CPU, memory, frames."""
     cost, muted = view.cost, palette.MUTED_STYLE
     spans: list[Span] = [
@@ -79,10 +78,10 @@ class Header(LinesWidget):
             right.append((" " + units.age(view.age_s), palette.WARN_STYLE if stale else muted))
             right.append((f" {view.fps:4.1f} fps ", muted))
             if width >= COST_FROM:
-                right = [*_cost(view), *right]
+                right = [*cost_spans(view), *right]
         left: list[Span] = [(" vToken ", palette.BOLD_STYLE)]
         parts: list[list[list[Span]]] = []  # alternatives of each part, the longest first
-        where = urlsplit(view.url).netloc or view.url
+        where = view.server_name or urlsplit(view.url).netloc or view.url
         model = view.model
         if model is None or model.status is None:
             parts.append([[(where, text)]])
@@ -92,6 +91,8 @@ class Header(LinesWidget):
             if model.hello is not None and len(model.hello.engines) > 1:
                 rank = f"engine {model.hello.engine}"
                 parts.append([[(rank, text), (f" of {len(model.hello.engines)}", muted)]])
+            if view.fleet is not None and view.fleet.num_silent:
+                parts.append([[(f"× {view.fleet.num_silent} silent", palette.BAD_STYLE)]])
             parts.append([[(mode_name(view), text)]])
             if status.policy.name == "none":
                 parts.append([[("no eviction", text)]])
@@ -100,7 +101,7 @@ class Header(LinesWidget):
                 if status.budget_ratio:
                     kept = f"{status.budget_ratio:.0%} of prompt"
                 config = model.config
-                floor = config is not None and when_of(config.effective, config) == "pressure"
+                floor = config is not None and config.effective.evict_when == "pressure"
                 budget = f" {'floor' if floor else 'budget'} {kept}"
                 kept = f" (+{units.count(status.interval_tokens)})"
                 name = (status.policy.name, text)

@@ -1,6 +1,8 @@
 """A panel of rows with a cursor, keys and mouse; only visible rows are built.
 
-A subclass sets `rows` and implements `build_row` and, optionally, head and foot lines.
+A subclass sets `rows` and implements `build_row` and, optionally, head and foot lines. Textual's
+DataTable keeps every cell of every row: too slow for rows that change with each frame, and for a
+hundred thousand tokens.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 It schedules like vLLM's V1 scheduler: running requests first and in order, the newest preempted
 when blocks run out, then admissions with prefix-cache hits; blocks are hashed at schedule time.
 Token contents are keys: a token computed in full context has the same key in every run of the
-request, one computed after an eviction has a key unique to that run.
+request, one computed after an eviction has a key unique to that run. With drafts, a step computes
+more tokens than are known, and takes back those behind the first wrong one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.core.store import SimpleStore
+from tests.support.core.windows import Windows
 from tests.support.core.worker import Content, SimulatedWorker, StepMessage
 from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
@@ -53,7 +55,10 @@ class Request:
 
 
 class CoreEngine:
-    """Owns all parts; `step()` runs one engine step. Tests inject all faults."""
+    """Owns all parts; `step()` runs one engine step. Tests inject all faults.
+
+    `window`: a second group of layers has windows of so many tokens; without a prefix cache.
+    """
 
     def __init__(
         self,
@@ -70,13 +75,16 @@ class CoreEngine:
         store: SimpleStore | None = None,
         worker: SimulatedWorker | None = None,
         calibration: CalibrationProfile | None = None,
+        window: int | None = None,
+        max_drafts: int = 0,
     ) -> None:
         self.block_size = block_size
         self.store = store or SimpleStore(num_blocks)
         self.worker = worker or SimulatedWorker(num_blocks, block_size)
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.worker_lag_steps = worker_lag_steps
-        self.prefix_caching = prefix_caching
+        self.windows = Windows(self.store, window, block_size) if window else None
+        self.prefix_caching = prefix_caching and self.windows is None
         self.caches_after_eviction = False  # violates rule 4, for a control
         self.reserves = False  # admission as in vLLM's block manager; else by the first chunk alone
         # Like vLLM's --watermark: withheld from waiting requests while others run.
@@ -105,7 +113,12 @@ class CoreEngine:
             strict=strict,
             check_every_step=check_every_step,
             calibration=calibration,
+            other_groups=[] if self.windows is None else [self.windows],
+            max_drafts=max_drafts,
         )
+        # How many drafts a request gets next, up to `max_drafts`, and how many of them are right.
+        self.draft: Callable[[Request], tuple[int, int]] = lambda _: (max_drafts, max_drafts)
+        self._drafts: dict[str, tuple[int, int]] = {}  # of the step being planned
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self.num_preemptions = 0
@@ -170,14 +183,16 @@ class CoreEngine:
     def preempt_newest(self) -> None:
         """Preempt between two steps, like a priority scheduler or a reset."""
         if self.running:
-            self._preempt(self.running[-1])
+            self.preempt(self.running[-1])
 
     def _release(self, request: Request, *, preempted: bool) -> None:
         self.runtime.release(request.id, preempted=preempted)
         self.store.release(request.id)
+        if self.windows is not None:
+            self.windows.release(request.id)
         self._removed.append(request.id)
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         self._release(request, preempted=True)
         self.running.remove(request)
         request.num_computed = 0
@@ -197,13 +212,15 @@ class CoreEngine:
 
     def step(self) -> StepPlan:
         self.runtime.state.report_lag_steps = self.worker_lag_steps
-        self.runtime.begin_step(self.due_requests())
+        self._drafts = self._draft()
+        drafting = [(name, 1 + num) for name, (num, _) in self._drafts.items()]
+        self.runtime.begin_step(self.due_requests(), **({"drafting": drafting} if drafting else {}))
         message = StepMessage(StepPlan(0))
         grown = Scheduled()
         preempted = self.num_preemptions
         for request in list(self.running):
             if request in self.running:  # not preempted by an earlier one
-                self._schedule_running(request, grown, message)
+                self.schedule_running(request, grown, message)
         if preempted == self.num_preemptions:
             self._admit(grown, message)
         message.gone, self._removed = self._removed, []
@@ -214,16 +231,37 @@ class CoreEngine:
         self._sample()
         return message.plan
 
-    def _schedule_running(self, request: Request, grown: Scheduled, message: StepMessage) -> None:
+    def _draft(self) -> dict[str, tuple[int, int]]:
+        """Drafts for the requests that compute their newest token next."""
+        found = {}
+        most = (self.store.num_blocks - 1) * self.block_size
+        for request in self.running:
+            if self.runtime.state.max_drafts and request.num_known - request.num_computed == 1:
+                num, right = self.draft(request)
+                num = min(num, most - request.num_known)
+                if num > 0:
+                    found[request.id] = num, min(num, right)
+        return found
+
+    def schedule_running(self, request: Request, grown: Scheduled, message: StepMessage) -> None:
         num_new = min(request.num_known - request.num_computed, self.prefill_chunk_tokens)
-        while (missing := self._num_missing_blocks(request, num_new)) > len(self.store.free):
+        num_drafts, num_right = self._drafts.get(request.id, (0, 0))
+        num_new += num_drafts
+        beside = 0
+        if self.windows is not None:
+            self.windows.give_back(request.id, request.num_computed)
+            beside = self.windows.missing(request.id, request.num_computed + num_new)
+        free = self.store.free
+        while (missing := self._num_missing_blocks(request, num_new)) + beside > len(free):
             last = self.running[-1]
-            self._preempt(last)
+            self.preempt(last)
             if last is request:
                 return
         if missing > 0:
             message.appended[request.id] = self.store.extend(request.id, missing)
-        self._grow(request, num_new, grown, message)
+        if num_drafts > num_right:
+            message.rejected[request.id] = num_drafts - num_right
+        self._grow(request, num_new, grown, message, num_drafts)
 
     def _admit(self, grown: Scheduled, message: StepMessage) -> None:
         while self.waiting:
@@ -234,11 +272,12 @@ class CoreEngine:
             hit_free = sum(self.store.ref_cnt[b] == 0 for b in hit)
             num_new = min(request.num_known - len(hit) * s, self.prefill_chunk_tokens)
             missing = -(-(len(hit) * s + num_new) // s) - len(hit)
+            beside = 0 if self.windows is None else self.windows.missing(request.id, num_new)
             withheld = self.watermark_blocks if self.running else 0
-            admission, requirement, takes = self.runtime.admission, NO_REQUIREMENT, missing
+            admission, requirement, takes = self.runtime.admission, NO_REQUIREMENT, missing + beside
             if self.reserves:
-                requirement = admission.requirement(request.id, request.num_known)
-                takes = -(-request.num_known // s) - len(hit)
+                requirement = admission.requirement(request.id, request.num_known, beside)
+                takes = -(-request.num_known // s) - len(hit) + beside
             needed = takes + requirement.extra_blocks + withheld
             if needed > len(self.store.free) - hit_free:
                 admission.record_demand(
@@ -252,7 +291,7 @@ class CoreEngine:
             self.store.admit(request.id, hit)
             self.store.extend(request.id, missing)
             cached = [request.content(t) for t in range(request.num_computed)]
-            admission.admitted(request.id, len(self.store.tables[request.id]))
+            admission.admitted(request.id, len(self.store.tables[request.id]) + beside)
             message.new[request.id] = (list(self.store.tables[request.id]), cached)
             self._grow(request, num_new, grown, message)
 
@@ -261,15 +300,28 @@ class CoreEngine:
         places = request.num_computed + num_new if extent is None else extent
         return -(-places // self.block_size) - len(self.store.tables[request.id])
 
-    def _grow(self, request: Request, num_new: int, grown: Scheduled, message: StepMessage) -> None:
-        """Register the tokens and hash the blocks that they fill (at schedule time)."""
+    def _grow(
+        self,
+        request: Request,
+        num_new: int,
+        grown: Scheduled,
+        message: StepMessage,
+        num_drafts: int = 0,
+    ) -> None:
+        """Register the tokens and hash the blocks that known ones fill (at schedule time)."""
         first = request.num_computed
         request.num_computed += num_new
+        if self.windows is not None:
+            self.windows.grow(request.id, request.num_computed)
         table = self.runtime.tables.get(request.id)
         truncated = table is not None and table.virtual
         message.writes[request.id] = [
             request.content(t, truncated=truncated) for t in range(first, request.num_computed)
         ]
+        wrong = message.rejected.get(request.id, 0)
+        if wrong:
+            contents = message.writes[request.id]
+            contents[-wrong:] = [("wrong", key, self.runtime.step) for key in contents[-wrong:]]
         blocks = self.store.tables[request.id]
         grown.request_ids.append(request.id)
         grown.num_tokens.append(request.num_computed)
@@ -279,7 +331,8 @@ class CoreEngine:
                 request.num_prompt_tokens, request.seed, request.num_known
             )
         if self.prefix_caching and (not truncated or self.caches_after_eviction):
-            for index in range(min(request.num_computed // self.block_size, len(blocks))):
+            num_known = request.num_computed - num_drafts
+            for index in range(min(num_known // self.block_size, len(blocks))):
                 self.store.cache(blocks[index], request.block_hash(index, self.block_size))
 
     def _execute(self) -> None:
@@ -287,6 +340,15 @@ class CoreEngine:
         report: WorkerReport | None = self.worker.execute(message)
         if message.plan.step:
             self.runtime.finish_step(report, message.plan.step)
+        self.runtime.truncate(message.rejected)
+        for request in self.running:
+            num_drafts, num_right = self._drafts.pop(request.id, (0, 0))
+            if request.id in message.writes:
+                request.num_computed -= num_drafts - num_right
+                request.num_known += num_right
+        self.runtime.check_lengths(
+            {r.id: r.num_computed for r in self.running if r.id in message.rejected}
+        )
 
     def _sample(self) -> None:
         served = []

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+import vtoken
 from tests.support.core.engine import CoreEngine, Request
 from vtoken.base.arrays import Bools, Ints
 from vtoken.base.errors import RefusedError
@@ -98,7 +99,7 @@ class LiveEngine:
         self.prefix_tokens = prefix_tokens
         self.facts = EngineFacts(
             epoch=epoch,
-            vtoken_version="0.1.0",
+            vtoken_version=vtoken.__version__,
             vllm_version="0.32.0",
             model=model,
             device="cpu",

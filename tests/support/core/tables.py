@@ -9,7 +9,6 @@ import numpy as np
 from vtoken.base.arrays import Ints, Ragged
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.tables import kernels
-from vtoken.core.tables.token_table import TokenTable
 from vtoken.core.tables.token_tables import TokenTables
 
 
@@ -35,6 +34,14 @@ def evict_tokens(tables: TokenTables, request_id: str, token_ids: Sequence[int] 
         raise InvariantViolation("I2", f"victims of {request_id}: code {codes[0]}")
 
 
-def hole_of(table: TokenTable) -> int:
+def hole_of(tables: TokenTables, request_id: str) -> int:
     """The place of the next single token; -1: behind the last one."""
-    return int(table._columns.hole[table.row])
+    return int(tables.columns.hole[tables[request_id].row])
+
+
+def index_of(tables: TokenTables, request_id: str) -> Ints:
+    """A request's row of the column `index_of`, to read or to damage."""
+    columns, table = tables.columns, tables[request_id]
+    first = int(columns.first_token[table.row])
+    index: Ints = columns.arrays.index_of[first : first + table.num_tokens]
+    return index

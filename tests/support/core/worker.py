@@ -33,6 +33,7 @@ class StepMessage:
     new: dict[str, tuple[list[int], list[Content]]] = field(default_factory=dict)
     appended: dict[str, list[int]] = field(default_factory=dict)
     writes: dict[str, list[Content]] = field(default_factory=dict)  # scheduled requests only
+    rejected: dict[str, int] = field(default_factory=dict)  # of the newest tokens, after sampling
 
 
 @dataclass
@@ -67,6 +68,7 @@ class SimulatedWorker:
         self.sequential_copies = False
         self.hole_us = 0
         self.copy_us = 0
+        self.takes_back = True  # rejected drafts, in the product's mirrors; for a control
         self.score: Callable[[str, int], Scores] = scores_of
         self.reads_checked = 0
         self.blocks_borrowed = 0
@@ -74,7 +76,7 @@ class SimulatedWorker:
     def execute(self, message: StepMessage) -> WorkerReport:
         plan = message.plan
         before = self._retained(plan, old=True)
-        self._copy(plan)
+        self.copy_slots(plan)
         after = self._retained(plan, old=False)
         for request_id in message.gone:
             self.mirrors.pop(request_id, None)
@@ -104,7 +106,8 @@ class SimulatedWorker:
         for request_id, contents in message.writes.items():
             self._write(request_id, contents, message)
         self._use_scratch(plan)
-        self._attend(plan)
+        self.attend(plan)
+        self._reject(message.rejected)
         moved, packed = len(plan.source_slots), self._num_packed(plan)
         report = WorkerReport(plan.step, moved_tokens=moved, copy_us=self.copy_us * moved)
         report.packed_tokens, report.pack_us = packed, self.hole_us * packed
@@ -118,6 +121,17 @@ class SimulatedWorker:
             num_tokens = len(self.mirrors[request_id].contents)
             report.scores[request_id, signal] = self.score(request_id, num_tokens)
         return report
+
+    def _reject(self, rejected: dict[str, int]) -> None:
+        """Take back the newest tokens."""
+        if self.takes_back:
+            self.product.truncate(rejected)
+        for request_id, num in rejected.items():
+            mirror = self.mirrors[request_id]
+            kept = len(mirror.contents) - num
+            mirror.contents = mirror.contents[:kept]
+            if mirror.slots is not None:
+                mirror.slots = {t: slot for t, slot in mirror.slots.items() if t < kept}
 
     def _num_packed(self, plan: StepPlan) -> int:
         """Packed tokens: with borrowed blocks those of partial blocks, else all of the request."""
@@ -155,7 +169,7 @@ class SimulatedWorker:
         s = self.block_size
         return {t: mirror.blocks[t // s] * s + t % s for t in range(len(mirror.contents))}
 
-    def _copy(self, plan: StepPlan) -> None:
+    def copy_slots(self, plan: StepPlan) -> None:
         pairs = list(zip(plan.source_slots.tolist(), plan.destination_slots.tolist(), strict=True))
         if self.sequential_copies:
             for source, destination in pairs:
@@ -211,7 +225,7 @@ class SimulatedWorker:
                 self.memory[slot] = "scratch"
             self.blocks_borrowed += 1
 
-    def _attend(self, plan: StepPlan) -> None:
+    def attend(self, plan: StepPlan) -> None:
         s, parts = self.block_size, parts_of(plan.requests)
         for request_id, mirror in self.mirrors.items():
             slots = self.live_slots(mirror)

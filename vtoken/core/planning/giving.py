@@ -1,8 +1,8 @@
 """Who gives tokens when memory is short, and how many: water-filling over running requests.
 
 Pure functions of columns, independent of policies and tables. A shortage is in blocks. A request
-gives whole blocks: it is cut down to a number of live tokens that, with the next one, fill its
-blocks, so that packing it returns every block that it gives.
+gives whole blocks: it is cut down to a number of live tokens that, with those of the next step,
+fill its blocks, so that packing it returns every block that it gives.
 
 1. blocks that forgotten tokens fill go before all others
 2. requests of the least important priority give first (vLLM: the greatest number)
@@ -28,7 +28,7 @@ class Givers(NamedTuple):
     `live` and `tokens`: live tokens, and all tokens ever computed. `floor`: the fewest live tokens.
     `private_blocks`: held blocks that nobody else holds. `priority`: vLLM's, lower is more
     important. `step_blocks`: how many blocks each gives at a time. `forgotten`: the live tokens
-    that die before all others.
+    that die before all others. `max_drafts`: the most drafts of each in a step.
     """
 
     live: Ints
@@ -38,17 +38,19 @@ class Givers(NamedTuple):
     priority: Ints
     step_blocks: Ints
     forgotten: Ints
+    max_drafts: int = 0
+
+    def needed_blocks(self, live: Ints, block_size: int) -> Ints:
+        """Blocks for `live` [k] tokens and those of the next step."""
+        needed: Ints = (live + self.max_drafts) // block_size + 1
+        return needed
 
     def most_blocks(self, block_size: int) -> Ints:
         """The most blocks that each request can give [k]."""
-        spare = needed_blocks(self.live, block_size) - needed_blocks(self.floor, block_size)
+        needed = self.needed_blocks(self.live, block_size)
+        spare = needed - self.needed_blocks(self.floor, block_size)
         most: Ints = np.clip(spare, 0, self.private_blocks)
         return most
-
-
-def needed_blocks(live: Ints, block_size: int) -> Ints:
-    """Blocks for `live` [k] tokens and the next one."""
-    return live // block_size + 1
 
 
 def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
@@ -56,10 +58,11 @@ def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
     there are. Equal to `givers.live` where a request gives nothing.
     """
     most = givers.most_blocks(block_size).tolist()
-    needed = needed_blocks(givers.live, block_size)
+    needed = givers.needed_blocks(givers.live, block_size)
     tokens, priority = givers.tokens.tolist(), givers.priority.tolist()
     step = givers.step_blocks.tolist()
-    obsolete = (needed - needed_blocks(givers.live - givers.forgotten, block_size)).tolist()
+    remaining = givers.live - givers.forgotten
+    obsolete = (needed - givers.needed_blocks(remaining, block_size)).tolist()
     given = [0] * len(most)
 
     def turn(i: int) -> tuple[bool, int, bool, float, int]:
@@ -79,5 +82,5 @@ def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
         else:
             heapq.heappop(queue)
     gives = np.array(given, dtype=np.int64)
-    kept: Ints = (needed - gives) * block_size - 1
+    kept: Ints = (needed - gives) * block_size - 1 - givers.max_drafts
     return np.where(gives > 0, kept, givers.live)

@@ -11,8 +11,8 @@ slack at the end. Invariants of each row r in use, with o = first_token[r]:
 1. slots[o + t] is the slot of token t < num_tokens[r], -1 when it is dead
 2. num_live[r] = |{t < num_tokens[r]: slots[o + t] >= 0}|, counted by transitions
 3. num_tokens[r] <= token_capacity[r], and segments slots[o : o + token_capacity[r]] do not overlap
-4. (r, version[r]) identifies the state of existing tokens: the version changes when a token dies or
-   moves and when the row is reassigned, but not when tokens are appended
+4. (r, version[r]) identifies the state of existing tokens: the version changes when a token dies,
+   moves or is taken back and when the row is reassigned, but not when tokens are appended
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SLACK_SHARE = 8
 MAX_SLOT = (1 << 31) - 1
 
 # Why a kernel stopped at a request: `fault` is (reason, number in the plan, number in the mirror).
-FULL, SHAPE, COUNT, LIVE_COUNT, DEAD_EVICTED, DEAD_MOVED, NO_SLOT, NO_BLOCK = range(1, 9)
+FULL, SHAPE, COUNT, LIVE_COUNT, DEAD_EVICTED, DEAD_MOVED, NO_SLOT, NO_BLOCK, FEWER = range(1, 10)
 REASONS = {
     SHAPE: "the plan's columns do not fit: {} numbers, {} referenced",
     COUNT: "the plan is for {} tokens, the mirror has {}",
@@ -58,6 +58,7 @@ REASONS = {
     DEAD_MOVED: "the plan moves token {}, which is not live in the mirror of {} tokens",
     NO_SLOT: "the plan writes to {}, which is no slot, in a mirror of {} tokens",
     NO_BLOCK: "the plan is for {} tokens, the block table has room for {}",
+    FEWER: "{} tokens were rejected, the mirror has {}",
 }
 
 
@@ -267,6 +268,19 @@ class Mirrors(Mapping[str, Mirror]):
                 raise self._mismatch(steps.names[done])
         return rows
 
+    def truncate(self, rejected: Mapping[str, int]) -> None:
+        """Take back the newest tokens of requests, by name how many: drafts that were rejected.
+
+        Requests without a mirror are skipped. Raises MirrorMismatchError for more tokens than there
+        are; mirrors before that one are then truncated.
+        """
+        names = [name for name in rejected if name in self._rows]
+        rows = self.rows_of(names)
+        counts = np.array([rejected[name] for name in names], dtype=np.int64)
+        done = _truncate(rows, self.columns.arrays, counts, self._fault)
+        if done < len(rows):
+            raise self._mismatch(names[done])
+
     def _grew(self, row: int) -> bool:
         """Enlarge `row` if its capacity is why the kernel stopped; returns whether it was."""
         reason, wanted, _ = self._fault.tolist()
@@ -451,6 +465,25 @@ def _apply(
             fault[0], fault[1], fault[2] = LIVE_COUNT, num_live[i], live
             return i
     return size
+
+
+@kernel
+def _truncate(rows: Ints, columns: MirrorArrays, counts: Ints, fault: Ints) -> int:
+    """Take back the newest `counts` tokens of `rows`. Returns the index of the first request that
+    has fewer, len(rows) if there is none.
+    """
+    for i in range(len(rows)):
+        fact = columns.facts[rows[i]]
+        end = fact.num_tokens
+        if counts[i] < 0 or counts[i] > end:
+            fault[0], fault[1], fault[2] = FEWER, counts[i], end
+            return i
+        for at in range(fact.first_token + end - counts[i], fact.first_token + end):
+            fact.num_live -= columns.slots[at] >= 0
+            columns.slots[at] = -1
+        fact.num_tokens = end - counts[i]
+        fact.version += counts[i] > 0
+    return len(rows)
 
 
 @kernel

@@ -98,13 +98,19 @@ class StepPlan:
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
     probed: frozenset[str] = frozenset()
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether ranks and stages compare it: it evicts, moves, recycles or reads signals."""
+        return bool(self.requests or len(self.source_slots) or self.want_scores)
+
 
 @dataclass(slots=True)
 class WorkerReport:
     """The worker's report of step `step`.
 
     `packed_tokens`: tokens packed before attention, counted once, and `pack_us` the time over all
-    layers; with several ranks, those of the reporting rank. `probe_us`: time over all layers of
+    layers; with several ranks, those of the reporting rank, and with several stages the sum of
+    their times. `probe_us`: time over all layers of
     probing `probed_queries` single queries, one per request; prompt chunks are not counted, and
     both are 0 where the host does not wait for probes. `scores`: (request, signal) -> float32
     [num_tokens] by token id, higher = keep; shorter than the request if its newest tokens came
@@ -121,7 +127,7 @@ class WorkerReport:
     probed_queries: int = 0
     probe_us: int = 0
     violation: str | None = None
-    disagreement: str | None = None  # tensor parallelism: the differing rank and the difference
+    disagreement: str | None = None  # the differing rank or stage, and the difference
     scores: dict[tuple[str, Signal], Floats] = field(default_factory=dict)
 
 

@@ -6,7 +6,8 @@ L = budget + interval, a request with P tokens to compute and at most T in total
 in tokens:
 
   prompt:  min(P, L + chunk) if eviction runs between the chunks of the prompt, else P
-  output:  min(T, L + 1) if eviction runs during decoding, else T - P + what the prompt keeps
+  output:  min(T, L + 1) if eviction runs during decoding, else T - P + what the prompt keeps, and
+           the most drafts of a step
 
 Layers with a window, chunks or a state take blocks of the same pool (`other_groups`). What a
 request needs at its peak is the greater of two sums over all groups, that of its prompt and that of
@@ -279,6 +280,7 @@ class Admission:
             np.array([self._priority(names[row]) for row in rows.tolist()], dtype=np.int64),
             np.maximum(1, -(-state.due.interval[rows] // state.geometry.block_size)),
             forgotten,
+            state.max_drafts,
         )
 
     def _priority(self, request_id: str) -> int:
@@ -339,10 +341,10 @@ class Admission:
 
     def _later_peak(self, rules: VTokenConfig, prompt: int, max_tokens: int) -> int:
         """The most tokens live at once after a prompt of `prompt` tokens."""
-        limit = self._limit(rules)
+        limit, drafts = self._limit(rules), self._state.max_drafts
         if rules.evict_during != "prefill":
-            return min(max_tokens, limit + 1)
-        return (prompt if prompt <= limit else rules.budget_tokens) + max_tokens - prompt
+            return min(max_tokens, limit + 1) + drafts
+        return (prompt if prompt <= limit else rules.budget_tokens) + max_tokens - prompt + drafts
 
     def _prompt_peak(self, rules: VTokenConfig, num_tokens: int, num_cached: int = 0) -> int:
         """The most tokens live at once while a prompt of `num_tokens` is computed."""

@@ -22,7 +22,7 @@ class TableBatch:
 
     `scores` [k]: each request's signal by token id, if the policy reads one. `protected` [k]:
     (start, end) pairs of tokens that are never victims; `budget` [k] is what stays besides those.
-    `view(row)`: the view of one of the requests.
+    `view(i)`: the view of request i.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TableBatch:
             self.budget = kept - tables.num_live_in(rows, protected)
 
     def views(self) -> Iterator[View]:
-        return map(self._view, self.rows.tolist())
+        return map(self._view, range(len(self.rows)))
 
     def oldest(self, sinks: int) -> Ragged:
         """Each request's `num_victims` oldest ids, except the first `sinks` positions."""

@@ -70,7 +70,7 @@ class DueColumns(Rows):
     waits: Bools
 
     def __init__(self) -> None:
-        super().__init__(DUE_FACTS)
+        super().__init__(DUE_FACTS, unused=NEVER)
         self.protection: dict[int, Protection] = {}
 
     def _set(self, facts: npt.NDArray[Any]) -> None:
@@ -96,6 +96,20 @@ class DueColumns(Rows):
             self.protection[row] = protection
         else:
             self.protection.pop(row, None)
+
+    def release(self, row: int) -> None:
+        """The request of `row` releases its blocks; its row may be reused."""
+        self.clear(row)
+        self.protection.pop(row, None)
+
+    @property
+    def any_by_length(self) -> bool:
+        """Whether a request may become due by its length alone."""
+        return bool(np.count_nonzero(self.limit < NEVER))
+
+    def giving(self) -> Ints:
+        """The rows of requests that give tokens under pressure in some phase."""
+        return np.flatnonzero(self.floor < NEVER)
 
     def protected(self, rows: Ints) -> Ragged:
         """The protected spans of each of `rows` [k], as (start, end) pairs."""

@@ -176,7 +176,10 @@ class Evictor:
             num_given += count
         state.counters.tokens.evicted += num_tokens
         state.counters.pressure.given_tokens += num_given
-        state.counters.reclamation.moved_then_evicted_tokens += self._num_wasted(rows[died])
+        if state.last_moves:
+            state.counters.reclamation.moved_then_evicted_tokens += self._num_wasted(
+                rows[died], victims if died.all() else victims.take(np.flatnonzero(died))
+            )
         num_requests = int(np.count_nonzero(died))
         state.events.add(
             state.step,
@@ -193,23 +196,13 @@ class Evictor:
         self._note_reclaimed(freed)
         return Evicted(True, freed)
 
-    def _num_wasted(self, rows: Ints) -> int:
-        """Victims of `rows` [k] that were moved shortly before."""
-        state = self._state
-        moved = [
-            row
-            for row in rows.tolist()
-            if state.requests[state.tables.names[row]].last_moves is not None
-        ]
-        if not moved:
-            return 0
-        num_rows = state.tables.columns.num_rows
-        victims = state.draft.evicted_of(np.array(moved, dtype=np.int64), num_rows)
-        wasted = 0
-        for i, row in enumerate(moved):
-            moves = state.requests[state.tables.names[row]].last_moves
-            assert moves is not None
-            wasted += moves.num_recent(victims.of(i), state.step)
+    def _num_wasted(self, rows: Ints, victims: Ragged) -> int:
+        """Those of the `victims` of `rows` [k] that were moved shortly before."""
+        state, wasted = self._state, 0
+        for i, row in enumerate(rows.tolist()):
+            moves = state.last_moves.get(state.tables.names[row])
+            if moves is not None:
+                wasted += moves.num_recent(victims.of(i), state.step)
         return wasted
 
     def drop_retained(self) -> list[int]:

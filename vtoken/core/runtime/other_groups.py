@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from vtoken.base.arrays import Ints
 from vtoken.wire import GroupKind
 
 
@@ -24,6 +25,11 @@ class OtherGroup(Protocol):
     def most_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
         """The most blocks that a request of at most `num_tokens` tokens holds while it computes
         at most `chunk_tokens` of them a step.
+        """
+
+    def growth(self, request_ids: Sequence[str], num_new: Ints, steps: int) -> Ints:
+        """The blocks that running requests take [k] to compute `num_new` [k] tokens in `steps`
+        steps, less those that they give back before; negative if they give back more.
         """
 
     def held_blocks(self, request_id: str) -> int:

@@ -169,15 +169,13 @@ class PolicyRunner:
         Protected and forgotten tokens are excluded; `targets` [k] tokens stay live.
         """
         state, tables = self._state, self._state.tables
-        known = dict.fromkeys(rows.tolist(), NO_SCORES)
+        scores = [NO_SCORES] * len(rows)
         if policy.reads is not None or policy.profiles or "token_ids" in policy.needs:
-            known = {
-                row: found
-                for row in rows.tolist()
-                if (found := self._inputs(policy, config, tables.names[row])) is not None
-            }
-            ready = np.isin(rows, [*known])
-            rows, targets = rows[ready], targets[ready]
+            inputs = [self._inputs(policy, config, tables.names[row]) for row in rows.tolist()]
+            scores = [found for found in inputs if found is not None]
+            if len(scores) < len(rows):
+                ready = [found is not None for found in inputs]
+                rows, targets = rows[ready], targets[ready]
         if config is state.config:
             excluded = state.due.protected(rows)
         else:
@@ -193,13 +191,11 @@ class PolicyRunner:
                 parts[i] = pairs[np.argsort(pairs[:, 0])].ravel()
                 kept[i] += len(ids)
             excluded = Ragged.joined(parts)
-        stays = dict(zip(rows.tolist(), targets.tolist(), strict=True))
 
-        def view(row: int) -> View:
-            table = tables.at(row)
-            return self._view(table, config, policy, stays[row], known[row])
+        def view(i: int) -> View:
+            return self._view(tables.at(rows[i]), config, policy, int(targets[i]), scores[i])
 
-        return TableBatch(tables, rows, kept, [*known.values()], excluded, view)
+        return TableBatch(tables, rows, kept, scores, excluded, view)
 
     def _inputs(
         self, policy: Policy, config: VTokenConfig, name: str, *, profiled: bool = True

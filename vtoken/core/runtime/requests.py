@@ -7,7 +7,6 @@ from typing import Any
 
 from vtoken.base.arrays import Floats, Ints
 from vtoken.core.config.values import VTokenConfig
-from vtoken.core.runtime.wasted_moves import LastMoves
 from vtoken.policies import Policy
 from vtoken.policies.signals import Signal
 
@@ -61,7 +60,6 @@ class RequestState:
     # Relocator
     in_flight_step: int = 0  # step of the relocation that is not reported yet
     moved_tokens: int = 0
-    last_moves: LastMoves | None = None  # created by the first relocation
     # Scoring: what the policy and the shadow read, and what it was set for: rules, shadow, whether
     # the signals are kept at all
     signals: dict[Signal, SignalState] = field(default_factory=dict)

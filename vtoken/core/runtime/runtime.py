@@ -6,6 +6,7 @@ Independent of the engine. The owner of the blocks implements `BlockStore` and c
     required_extent(id, n)  during allocation: the places that n tokens of a request require
     commit_step(scheduled)  after allocation: append the new tokens, return the worker's plan
     finish_step(report)     process the worker's report
+    truncate(rejected)      take back the drafts that were rejected; `check_lengths` compares
     sampled(ids, n)         record the requests that got a token
 
 It also calls `announce` when a request arrives, `release` when a request releases its blocks and
@@ -24,7 +25,7 @@ no policy reads a signal, the worker does not need the plan (`concerns_worker`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -71,6 +72,7 @@ class Runtime:
         strict: bool = True,
         check_every_step: bool = False,
         report_lag_steps: int = 0,
+        max_drafts: int = 0,
         max_chunk_tokens: int = MAX_TOKENS,
         max_step_tokens: int = MAX_TOKENS,
         borrows_blocks: bool = True,
@@ -87,6 +89,7 @@ class Runtime:
             config,
             strict=strict,
             report_lag_steps=report_lag_steps,
+            max_drafts=max_drafts,
             calibration=calibration,
         )
         self.geometry = geometry
@@ -102,7 +105,9 @@ class Runtime:
         self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
         self.admission = Admission(self.state, max_chunk_tokens, other_groups)
         self.prices = Prices()
-        self.shortages = ShortageMonitor(self.state, self.admission, self.prices, max_step_tokens)
+        self.shortages = ShortageMonitor(
+            self.state, self.admission, self.prices, max_step_tokens, other_groups
+        )
         self.evictor = Evictor(self.state, self.policy_runner, self.shortages)
         self.round_planner = RoundPlanner(self.state)
         self.pricer = RoundPricer(self.state, self.prices)
@@ -146,11 +151,12 @@ class Runtime:
         return not state.may_evict or not (state.evicts_by_length or self.shortages.is_near())
 
     def concerns_worker(self, plan: StepPlan) -> bool:
-        """Whether the worker needs `plan`: a request has evicted or is probed.
+        """Whether the worker needs `plan`: a request has evicted or keeps signals.
 
-        A worker without a plan drops its state of all requests.
+        A worker without a plan drops its state of all requests, those that are not scheduled in
+        this step included.
         """
-        return bool(plan.signals) or self.tables.any_virtual
+        return bool(plan.signals) or self.tables.any_virtual or self.scoring.keeps_signals
 
     # ------------------------------------------------------------ requests come and go
 
@@ -238,11 +244,17 @@ class Runtime:
 
     # ------------------------------------------------------------ the step
 
-    def begin_step(self, ready: Iterable[str], prefilling: Sequence[tuple[str, int]] = ()) -> None:
+    def begin_step(
+        self,
+        ready: Iterable[str],
+        prefilling: Sequence[tuple[str, int]] = (),
+        drafting: Sequence[tuple[str, int]] = (),
+    ) -> None:
         """Evict and relocate before this step's allocation.
 
-        `ready`: requests whose prompt is computed and that append one token next. `prefilling`:
-        requests in the middle of their prompt, with the maximum size of their next chunk.
+        `ready`: requests whose prompt is computed and that append their newest token next; those
+        `drafting` append drafts behind it, so many tokens in all. `prefilling`: requests in the
+        middle of their prompt, with the maximum size of their next chunk.
         """
         state = self.state
         state.begin_step()
@@ -256,7 +268,8 @@ class Runtime:
             due = ready + [request_id for request_id, _ in prefilling]
             died, dropped = self.evictor.evict_due(due, shortage)
             freed += dropped
-        missing = self._missing_blocks(prefilling, freed) if prefilling else 0
+        several = [*prefilling, *drafting]
+        missing = self._missing_blocks(several, freed) if several else 0
         if shortage.now_blocks:
             missing = max(missing, shortage.now_blocks - self._num_free(freed))
         freed += self.relocator.plan_step(
@@ -290,16 +303,13 @@ class Runtime:
             except InvariantViolation as violation:
                 self.state.violated(violation)
 
-    def _missing_blocks(self, prefilling: Sequence[tuple[str, int]], freed: list[int]) -> int:
-        """Blocks that the next chunks need beyond the free ones, `freed` included."""
-        state, tables, needed = self.state, self.tables, 0
-        size = state.geometry.block_size
-        for request_id, num_new in prefilling:
-            table = tables.get(request_id)
-            if table is not None and table.virtual:
-                places = table.append_start + num_new
-                needed += max(0, -(-places // size) - table.num_blocks)
-        return needed - self._num_free(freed)
+    def _missing_blocks(self, several: Sequence[tuple[str, int]], freed: list[int]) -> int:
+        """Blocks of all groups that requests that have evicted need for `several` new tokens, by
+        name how many, beyond the free ones, `freed` included.
+        """
+        tables = self.tables
+        virtual = [pair for pair in several if pair[0] in tables and tables[pair[0]].virtual]
+        return self.shortages.prompt_growth(virtual) - self._num_free(freed)
 
     def _num_free(self, freed: list[int]) -> int:
         """The free blocks once `freed` are returned."""
@@ -348,6 +358,25 @@ class Runtime:
         if report.disagreement is not None:
             self.state.violated(InvariantViolation("ranks", report.disagreement))
         self.scoring.receive(report)
+
+    def truncate(self, rejected: Mapping[str, int]) -> None:
+        """Take back the drafts of the newest step that were rejected, by request how many.
+
+        Requests that have released their blocks are skipped.
+        """
+        tables = self.tables
+        names = [name for name in rejected if name in tables]
+        rows = tables.rows_of(names)
+        counts = np.array([rejected[name] for name in names], dtype=np.int64)
+        tables.truncate(rows, tables.columns.num_tokens[rows] - counts)
+
+    def check_lengths(self, num_tokens: Mapping[str, int]) -> None:
+        """Check that tables have as many tokens as the engine counts, by request, after a step."""
+        for request_id, count in num_tokens.items():
+            table = self.tables[request_id]
+            if table.num_tokens != count:
+                detail = f"{request_id} has {table.num_tokens} tokens in its table, {count} in vLLM"
+                self.state.violated(InvariantViolation("I4", detail))
 
     def sampled(self, request_ids: list[str], num_tokens: int, now: float) -> None:
         """A step gave `request_ids` `num_tokens` tokens in total; `now`: monotonic seconds."""

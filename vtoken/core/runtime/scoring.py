@@ -57,6 +57,11 @@ class Scoring:
                 request.signals, request.signals_for = {}, None
         return self.active
 
+    @property
+    def keeps_signals(self) -> bool:
+        """Whether the worker keeps a signal of any request."""
+        return self.active and any(r.signals for r in self._state.requests.values())
+
     def request_signals(
         self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints, giving: Ints
     ) -> None:
@@ -176,11 +181,12 @@ class Scoring:
 
         `end`: the end of the request's prompt.
         """
-        lag = self._state.report_lag_steps
-        if num_tokens - num_scored < lag + self._state.config.probe.every_steps:
+        state, lag = self._state, self._state.report_lag_steps
+        steps = lag + state.config.probe.every_steps - 1
+        if num_tokens - num_scored <= steps * (1 + state.max_drafts):
             return False
         between_chunks = num_tokens < end
-        return not between_chunks or scores_step < self._state.step - 1 - lag
+        return not between_chunks or scores_step < state.step - 1 - lag
 
     def current(self, request: RequestState, signal: Signal, config: VTokenConfig) -> Floats | None:
         """The newest scores of `signal`, by token id; None if there are none or they are stale."""

@@ -126,6 +126,8 @@ class _Serving:
     def run(self) -> None:
         for number in range(NUM_STEPS):
             self._step(PROMPT_TOKENS if number == 0 else 1)
+        tables = self.runtime.tables  # as if the newest token were a draft that was rejected
+        tables.truncate(tables.all_rows, tables.columns.num_tokens[tables.all_rows] - 1)
         for name in self.num_tokens:
             self.runtime.release(name)
 

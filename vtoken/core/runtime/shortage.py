@@ -9,7 +9,8 @@ all numbers in blocks,
              - free blocks, those of the prefix cache included
 
 Growth is counted ahead because relocating what was given takes free blocks too, and because a step
-may give only what its round can pack.
+may give only what its round can pack. Both demands are sums over all groups of layers, which share
+the pool; only the group with token tables can give.
 
 Invariants:
 1. without a shortage nobody gives a token, and while none is near (`is_near`) no signal is computed
@@ -32,9 +33,11 @@ from vtoken.base.arrays import Ints
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.giving import share_out
 from vtoken.core.runtime.admission import Admission
+from vtoken.core.runtime.other_groups import OtherGroups
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.state import RuntimeState
 from vtoken.policies.signals import WARM_QUERIES
+from vtoken.wire import MAX_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,16 @@ class ShortageMonitor:
     """
 
     def __init__(
-        self, state: RuntimeState, admission: Admission, prices: Prices, max_step_tokens: int
+        self,
+        state: RuntimeState,
+        admission: Admission,
+        prices: Prices,
+        max_step_tokens: int,
+        others: OtherGroups = (),
     ) -> None:
         self._max_step_tokens = max_step_tokens
         self._state = state
+        self._others = others
         self._admission = admission
         self._prices = prices
         self.newest = NO_SHORTAGE  # of the newest step
@@ -100,10 +109,29 @@ class ShortageMonitor:
             return True
         rows = state.tables.all_rows
         steps = WARM_QUERIES + 2 * (state.report_lag_steps + 1)
-        left = state.left_of_prompts(rows)
-        growth = len(rows) * (1 + steps // size) + int(np.maximum(left, 0).sum()) // size
+        left, tokens = state.left_of_prompts(rows), steps * (1 + state.max_drafts)
+        growth = len(rows) * (1 + tokens // size) + int(np.maximum(left, 0).sum()) // size
+        growth += self._most_of_others(rows, left, tokens)
         free = state.store.num_free_blocks()
         return free < growth + state.config.headroom_blocks
+
+    def _most_of_others(self, rows: Ints, left: Ints, num_new: int) -> int:
+        """A bound of what other groups take for `rows` [k] to complete the `left` [k] tokens of
+        their prompts and to compute `num_new` tokens each.
+        """
+        if not self._others:
+            return 0
+        state, most = self._state, 0
+        tokens = state.tables.columns.num_tokens[rows] + np.maximum(left, 0) + num_new
+        for group in self._others:
+            blocks = -(-tokens // group.block_size)
+            for chosen, chunk in ((left > 0, self._admission.max_chunk_tokens), (left <= 0, 1)):
+                in_flight = chunk * (1 + state.report_lag_steps)
+                limit = group.most_blocks(MAX_TOKENS, in_flight)
+                most += int(np.minimum(blocks[chosen], limit).sum())
+        free, pool = state.store.num_free_blocks(), state.tables.pool
+        held = state.geometry.num_blocks - 1 - free - pool.num_used  # all but the null block
+        return max(0, most - held)
 
     def measure(
         self, ready: list[str], prefilling: Sequence[tuple[str, int]], free_blocks: int
@@ -117,8 +145,8 @@ class ShortageMonitor:
         return self.newest
 
     def growth(self) -> tuple[int, int]:
-        """Blocks that running requests take in the coming step, and in `AHEAD_STEPS` steps, if each
-        computes as much as it can.
+        """Blocks of all groups that running requests take in the coming step, and in `AHEAD_STEPS`
+        steps, if each computes as much as it can.
         """
         state, tables = self._state, self._state.tables
         rows, chunk = tables.all_rows, self._admission.max_chunk_tokens
@@ -129,9 +157,10 @@ class ShortageMonitor:
 
     def _growth(self, rows: Ints, prefilling: Sequence[tuple[str, int]]) -> tuple[int, int]:
         """`growth` of decoding `rows` and of `prefilling`."""
-        prompts, extents = self._prompt_growth(prefilling), self._next_extents(rows)
+        prompts, extents = self.prompt_growth(prefilling), self._next_extents(rows)
         now = self._decode_growth(rows, extents, 1)
-        return now + prompts, self._decode_growth(rows, extents, AHEAD_STEPS) + prompts
+        soon = max(now, self._decode_growth(rows, extents, AHEAD_STEPS))
+        return now + prompts, soon + prompts
 
     def _shortage(self, now_blocks: int, growth_blocks: int, free_blocks: int) -> Shortage:
         return Shortage(
@@ -147,26 +176,57 @@ class ShortageMonitor:
         state = self._state
         if not state.tables.any_virtual:
             return state.tables.columns.extent[rows] + 1
-        # A hole may take the next token, if its block is writable.
-        places = state.tables.choose_places(recycling=state.config.recycles)
+        # A hole may take the next token, if its block is writable and no draft follows.
+        recycling = state.config.recycles and not state.max_drafts
+        places = state.tables.choose_places(recycling=recycling)
         return np.array(places.next_extent, dtype=np.int64)[rows]
 
     def _decode_growth(self, rows: Ints, extents: Ints, steps: int) -> int:
-        """Blocks that `rows` take if each appends `steps` tokens; `extents`: `_next_extents`."""
-        needed = -(-(extents + steps - 1) // self._state.geometry.block_size)
-        return int(np.maximum(0, needed - self._state.tables.columns.num_blocks[rows]).sum())
+        """Blocks of all groups that `rows` take in `steps` steps if every draft is accepted;
+        `extents`: `_next_extents`.
+        """
+        columns, num_new = self._state.tables.columns, steps * (1 + self._state.max_drafts)
+        needed = -(-(extents + num_new - 1) // self._state.geometry.block_size)
+        own = np.maximum(0, needed - columns.num_blocks[rows])
+        if not self._others:
+            return int(own.sum())
+        taking, tokens = own > 0, columns.num_tokens[rows]
+        for group in self._others:  # most requests stay within their last block
+            taking |= -(-(tokens + num_new) // group.block_size) > -(-tokens // group.block_size)
+        rows, own = rows[taking], own[taking]
+        return self._in_all_groups(rows, own, np.full_like(own, num_new), steps)
 
-    def _prompt_growth(self, prefilling: Sequence[tuple[str, int]]) -> int:
-        """Blocks that the next chunks take, `max_step_tokens` tokens at most."""
-        state = self._state
-        size, blocks, num_left = state.geometry.block_size, 0, self._max_step_tokens
+    def prompt_growth(self, prefilling: Sequence[tuple[str, int]]) -> int:
+        """Blocks of all groups that the next chunks, of prompts or of drafts, take;
+        `max_step_tokens` tokens at most.
+        """
+        tables, num_left = self._state.tables, self._max_step_tokens
+        rows: list[int] = []
+        chunks: list[int] = []
         for name, num_new in prefilling:
-            table = state.tables.get(name)
-            if table is not None and num_left > 0:
-                taken = min(num_new, num_left)
-                num_left -= taken
-                blocks += max(0, -(-(table.append_start + taken) // size) - table.num_blocks)
-        return blocks
+            row = tables.rows.get(name)
+            if row is not None and num_left > 0:
+                rows.append(row)
+                chunks.append(min(num_new, num_left))
+                num_left -= chunks[-1]
+        places = np.array([tables.at(row).append_start for row in rows], dtype=np.int64)
+        taken, chosen = np.array(chunks, dtype=np.int64), np.array(rows, dtype=np.int64)
+        needed = -(-(places + taken) // self._state.geometry.block_size)
+        own = np.maximum(0, needed - tables.columns.num_blocks[chosen])
+        return self._in_all_groups(chosen, own, taken, 1)
+
+    def _in_all_groups(self, rows: Ints, own: Ints, num_new: Ints, steps: int) -> int:
+        """Blocks that `rows` [k] take for `num_new` [k] tokens in `steps` steps, `own` [k] of them
+        in the managed group.
+
+        What a request's windows give back serves that request alone: others may come before it.
+        """
+        taken, names = own.copy(), self._state.tables.names
+        if self._others and len(rows):
+            chosen = [names[row] for row in rows.tolist()]
+            for group in self._others:
+                taken += group.growth(chosen, num_new, steps)
+        return int(np.maximum(0, taken).sum())
 
     def to_give(self, shortage: Shortage, config: VTokenConfig) -> int:
         """Blocks that requests give in one step under `config`, at least 1 of those that are asked.
@@ -208,7 +268,8 @@ class ShortageMonitor:
         left = state.left_of_prompts(rows)
         chunks = min(int(np.maximum(left, 0).sum()), steps * self._max_step_tokens)
         growth = self._decode_growth(rows, self._next_extents(rows), steps)
-        growth += -(-chunks // state.geometry.block_size)
+        for size in (state.geometry.block_size, *(group.block_size for group in self._others)):
+            growth += -(-chunks // size)
         shortage = self._shortage(growth, growth, state.store.num_free_blocks())
         if shortage.blocks == 0:
             return rows[:0]

@@ -20,11 +20,12 @@ from vtoken.core.protocol.step import NO_IDS
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.canary import CanaryTally
 from vtoken.core.runtime.draft import StepDraft
-from vtoken.core.runtime.due import NEVER, DueColumns
+from vtoken.core.runtime.due import DueColumns
 from vtoken.core.runtime.events import EventLog
 from vtoken.core.runtime.given import FinishedLog, GivenTally
 from vtoken.core.runtime.latency import LatencyMeter
 from vtoken.core.runtime.requests import RequestState
+from vtoken.core.runtime.wasted_moves import LastMoves
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Policy
@@ -38,8 +39,9 @@ class RuntimeState:
     Every part may read all of it; only methods of this class assign its fields. `counters`,
     `events`, `latency`, `shadow`, `canary`, `draft`, `due` and each `RequestState` are separate
     objects with documented writers. `report_lag_steps`: how many steps the worker may be behind
-    while the next one is planned. `calibration`: the layers and heads of this model's signals, if
-    measured. `config`, numbered `revision`, takes effect in the next step.
+    while the next one is planned. `max_drafts`: the most drafts of a request in a step, beside its
+    newest token. `calibration`: the layers and heads of this model's signals, if measured.
+    `config`, numbered `revision`, takes effect in the next step.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class RuntimeState:
         *,
         strict: bool,
         report_lag_steps: int,
+        max_drafts: int,
         calibration: CalibrationProfile | None,
     ) -> None:
         self.geometry = geometry
@@ -57,6 +60,7 @@ class RuntimeState:
         self.store = store
         self.strict = strict
         self.report_lag_steps = report_lag_steps
+        self.max_drafts = max_drafts
         self.step = 0
         self.config = config
         self.revision = 1
@@ -66,6 +70,7 @@ class RuntimeState:
         self._due_under: VTokenConfig | None = None  # the configuration that `due` was filled from
         self.draft = StepDraft()  # of the step being planned
         self.requests: dict[str, RequestState] = {}  # requests with a table
+        self.last_moves: dict[str, LastMoves] = {}  # of those that were relocated
         self.request_rules: dict[str, RequestRules] = {}  # of announced requests
         self.own_policies: dict[str, Policy] = {}  # of requests with their own policy
         # Spans of tokens that die first, of announced requests that have such; a preempted one too.
@@ -103,7 +108,10 @@ class RuntimeState:
 
     def release(self, request_id: str) -> None:
         """Remove a request that releases its blocks, also from the step being planned."""
-        self.draft.drop(self.tables.rows[request_id])
+        row = self.tables.rows[request_id]
+        self.draft.drop(row)
+        self.due.release(row)
+        self.last_moves.pop(request_id, None)
         self.tables.release(request_id)
         del self.requests[request_id]
 
@@ -255,20 +263,24 @@ class RuntimeState:
         left: Ints = self.due.prefill_end[rows] - self.tables.columns.num_tokens[rows]
         return left
 
+    def needed_blocks(self, num_live: Ints) -> Ints:
+        """Blocks [k] for `num_live` [k] tokens and those of the next step: one and its drafts."""
+        needed: Ints = (num_live + self.max_drafts) // self.geometry.block_size + 1
+        return needed
+
     def giving_rows(self) -> Ints:
         """The rows that may give tokens under pressure, now or later in their lives."""
-        due, rows = self.due, self.tables.all_rows
-        rows = rows[due.floor[rows] < NEVER]
+        rows = self.due.giving()
         if len(rows) == 0:
             return rows
-        return rows[due.in_decode[rows] | (self.left_of_prompts(rows) >= 0)]
+        return rows[self.due.in_decode[rows] | (self.left_of_prompts(rows) >= 0)]
 
     @property
     def evicts_by_length(self) -> bool:
         """Whether any request may become due by its length alone, or the rules have changed."""
         if self._due_under is not self.config:
             return True
-        return bool((self.due.limit[self.tables.all_rows] < NEVER).any())
+        return self.due.any_by_length
 
     def set_near(self, is_near: bool) -> None:
         """Record whether a shortage of blocks is near in the step being planned."""

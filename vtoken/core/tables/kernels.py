@@ -46,6 +46,7 @@ DUPLICATE_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
 NO_BLOCK = 13
 PROTECTED = 14
 CROWDED = 15
+BEYOND = 16
 
 MAX_HOLDERS = 65_535  # `holders` and `readers` are uint16
 
@@ -194,6 +195,46 @@ def append(first, rows, totals, added, s, cols, pool, slots, starts, written, co
         if num_new:
             fact.extent = max(fact.extent, place + num_new)
         starts[j + 1] = put
+    return DONE, len(rows)
+
+
+@kernel
+def truncate(rows, totals, s, cols, pool):
+    """Remove the newest tokens of the requests `rows` [k], which keep `totals` [k]: the inverse of
+    `append`. Their places are as if never written; no block leaves a table.
+
+    Refuses, without any change, a total that is negative or beyond the row's tokens. Returns a code
+    and the index of the request at fault.
+    """
+    for j in range(len(rows)):
+        if totals[j] < 0 or totals[j] > cols.facts[rows[j]].num_tokens:
+            return BEYOND, j
+    for j in range(len(rows)):
+        fact = cols.facts[rows[j]]
+        segment, first = fact.first_block * s, fact.first_token
+        for t in range(totals[j], fact.num_tokens):
+            q = cols.index_of[first + t]
+            cols.index_of[first + t] = -1
+            if q < -1:
+                cols.token_at[segment - 2 - q] = -1
+                fact.num_dead_slots -= 1
+            if q < 0:
+                continue
+            i = fact.first_block + q // s
+            cols.token_at[segment + q] = -1
+            fact.num_full -= cols.block_live[i] == s
+            cols.block_live[i] -= 1
+            k = (first + t) // s
+            cols.naive_live[k] -= 1
+            fact.num_naive -= cols.naive_live[k] == 0
+            _remove_reader(cols.block_id[i] * s + q % s, s, pool)
+            fact.num_live -= 1
+            fact.front = min(fact.front, q - fact.gap * s)
+        fact.num_tokens = totals[j]
+        fact.hole = -1
+        base = segment + fact.gap * s
+        while fact.extent > 0 and cols.token_at[base + fact.extent - 1] < 0:
+            fact.extent -= 1
     return DONE, len(rows)
 
 

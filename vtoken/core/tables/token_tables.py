@@ -1,7 +1,8 @@
 """All token tables and the pool's liveness, changed by the three calls of the paper (section 3.2).
 
 `grow` adds the engine's new tokens (the paper's sync_new_tokens), `evict` a policy's victims
-(evict_token), `apply_moves` the result of a relocation. Independent of policies, planners and vLLM.
+(evict_token), `apply_moves` the result of a relocation. `truncate` takes back what `grow` added.
+Independent of policies, planners and vLLM.
 
 Invariants:
 1. a slot's readers are exactly the requests whose table maps a live token to it; two requests may
@@ -182,6 +183,23 @@ class TokenTables:
             f"{detail[0]} tokens at index {detail[1]} do not fit {detail[2]} blocks "
             f"of {self.block_size} (request {name})",
         )
+
+    def truncate(self, rows: Ints, totals: Ints) -> None:
+        """Remove the newest tokens of requests `rows` [k], distinct, which keep `totals` [k].
+
+        Their slots are free for other tokens of the request; its blocks stay. Raises
+        InvariantViolation, without any change, if a request has fewer tokens than its total.
+        """
+        code, at = kernels.truncate(
+            rows, totals, self.block_size, self.columns.arrays, self.pool.arrays
+        )
+        if code != kernels.DONE:
+            row = int(rows[at])
+            raise InvariantViolation(
+                "I4",
+                f"{self.names[row]} keeps {totals[at]} tokens, "
+                f"its table has {self.columns.num_tokens[row]}",
+            )
 
     def choose_places(self, *, recycling: bool) -> Places:
         """Choose where each request's next single token goes: a hole if `recycling`, or the end."""

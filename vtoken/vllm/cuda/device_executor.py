@@ -1,12 +1,12 @@
-"""The device's half of a CUDA worker's step, shared by vLLM's model runners V1 and V2.
+"""The device's half of a CUDA worker's step.
 
-Composes the executor, the copy engine and the page tables. A runner calls it at three points of
+Composes the executor, the copy engine and the page tables. The runner calls it at three points of
 vLLM's step: before blocks are written, when the slot mapping exists, and after the forward launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ class DeviceExecutor:
     """One worker's device state.
 
     `caches`: one [N, H, S, C] a layer, in layout LBNHC, on `device`, read by `num_heads` query
-    heads of this rank. `ranks`: this worker's peers.
+    heads of this rank. `ranks`: this worker's peers. `streams`: those of the device, by default.
     """
 
     def __init__(
@@ -38,10 +38,12 @@ class DeviceExecutor:
         *,
         ranks: Ranks,
         copy_sync: bool = False,
+        streams: Streams | None = None,
     ) -> None:
         block_size = caches[0].shape[2]
         on_cuda = device.type == "cuda"
-        streams: Streams = CUDAStreams(device) if on_cuda else HostStreams()
+        if streams is None:
+            streams = CUDAStreams(device) if on_cuda else HostStreams()
         self.device = device
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
         keys = [keys_of(cache) for cache in caches]
@@ -50,11 +52,14 @@ class DeviceExecutor:
         self.pages = PageTables(block_size, device)
         self.triton_probe = on_cuda
 
-    def relocate(self, plan: StepPlan) -> None:
-        """Launch the step's copies, and free page rows that are stale or have no request."""
+    def relocate(self, plan: StepPlan, zero: Callable[[], None] | None = None) -> None:
+        """Launch the step's copies, and free page rows that are stale or have no request.
+
+        `zero` clears blocks that copies write, before them and on their stream.
+        """
         self.pages.release(self.executor.mirrors)
         if len(plan.source_slots):
-            copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
+            copy_us = self.copies.copy(plan.source_slots, plan.destination_slots, zero)
             self.executor.note_copy(copy_us)
 
     @property

@@ -1,21 +1,23 @@
 """Triton kernels of the CUDA worker: slot copy over all layers, and the attention score probe.
 
 Imported only if Triton is used. Tests run both in Triton's interpreter on a CPU, which checks their
-logic and not their speed; neither has run on a GPU (docs/gpu.md).
+logic and not their speed, and compile both; neither has run on a GPU (docs/gpu.md).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
-from vtoken.vllm.worker.probe import MAX_LOGITS
+from vtoken.vllm.worker.limits import MAX_LOGITS
 
 MAX_WORDS = 2048  # 32-bit words of a row that one program copies at once
 TOKENS_PER_PROGRAM = 4
+MAX_ALIGNMENT = 16  # bytes of the widest load
 TILES_AT_ONCE = 64  # constant, because compiling a kernel for every length would stall the engine
 
 
@@ -28,9 +30,10 @@ def _copy_slots_kernel(
     row_words,
     WORDS: tl.constexpr,
     TOKENS: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # bytes, of every row; 16 make loads of 128 bits
 ):
     layer = tl.program_id(1)
-    base = tl.load(bases + layer).to(tl.pointer_type(tl.int32))
+    base = tl.multiple_of(tl.load(bases + layer).to(tl.pointer_type(tl.int32)), ALIGNMENT)
     for i in tl.static_range(TOKENS):
         token = tl.program_id(0) * TOKENS + i
         exists = token < num_tokens
@@ -54,6 +57,7 @@ class TritonSlotCopy:
         self._row_words = row_bytes // 4
         self._words = min(MAX_WORDS, triton.next_power_of_2(self._row_words))
         addresses = [layer.data_ptr() for layer in layers]
+        self._alignment = math.gcd(MAX_ALIGNMENT, row_bytes, *addresses)
         self._bases = torch.tensor(addresses, dtype=torch.int64, device=row.device)
 
     def __call__(self, source: torch.Tensor, destination: torch.Tensor) -> None:
@@ -72,6 +76,7 @@ class TritonSlotCopy:
             self._row_words,
             WORDS=self._words,
             TOKENS=TOKENS_PER_PROGRAM,
+            ALIGNMENT=self._alignment,
         )
 
 

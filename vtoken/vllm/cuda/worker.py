@@ -1,4 +1,4 @@
-"""vToken's CUDA worker: vLLM's own with vToken's model runner, V1 or V2."""
+"""vToken's CUDA worker: vLLM's own with vToken's model runner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
+from vtoken.vllm.cuda.runner import VTokenGPURunner
 from vtoken.vllm.startup import startup_error, support
 
 
@@ -16,10 +17,4 @@ class VTokenCUDAWorker(Worker):
         super().init_device()
 
     def _make_model_runner(self) -> Any:
-        if self.use_v2_model_runner:
-            from vtoken.vllm.cuda.runner_v2 import VTokenGPURunnerV2
-
-            return VTokenGPURunnerV2(self.vllm_config, self.device)
-        from vtoken.vllm.cuda.runner import VTokenGPURunner
-
         return VTokenGPURunner(self.vllm_config, self.device)

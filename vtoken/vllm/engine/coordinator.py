@@ -43,7 +43,8 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
         self.managed.first_demand = None
         needed: int = super().get_num_blocks_to_allocate(request_id, *args, **kwargs)  # type: ignore[misc]
         runtime, demand = self.managed.runtime, self.managed.first_demand
-        if runtime is None or demand is None:
+        if runtime is None or demand is None or needed > self.managed.block_pool.num_gpu_blocks:
+            # More than there are: vLLM defers a request that hits states of this step.
             return needed
         others = needed - demand.num_blocks
         requirement = runtime.admission.requirement(request_id, demand.num_places, others)

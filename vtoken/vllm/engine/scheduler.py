@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 import zlib
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from vtoken.core.runtime import selftest
 from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
+from vtoken.vllm.drafts import num_drafts, num_rejected
 from vtoken.vllm.engine.canary.checks import Checks
 from vtoken.vllm.engine.coordinator import VTokenCoordinatorMixin
 from vtoken.vllm.engine.groups import other_groups
@@ -38,7 +40,7 @@ from vtoken.vllm.engine.queue import SchedulerQueue
 from vtoken.vllm.engine.tokenizer import VLLMChats, VLLMVocabulary
 from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
-from vtoken.vllm.startup.calibration import load_calibration
+from vtoken.vllm.startup.calibration import load_calibration, num_full_layers
 from vtoken.vllm.startup.settings import initial_config, read_settings
 from vtoken.wire import Geometry, SchedulingState
 
@@ -55,13 +57,16 @@ def _geometry(config: Any, num_blocks: int, group: ManagedGroup) -> Geometry:
     """The geometry of the managed `group` in the entire engine.
 
     A rank holds its KV heads' share of every block. Bytes include the copies of heads that exist if
-    there are more ranks than heads.
+    there are more ranks than heads. With several pipeline stages `group` has the first one's layers
+    alone, and every stage checks the number of all (`support.check_stages`).
     """
     ranks, spec, layers = (
         config.parallel_config.tensor_parallel_size,
         group.spec,
         len(group.layer_names),
     )
+    if config.parallel_config.pipeline_parallel_size > 1:
+        layers = num_full_layers(config.model_config)
     return Geometry(
         num_blocks=num_blocks,
         block_size=spec.block_size,
@@ -82,11 +87,12 @@ class VTokenSchedulerMixin:
         kv_cache_config: Any = self.kv_cache_config  # type: ignore[attr-defined]
         support.check_config(config)
         support.check_scheduler(config, is_async=isinstance(self, AsyncScheduler))
-        support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
+        num_stages = config.parallel_config.pipeline_parallel_size
+        support.check_kv_cache(kv_cache_config, VTokenAttentionSpec, num_stages=num_stages)
         group = ManagedGroup.of(kv_cache_config)
         coordinator = VTokenCoordinatorMixin.adopt(self.kv_cache_manager.coordinator, group)  # type: ignore[attr-defined]
         self._manager = manager = coordinator.managed
-        others = other_groups(coordinator, group, kv_cache_config, config)
+        others = other_groups(coordinator, group, kv_cache_config, config, self.requests)  # type: ignore[attr-defined]
         settings = read_settings(config.additional_config or {})
         log.info("vToken: %s", selftest.run())
         geometry = _geometry(config, kv_cache_config.num_blocks, group)
@@ -100,6 +106,7 @@ class VTokenSchedulerMixin:
             strict=settings.strict,
             check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,
+            max_drafts=config.num_speculative_tokens,
             max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
             borrows_blocks=config.device_config.device_type == "cpu",
@@ -149,7 +156,11 @@ class VTokenSchedulerMixin:
         if plan is not None:
             report = getattr(model_runner_output, "vtoken", None)
             self.vtoken.finish_step(report, plan.step)
+        drafts = num_drafts(scheduler_output)
+        if drafts:  # before vLLM ends requests
+            self.vtoken.truncate(num_rejected(drafts, model_runner_output))
         result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self._check_lengths(drafts)
         self.vtoken_canary.take_outputs(result)
         now = time.monotonic()
         served: list[str] = []
@@ -163,14 +174,20 @@ class VTokenSchedulerMixin:
         self._note_step(now)
         return result
 
-    def _upcoming(self) -> tuple[list[str], list[tuple[str, int]]]:
-        """Requests that decode next; requests in prefill, with the bound of their next chunk.
+    def _check_lengths(self, request_ids: Iterable[str]) -> None:
+        requests, held = self.requests, self.vtoken.tables  # type: ignore[attr-defined]
+        counts = {i: requests[i].num_computed_tokens for i in request_ids if i in held}
+        self.vtoken.check_lengths(counts)
+
+    def _upcoming(self) -> tuple[list[str], list[tuple[str, int]], list[tuple[str, int]]]:
+        """Requests that decode next; requests in prefill, with the bound of their next chunk; those
+        that decode drafts too, with the number of their tokens.
 
         Without a check of the canary: no request gives a token or moves for it.
         """
         if self.vtoken.idle:
-            return [], []  # nothing can be due
-        ready, prefilling = [], []
+            return [], [], []  # nothing can be due
+        ready, prefilling, drafting = [], [], []
         requests, chunk = self.vtoken.state.requests, self.vtoken.admission.max_chunk_tokens
         check = self.vtoken_canary.request
         for request in self.running:  # type: ignore[attr-defined]
@@ -183,7 +200,9 @@ class VTokenSchedulerMixin:
                 prefilling.append((request.request_id, min(num_left, chunk)))
             elif num_left == 1:
                 ready.append(request.request_id)
-        return ready, prefilling
+                if request.spec_token_ids:
+                    drafting.append((request.request_id, 1 + len(request.spec_token_ids)))
+        return ready, prefilling, drafting
 
     def _reserve_prefill_lookahead(
         self, request: Any, num_computed_tokens: int, num_new_tokens: int

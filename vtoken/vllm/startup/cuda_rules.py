@@ -21,10 +21,16 @@ def cuda_rules(config: Any, *, experimental: bool) -> list[Rule]:
     return [
         (not experimental, f"CUDA: {OPT_IN}"),
         (
-            not experimental and bool(config.use_v2_model_runner),
-            f"model runner V2: {OPT_IN}",
+            not config.use_v2_model_runner,
+            "model runner V1 on CUDA: unset VLLM_USE_V2_MODEL_RUNNER, and leave features out that "
+            "make vLLM choose V1",
         ),
         graph_rule(config.compilation_config),
+        (
+            config.parallel_config.pipeline_parallel_size > 1,
+            "pipeline parallelism on CUDA: stages exchange scores on the host; use "
+            "--tensor-parallel-size",
+        ),
         (
             bool(config.parallel_config.use_ubatching),
             "microbatching: the page table covers the entire batch",

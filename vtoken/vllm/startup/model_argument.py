@@ -81,9 +81,8 @@ def _num_values(flag: str, values: Mapping[str, Values]) -> float:
 def flag_values() -> dict[str, Values]:
     """Every flag of vLLM's server; imports vLLM. Raises ValueError if vLLM's parser is missing."""
     try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vtoken.vllm.startup import vllm_cli
     except ImportError as error:
         raise ValueError(f"put MODEL before the flags: {error}") from None
-    parser: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser())
+    parser: argparse.ArgumentParser = vllm_cli.make_arg_parser(vllm_cli.FlexibleArgumentParser())
     return {flag: action.nargs for action in parser._actions for flag in action.option_strings}

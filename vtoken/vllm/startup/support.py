@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vllm import envs
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, SlidingWindowSpec
 
 from vtoken.base.errors import UnsupportedError
 from vtoken.core.tables.kernels import MAX_HOLDERS
 from vtoken.core.tables.pool import MAX_BLOCK_SIZE
-from vtoken.vllm.startup.calibration import load_calibration
+from vtoken.vllm.startup.calibration import load_calibration, num_full_layers
 from vtoken.vllm.startup.cuda_rules import Rule, cuda_rules
 from vtoken.vllm.startup.settings import read_settings
 
@@ -31,6 +32,7 @@ LAYER_TYPES = {
     "dense",
 }
 MAMBA1 = {"jamba"}
+DRAFTS = ("ngram", "suffix")  # methods that draft from tokens alone
 STATES = (MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.GDN_ATTN)
 BOUNDED_SPECS = (
     SlidingWindowSpec,
@@ -48,24 +50,14 @@ def _config_rules(config: Any) -> list[Rule]:
             device not in ("cpu", "cuda"),
             f"device {device}: only the CPU and CUDA attention paths are built",
         ),
-        (
-            device == "cpu" and bool(config.use_v2_model_runner),
-            "model runner V2 on CPU: set VLLM_USE_V2_MODEL_RUNNER=0",
-        ),
-        (
-            config.speculative_config is not None,
-            "speculative decoding: drafts are not in the token table; leave --speculative-config "
-            "out",
-        ),
-        (
-            parallel.pipeline_parallel_size > 1,
-            "pipeline parallelism: a stage has only its own layers; use --tensor-parallel-size",
-        ),
+        *_draft_rules(config),
         (
             parallel.data_parallel_size > 1,  # vLLM makes dense models' engines independent
             "data parallelism of a mixture of experts: its engines take steps together, which was "
             "never tested; start one server per engine",
         ),
+        *_ray_rules(parallel),
+        *_pipeline_rules(parallel),
         (
             parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
             "context parallelism: a rank holds only part of a block",
@@ -98,6 +90,84 @@ def _config_rules(config: Any) -> list[Rule]:
             "one cache for full and windowed layers: leave --disable-hybrid-kv-cache-manager out",
         ),
         *_model_rules(config.model_config, device, cache.sliding_window),
+    ]
+
+
+def _ray_rules(parallel: Any) -> list[Rule]:
+    """Of Ray only the executor is served in which ranks are actors and get each step as with mp."""
+    is_executor = parallel.distributed_executor_backend == "ray"
+    return [
+        (
+            parallel.data_parallel_backend == "ray",
+            "engines as actors of Ray: never run with vToken; leave --data-parallel-backend out",
+        ),
+        (
+            is_executor and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND,
+            "vLLM's first executor for Ray: never run with vToken; unset "
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
+        ),
+        (
+            is_executor and parallel.pipeline_parallel_size > 1,
+            "pipeline stages as actors of Ray: never run with vToken; use "
+            "--distributed-executor-backend mp",
+        ),
+    ]
+
+
+def _pipeline_rules(parallel: Any) -> list[Rule]:
+    """Of pipelines only what was compared with one stage is served."""
+    if parallel.pipeline_parallel_size == 1:
+        return []
+    return [
+        (
+            parallel.distributed_executor_backend == "external_launcher",
+            "pipeline parallelism under an external launcher: every stage would sample; use "
+            "--distributed-executor-backend mp",
+        ),
+        (
+            parallel.pipeline_parallel_size > 2,
+            f"{parallel.pipeline_parallel_size} pipeline stages: never run with vToken; at most 2",
+        ),
+        (
+            parallel.tensor_parallel_size > 1,
+            "pipeline stages of several ranks: never run with vToken; use --pipeline-parallel-size "
+            "or --tensor-parallel-size alone",
+        ),
+        (
+            parallel.nnodes > 1,
+            "pipeline stages over several nodes: never run with vToken; use --tensor-parallel-size",
+        ),
+    ]
+
+
+def _draft_rules(config: Any) -> list[Rule]:
+    """The rules on speculative decoding."""
+    drafts = config.speculative_config
+    if drafts is None:
+        return []
+    parallel, method = config.parallel_config, drafts.method
+    device = config.device_config.device_type
+    return [
+        (
+            method not in DRAFTS,
+            f"drafts of {method}: a drafter with layers computes slots from positions, so only "
+            f"drafts made of tokens alone are served; take the method {' or '.join(DRAFTS)} in "
+            "--speculative-config, or leave it out",
+        ),
+        (
+            device != "cpu",
+            f"speculative decoding on {device}: never run there; leave --speculative-config out",
+        ),
+        (
+            bool(config.model_config.is_hybrid) or _has_windows(config),
+            "speculative decoding beside layers with a window, chunks or a state: never compared; "
+            "leave --speculative-config out",
+        ),
+        (
+            max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1,
+            "speculative decoding with tensor or pipeline parallelism: never compared; leave "
+            "--speculative-config out",
+        ),
     ]
 
 
@@ -178,11 +248,19 @@ def check_scheduler(config: Any, *, is_async: bool) -> None:
     )
 
 
-def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
-    """Raises UnsupportedError unless one group has vToken's spec, and the others are bounded."""
+def check_kv_cache(kv_cache_config: Any, spec_class: Any, *, num_stages: int = 1) -> None:
+    """Raises UnsupportedError unless one group has vToken's spec, and the others are bounded.
+
+    With several pipeline stages there may be no other group.
+    """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     managed = [spec for spec in specs if isinstance(spec, spec_class)]
     reasons = []
+    if num_stages > 1 and len(specs) > 1:
+        reasons.append(
+            "windows, chunks or states with pipeline parallelism: the scheduler knows only the "
+            "first stage's layers of each group; use --tensor-parallel-size"
+        )
     if len(managed) > 1:
         reasons.append(f"{len(managed)} groups of full-attention layers: vToken serves one")
     for spec in specs:
@@ -201,6 +279,25 @@ def check_kv_cache(kv_cache_config: Any, spec_class: Any) -> None:
             reasons.append("sliding-window or chunked-local layers")
         elif spec.non_causal:
             reasons.append("non-causal layers")
+    _raise(reasons)
+
+
+def check_stages(config: Any, num_layers: list[int]) -> None:
+    """Raises UnsupportedError unless each pipeline stage has a layer of full attention, and all of
+    them together `num_layers` are as many as vLLM's `config` says.
+    """
+    expected = num_full_layers(config.model_config)
+    reasons = []
+    if min(num_layers) == 0:
+        reasons.append(
+            f"stage {num_layers.index(0)} of the pipeline has no layer of full attention: lower "
+            "--pipeline-parallel-size, or set VLLM_PP_LAYER_PARTITION"
+        )
+    elif sum(num_layers) != expected:
+        reasons.append(
+            f"pipeline stages of {', '.join(map(str, num_layers))} layers of full attention, where "
+            f"the model's configuration has {expected}: use --tensor-parallel-size"
+        )
     _raise(reasons)
 
 

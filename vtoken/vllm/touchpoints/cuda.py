@@ -6,7 +6,6 @@ from functools import partial
 
 from vtoken.vllm.touchpoints.touchpoint import TouchPoint
 
-_V1 = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _FLASH = "vllm.v1.attention.backends.flash_attn"
 _TRITON = "vllm.v1.attention.backends.triton_attn"
@@ -25,17 +24,8 @@ CUDA_POINTS = (
     _point(
         "vllm.v1.worker.gpu_worker:Worker._make_model_runner",
         "subclass",
-        "make vToken's runner, V1 or V2",
+        "make vToken's runner",
         upstream="worker_cls; intended to be overridden",
-    ),
-    _point(
-        f"{_V1}._model_forward", "subclass", "wait for the copies; record the end of the forward"
-    ),
-    _point(
-        f"{_V1}._determine_batch_execution_and_padding",
-        "subclass",
-        "leave full graphs in a step with holes",
-        ("force_uniform_decode",),
     ),
     _point(
         f"{_V2}.initialize_kv_cache",
@@ -66,17 +56,22 @@ CUDA_POINTS = (
     _point(f"{_V2}.execute_model", "subclass", "record the end of the forward"),
     _point(f"{_V2}.sample_tokens", "subclass", "attach the report", ("grammar_output",)),
     _point(
+        "vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor.stage_write",
+        "call",
+        "replace a row of the managed group's block table",
+        ("index", "start", "x"),
+    ),
+    _point(
         "vllm.v1.worker.gpu.block_table:BlockTables.append_block_ids",
         "call",
-        "replace a row of the block table",
+        "extend a replaced row; with `overwrite` it shows how a row and its number are replaced",
         ("req_index", "new_block_ids", "overwrite"),
     ),
     _point(
-        "vllm.v1.worker.gpu.sample.logits_processor.interface:LogitsProcessor.validate_params",
-        "subclass",
-        "check a request's own arguments under V2 too",
-        ("sampling_params",),
-        upstream="logits_processors",
+        "vllm.v1.worker.utils:KVBlockZeroer.zero_block_ids",
+        "call",
+        "zero a block that held a state before tokens are copied to it",
+        ("block_ids",),
     ),
     *(
         _point(target, kind, why, expects, upstream=_REGISTRY)

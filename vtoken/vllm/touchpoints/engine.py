@@ -88,19 +88,23 @@ ENGINE_POINTS = (
         ("prompt_logprobs", "logprobs", "skip_reading_prefix_cache"),
     ),
     TouchPoint(
-        "vllm.v1.sample.logits_processor:LogitsProcessor.validate_params",
-        "subclass",
-        "reject a request's invalid vllm_xargs with 400",
-        ("sampling_params",),
-        upstream="custom logits processors",
-        ends_with="requests can be validated without one",
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        "call",
+        "know how many of a step's tokens are drafts",
+        ("scheduled_spec_decode_tokens", "num_scheduled_tokens"),
+    ),
+    TouchPoint(
+        "vllm.v1.outputs:ModelRunnerOutput",
+        "call",
+        "count the drafts that a step rejected, as the scheduler does",
+        ("sampled_token_ids", "req_id_to_index"),
     ),
     TouchPoint(
         "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
         "wrap",
-        "reject vllm_xargs that do not fit the request's prompt with 400",
+        "reject vllm_xargs that are invalid or do not fit the request's prompt with 400",
         ("prompt", "params"),
-        ends_with="validate_params sees the prompt",
+        ends_with="plugins can validate a request and its prompt",
     ),
     TouchPoint(
         "vllm.v1.core.sched.async_scheduler:AsyncScheduler",
@@ -196,6 +200,12 @@ ENGINE_POINTS = (
         ("vllm_config",),
     ),
     TouchPoint(
+        f"{_CORE}.single_type_kv_cache_manager:SingleTypeKVCacheManager.get_num_skipped_tokens",
+        "call",
+        "know which blocks a window gives back before it takes others",
+        ("num_computed_tokens",),
+    ),
+    TouchPoint(
         f"{_MANAGER}.cache_blocks",
         "subclass",
         "know which blocks are cached",
@@ -255,7 +265,8 @@ ENGINE_POINTS = (
     TouchPoint(
         "vllm.v1.request:Request",
         "call",
-        "read the words of a request (all_token_ids, prompt_is_token_ids); make canary checks",
+        "read the words of a request (all_token_ids, prompt_is_token_ids) and the tokens that are "
+        "computed or in flight; make canary checks",
     ),
     TouchPoint(
         "vllm.v1.engine.async_llm:AsyncLLM.get_tokenizer",
@@ -273,7 +284,7 @@ ENGINE_POINTS = (
         "call",
         "send a command to one engine of a server that has several",
         ("method", "engine"),
-        until="call_utility_async takes an engine",
+        ends_with="call_utility_async takes an engine",
     ),
     TouchPoint(
         "vllm.v1.engine:EngineCoreOutput",

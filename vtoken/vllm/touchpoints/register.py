@@ -16,18 +16,24 @@ from typing import Any
 from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.touchpoints.cuda import CUDA_POINTS
 from vtoken.vllm.touchpoints.engine import ENGINE_POINTS
+from vtoken.vllm.touchpoints.server import SERVER_POINTS
 from vtoken.vllm.touchpoints.touchpoint import TouchPoint
 from vtoken.vllm.touchpoints.worker import WORKER_POINTS
 
 SUPPORTED = ">=0.32,<0.34"
-TOUCH_POINTS: tuple[TouchPoint, ...] = (*ENGINE_POINTS, *WORKER_POINTS, *CUDA_POINTS)
+TOUCH_POINTS: tuple[TouchPoint, ...] = (
+    *ENGINE_POINTS,
+    *WORKER_POINTS,
+    *CUDA_POINTS,
+    *SERVER_POINTS,
+)
 
 
 def differences(device: str | None = None) -> list[str]:
     """Describe every difference between the table and the installed vLLM; [] without any.
 
-    `device`: "cpu" or "cuda", whose points are checked besides the common ones; by default the
-    device of the installed vLLM.
+    `device`: "cpu", "cuda" or "server", whose points are checked besides the common ones; by
+    default the device of the installed vLLM.
     """
     import vllm
 

@@ -12,7 +12,8 @@ class TouchPoint:
 
     `target`: "module:Qualified.name". `why`: its use, a verb phrase. `expects`: the names of
     parameters that vToken relies on. `upstream`: the stable hook behind it; "": vLLM offers none.
-    `ends_with`: what would make it unnecessary. `device`: the only device that uses it; "": all.
+    `ends_with`: what would make it unnecessary. `device`: the only device that uses it, or
+    "server", for the process that starts a server; "": all.
     `since`, `until`: the first version of vLLM, as "0.33", that has it and that no longer has it;
     "": all versions that vToken supports.
     """

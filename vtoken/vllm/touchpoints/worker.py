@@ -5,10 +5,13 @@ Part of the table in `vtoken.vllm.touchpoints.register`.
 
 from __future__ import annotations
 
+from functools import partial
+
 from vtoken.vllm.touchpoints.touchpoint import TouchPoint
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _CPU = "vllm.v1.attention.backends.cpu_attn"
+_on_cpu = partial(TouchPoint, device="cpu")
 
 WORKER_POINTS = (
     TouchPoint(
@@ -23,6 +26,21 @@ WORKER_POINTS = (
         "call",
         "clear the backend that an earlier engine of this process chose",
         ends_with="register_backend() does it",
+    ),
+    TouchPoint(
+        f"{_RUNNER}.get_kv_cache_spec",
+        "subclass",
+        "cache the states of Mamba 2 at the ends of steps",
+        upstream="worker_cls",
+        ends_with="the CPU kernel of Mamba 2 returns states inside a prompt",
+        device="cpu",
+    ),
+    TouchPoint(
+        "vllm.v1.kv_cache_interface:MambaSpec",
+        "call",
+        "the same",
+        ("num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment"),
+        device="cpu",
     ),
     TouchPoint(
         f"{_CPU}:CPUAttentionBackend.customize_spec",
@@ -73,31 +91,57 @@ WORKER_POINTS = (
         device="cpu",
     ),
     TouchPoint(
+        "vllm.v1.worker.gpu_worker:Worker.execute_model",
+        "subclass",
+        "learn of an earlier stage's error before waiting for its hidden states",
+        ("scheduler_output",),
+        upstream="worker_cls",
+        ends_with="a stage that fails ends the step of the others",
+        device="cpu",
+    ),
+    TouchPoint(
+        "vllm.v1.worker.gpu_worker:Worker.sample_tokens",
+        "subclass",
+        "answer with the error of a step that failed",
+        ("grammar_output",),
+        upstream="worker_cls",
+        ends_with="the engine reads the answer of execute_model first, whatever is in flight",
+        device="cpu",
+    ),
+    TouchPoint(
+        f"{_RUNNER}.sync_and_gather_intermediate_tensors",
+        "call",
+        "make `intermediate_tensors` on a later stage, which vLLM makes in its warm-up only",
+        ("num_tokens", "intermediate_tensors"),
+        ends_with="stages work with --enforce-eager on the CPU",
+        device="cpu",
+    ),
+    _on_cpu(
         f"{_RUNNER}.initialize_kv_cache",
         "subclass",
         "learn the cache layout and refuse unsupported ones",
         ("kv_cache_config",),
     ),
-    TouchPoint(
+    _on_cpu(
         f"{_RUNNER}._update_states",
         "subclass",
         "make copies and replace block tables before vLLM appends",
         ("scheduler_output",),
     ),
-    TouchPoint(
+    _on_cpu(
         f"{_RUNNER}._prepare_inputs",
         "subclass",
         "set physical sequence lengths and slots",
         ("scheduler_output", "num_scheduled_tokens"),
     ),
-    TouchPoint(
+    _on_cpu(
         f"{_RUNNER}.execute_model",
         "subclass",
         "attach the report of a step without tokens",
         ("scheduler_output",),
     ),
-    TouchPoint("vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT", "call", "detect a step without tokens"),
-    TouchPoint(f"{_RUNNER}.sample_tokens", "subclass", "attach the report", ("grammar_output",)),
+    _on_cpu("vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT", "call", "detect a step without tokens"),
+    _on_cpu(f"{_RUNNER}.sample_tokens", "subclass", "attach the report", ("grammar_output",)),
     TouchPoint(
         "vllm.v1.outputs:AsyncModelRunnerOutput.get_output",
         "subclass",
@@ -113,12 +157,15 @@ WORKER_POINTS = (
         "vllm.distributed.parallel_state:get_tp_group", "call", "compare and reduce over the ranks"
     ),
     TouchPoint(
+        "vllm.distributed.parallel_state:get_pp_group", "call", "send findings and scores on"
+    ),
+    _on_cpu(
         "vllm.v1.worker.block_table:BlockTable.add_row",
         "call",
         "replace a row of the block table",
         ("block_ids", "row_idx"),
     ),
-    TouchPoint(
+    _on_cpu(
         f"{_RUNNER}._zero_block_ids",
         "call",
         "zero a block that held a state before tokens are copied to it",

@@ -2,7 +2,8 @@
 
 Independent of the device and of vLLM's model runner version. A runner calls, once a step:
 
-    begin(plan, restarted)  drop the mirrors of restarted requests; start an empty report. Without a
+    begin(plan, restarted, drafts)
+                            drop the mirrors of restarted requests; start an empty report. Without a
                             plan every request is positional, and there is no report
     prepare(blocks_of)      before vLLM appends blocks: make mirrors of new requests; return the
                             block tables to replace
@@ -12,6 +13,8 @@ Independent of the device and of vLLM's model runner version. A runner calls, on
     physical(batch)         the differences from vLLM's own inputs: slots, counts, holes, probes
     forward_ended()         after the forward is launched: feed the probes to the accumulators and
                             start the transfer of the requested scores; `attach` calls it if needed
+    reject(rejected)        after sampling, if there are drafts: take back the rejected ones, here
+                            too, so that no score rests on them
     attach(output)          after sampling: attach the report to the output
 
 The runner makes the step's copies, because their stream and time depend on the device.
@@ -19,7 +22,7 @@ The runner makes the step's copies, because their stream and time depend on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +31,13 @@ import numpy as np
 from vtoken.base.arrays import Ints, Ragged
 from vtoken.core.protocol.mirror import BlockTables, Mirror, Mirrors
 from vtoken.core.protocol.step import NO_IDS, StepPlan, WorkerReport
+from vtoken.vllm.drafts import NO_DRAFTS
 from vtoken.vllm.worker.content_check import ContentCheck, Contents
 from vtoken.vllm.worker.delivery import attach_report
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import PendingScores, Scores
+from vtoken.vllm.worker.stages import ONE_STAGE, Stages
 
 BlocksOf = Callable[[str], Sequence[int]]
 
@@ -109,13 +114,22 @@ class StepExecutor:
     """The mirrors of one worker, the step's plan and its report.
 
     `contents` reads back K and V; `scores` turns probes into reported scores. `ranks`: this
-    worker's peers. A runner wraps its work between `prepare` and `apply` in
-    `ranks.deferred_errors()`, so that all ranks learn of an error before the forward.
+    worker's peers; `stages`: the stages before and after it. A runner wraps its work between
+    `prepare` and `apply` in `ranks.deferred_errors()`, and all of it in `stages.told_of_errors`, so
+    that the other ranks and the later stages learn of an error before the forward.
     """
 
-    def __init__(self, block_size: int, contents: Contents, scores: Scores, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        contents: Contents,
+        scores: Scores,
+        ranks: Ranks,
+        stages: Stages = ONE_STAGE,
+    ) -> None:
         self.block_size = block_size
         self.ranks = ranks
+        self.stages = stages
         self._scores = scores
         self._check = ContentCheck(contents, block_size)
         self.mirrors = Mirrors()
@@ -123,11 +137,19 @@ class StepExecutor:
         self._keeps_signals = False  # some mirror may have accumulators
         self.plan: StepPlan | None = None
         self.report: WorkerReport | None = None
+        self._drafts: Mapping[str, int] = NO_DRAFTS
         self._probed: list[ProbedRequest] = []
         self._pending_scores: PendingScores | None = None
 
-    def begin(self, plan: StepPlan | None, restarted: Iterable[str]) -> None:
+    def begin(
+        self,
+        plan: StepPlan | None,
+        restarted: Iterable[str],
+        drafts: Mapping[str, int] = NO_DRAFTS,
+    ) -> None:
+        """`drafts`: how many of a request's tokens in this step are drafts, by name."""
         self.plan = plan
+        self._drafts = drafts
         self._probed, self._pending_scores = [], None
         if plan is None:  # no request has evicted anything, and none is probed
             self.report = None
@@ -174,7 +196,7 @@ class StepExecutor:
             self.report.probe_us, self.report.probed_queries = probe_us, probed_queries
 
     def apply(self) -> None:
-        """Apply the plan to the mirrors and compare the step over the ranks.
+        """Apply the plan to the mirrors and compare the step over the ranks and stages.
 
         Raises MirrorMismatchError when a plan's absolute counts differ from a mirror's on any rank.
         """
@@ -184,6 +206,7 @@ class StepExecutor:
             self._rows = self.mirrors.apply(self.plan.requests)
             self._check.after(self.plan, self.mirrors, self.report)
         self.ranks.compare(self.plan, self.mirrors, self.report)
+        self.stages.compare(self.plan, self.mirrors, self.report)
 
     def physical(self, batch: Batch) -> PhysicalStep | None:
         """The physical inputs of attention; None when every request is positional."""
@@ -224,7 +247,6 @@ class StepExecutor:
             self.mirrors.place(names, ends, self.block_size, batch.tables(index))
 
     def _keep_signals(self, batch: Batch, plan: StepPlan, step: PhysicalStep) -> None:
-        self._keeps_signals = bool(plan.signals)
         probed: list[tuple[str, int, int, Mirror]] = []
         for name, first, num_new in zip(
             batch.names, batch.first.tolist(), batch.num_new.tolist(), strict=True
@@ -232,25 +254,51 @@ class StepExecutor:
             mirror = self.mirrors.get(name)
             if mirror is None:
                 continue
-            mirror.keep(plan.signals.get(name, ()), self._scores.make_accumulator)
+            kept = self.stages.own(plan.signals.get(name, ()))
+            mirror.keep(kept, self._scores.make_accumulator)
             if name in plan.probed:
                 probed.append((name, first, num_new, mirror))
+        # A request that is not in this batch may keep signals too.
+        self._keeps_signals = bool(plan.signals) or any(
+            mirror.accumulators for mirror in self.mirrors.values()
+        )
         if probed:
             rows = self.mirrors.rows_of([name for name, *_ in probed])
             live = self.mirrors.live(rows)
-            step.probed = ProbedRequest.of_many(probed, live, self.ranks.heads)
+            step.probed = ProbedRequest.of_many(probed, live, self.ranks.heads, self._drafts)
+
+    def reject(self, rejected: Mapping[str, int]) -> None:
+        """Take back the newest tokens of requests with drafts, by name how many, and their queries.
+
+        Call before `attach`, with every request that has drafts.
+        """
+        if self.plan is None:
+            return
+        for request in self._probed:
+            if request.num_drafts:
+                request.reject(rejected.get(request.request_id, 0))
+        self.mirrors.truncate(rejected)
 
     def forward_ended(self) -> None:
         """Process the step's probes; further calls in the same step do nothing."""
-        if self.plan is None or self._pending_scores is not None:
+        if self.plan is None or self.report is None or self._pending_scores is not None:
             return
         probed, self._probed = self._probed, []
-        self._pending_scores = self._scores.finish(probed, self.plan, self.mirrors, self.ranks)
+        shares = self.stages.shares(self.report)
+        self._pending_scores = self._scores.finish(
+            probed, self.plan, self.mirrors, self.ranks, self.stages, shares
+        )
+        self.stages.hand_on(shares, self.report)
 
     def attach(self, output: Any) -> Any:
-        """Attach the report, with the requested scores, to `output`; return the output to send."""
+        """Attach the report, with the requested scores, to `output`; return the output to send.
+
+        vLLM drops the output of every stage but the last.
+        """
         if self.report is None or self.plan is None or output is None:
             return output
         self.forward_ended()
+        if not self.stages.is_last:
+            return output
         scores = self._pending_scores if self.plan.want_scores else None
         return attach_report(output, self.report, scores)

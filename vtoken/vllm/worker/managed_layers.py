@@ -9,13 +9,16 @@ from vtoken.vllm.spec import ManagedGroup
 from vtoken.vllm.startup import support
 
 
-def managed_layers(context: Mapping[str, Any], group: ManagedGroup) -> dict[str, Any]:
+def managed_layers(
+    context: Mapping[str, Any], group: ManagedGroup, first: int = 0
+) -> dict[str, Any]:
     """The layers of `group` by name, first to last, from vLLM's `static_forward_context`.
 
-    Numbers them: `layer.impl.vtoken_layer` is a layer's number in probes. Raises UnsupportedError.
+    Numbers them from `first`, how many layers earlier stages of a pipeline hold:
+    `layer.impl.vtoken_layer` is a layer's number in probes. Raises UnsupportedError.
     """
     layers = {name: context[name] for name in group.layer_names}
     support.check_layers(layers)
-    for number, layer in enumerate(layers.values()):
+    for number, layer in enumerate(layers.values(), first):
         layer.impl.vtoken_layer = number
     return layers

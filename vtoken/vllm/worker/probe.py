@@ -11,7 +11,7 @@ mean over heads, the sum over the rank's own heads divided by the number of all 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,11 @@ import torch
 from vtoken.base.arrays import Ints, Ragged
 from vtoken.core.protocol.mirror import Mirror
 from vtoken.policies.signals import SIMILAR, Signal
+from vtoken.vllm.drafts import NO_DRAFTS
 from vtoken.vllm.worker.heads import RankHeads
+from vtoken.vllm.worker.limits import MAX_LOGITS
 
 MAX_QUERIES = 256  # rows of attention in memory at once
-MAX_LOGITS = 1 << 26  # logits of all heads in memory at once, 4 bytes each
 MAX_COSINES = 1 << 20  # the same on a host: beyond the core's cache it takes twice the time
 MIN_COSINE_ROWS = 64  # so that keys are read once for many rows
 MAX_KEYS = 4096  # tokens whose float32 keys are in memory at once
@@ -37,7 +38,8 @@ class ProbedRequest:
 
     `ids` [n], `slots` [n]: its live tokens, the querying ones included. `rows` [P, k, n]: the
     attention of the layers so far for each of the signal's `parts`, the input of `folded`; None
-    before the first layer. Slots and rows are on the cache's device.
+    before the first layer. Slots and rows are on the cache's device. While the newest `num_drafts`
+    queries may still be rejected, `rows` has one row a query; `reject` brings it into its form.
     """
 
     request_id: str
@@ -49,6 +51,7 @@ class ProbedRequest:
     slots: torch.Tensor
     heads: RankHeads = ALL_HEADS
     rows: torch.Tensor | None = None
+    num_drafts: int = 0
 
     @classmethod
     def of(cls, request_id: str, first: int, num_new: int, mirror: Mirror) -> list[ProbedRequest]:
@@ -62,15 +65,42 @@ class ProbedRequest:
         requests: Sequence[tuple[str, int, int, Mirror]],
         live: tuple[Ragged, Ragged],
         heads: RankHeads = ALL_HEADS,
+        drafts: Mapping[str, int] = NO_DRAFTS,
     ) -> list[ProbedRequest]:
-        """`of` for several requests; `live`: the ids and slots of their live tokens."""
+        """`of` for several requests; `live`: the ids and slots of their live tokens; `drafts`: how
+        many of their queries are drafts, by name.
+        """
         ids, slots = live
         places = torch.from_numpy(slots.values).split(slots.counts.tolist())
         return [
-            cls(request_id, first, num_new, mirror, signal, ids.of(i), places[i], heads)
+            cls(
+                *(request_id, first, num_new, mirror, signal, ids.of(i), places[i], heads),
+                num_drafts=drafts.get(request_id, 0),
+            )
             for i, (request_id, first, num_new, mirror) in enumerate(requests)
             for signal in mirror.accumulators
         ]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows to compute, of the newest queries."""
+        return self.num_new if self.num_drafts else self.signal.num_rows(self.num_new)
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether a layer adds up its rows."""
+        return self.signal.sums_rows and not self.num_drafts
+
+    def reject(self, num_rejected: int) -> None:
+        """Remove the newest `num_rejected` queries, which no earlier one sees, and their tokens."""
+        self.num_drafts = 0
+        self.num_new -= num_rejected
+        num_ids = len(self.ids) - num_rejected
+        self.ids, self.slots = self.ids[:num_ids], self.slots[:num_ids]
+        if self.rows is None:
+            return
+        rows = self.rows[:, : self.num_new, :num_ids][:, -self.num_rows :]
+        self.rows = rows.sum(dim=1, keepdim=True) if self.sums_rows else rows.contiguous()
 
     @property
     def row_key(self) -> tuple[str, tuple[int, ...], tuple[int, ...], str, str]:
@@ -160,12 +190,12 @@ def _layer_rows(
 ) -> torch.Tensor:
     """The rows [k, n] that one layer adds to `request`; `key` [Hkv, D, n]."""
     signal, stop = request.signal, request.first + request.num_new
-    num_rows = signal.num_rows(request.num_new)
+    num_rows = request.num_rows
     num_heads, num_ids = query.shape[1], key.shape[-1]
     own = request.heads.own(signal, num_heads)
     if own is not None:
         if not own:
-            return torch.zeros(1 if signal.sums_rows else num_rows, num_ids, device=query.device)
+            return torch.zeros(1 if request.sums_rows else num_rows, num_ids, device=query.device)
         key = _pick(key, [head * len(key) // num_heads for head in own], dim=0)
         sinks = None if sinks is None else _pick(sinks, own, dim=0)
     divisor = divisor_of(signal, request.heads, num_heads)
@@ -178,8 +208,8 @@ def _layer_rows(
             queries = _pick(queries, own, dim=1)
         weights = _weights(queries.float(), key, stop - end, scale, soft_cap, sinks)
         rows = weights.amax(dim=0) if signal.over_heads == "max" else weights.sum(dim=0) / divisor
-        parts.append(rows.sum(dim=0, keepdim=True) if signal.sums_rows else rows)
-    return torch.stack(parts).sum(dim=0) if signal.sums_rows else torch.cat(parts)
+        parts.append(rows.sum(dim=0, keepdim=True) if request.sums_rows else rows)
+    return torch.stack(parts).sum(dim=0) if request.sums_rows else torch.cat(parts)
 
 
 def gather_keys(key: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -221,14 +251,14 @@ def _weights(
 def key_values(
     signal: Signal,
     slots: torch.Tensor,
-    layers: Sequence[torch.Tensor],
+    layers: Mapping[int, torch.Tensor],
     num_heads: int,
     heads: RankHeads = ALL_HEADS,
 ) -> torch.Tensor:
     """A rank's part [P, n] of a key signal of the tokens in `slots` [n], the input of `folded`.
 
-    `layers`: the keys [N, S, Hkv, D] of each of the signal's layers. `num_heads`: query heads of
-    this rank.
+    `layers`: the keys [N, S, Hkv, D] of this stage's layers, by their index in the signal's.
+    `num_heads`: query heads of this rank.
     """
     use_max = signal.over_heads == "max"
     empty = float("-inf") if use_max else 0.0
@@ -237,7 +267,7 @@ def key_values(
     if own == []:
         return parts
     divisor = divisor_of(signal, heads, num_heads)
-    for number, layer in enumerate(layers):
+    for number, layer in layers.items():
         values = _by_head(signal, slots, layer)
         num_kv_heads = values.shape[1]
         if own is not None:
@@ -272,14 +302,15 @@ def key_redundancy(
     num_heads: int,
     heads: RankHeads = ALL_HEADS,
 ) -> torch.Tensor:
-    """A rank's part [n] of the redundancy of the tokens in `slots` [n]; the ranks' parts add up.
+    """A rank's part [n] of the redundancy of the tokens in `slots` [n]; the parts of ranks and of
+    stages add up.
 
-    `layers`, `num_heads` as in `key_values`. Takes O(n^2) time for each KV head that is read, and
-    memory for the normalised keys of one layer.
+    `layers`: the keys of this stage's layers; `num_heads` as in `key_values`. Takes O(n^2) time for
+    each KV head that is read, and memory for the normalised keys of one layer.
     """
     found = torch.zeros(len(slots), device=slots.device)
     own = heads.own(signal, num_heads)
-    total = heads.total(signal, num_heads) * len(layers)
+    total = heads.total(signal, num_heads) * len(signal.layers)
     for layer in layers:
         num_kv_heads = layer.shape[2]
         readers = Counter(

@@ -110,7 +110,7 @@ class Peers(Ranks):
         that differ are a violation in the report, which stops the engine in strict mode before
         this step's tokens leave it.
         """
-        if not (plan.requests or len(plan.source_slots) or plan.want_scores):
+        if not plan.is_compared:
             return
         error, self._error = self._error, None
         message = error or report.violation

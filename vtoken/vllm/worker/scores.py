@@ -28,12 +28,11 @@ from vtoken.vllm.worker.probe import (
     pooled,
 )
 from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.stages import ONE_STAGE, Owners, Shares, SignalKey, Stages, Tensors
 
-SignalKey = tuple[str, Signal]
 PendingScores = Callable[[], dict[SignalKey, Floats]]
 Keys = Callable[[int], torch.Tensor]
 Upload = Callable[[Ints], torch.Tensor]
-Owners = dict[SignalKey, tuple[Ints, int]]
 
 
 class Scores:
@@ -69,19 +68,24 @@ class Scores:
         plan: StepPlan,
         mirrors: Mapping[str, Mirror],
         ranks: Ranks,
+        stages: Stages = ONE_STAGE,
+        shares: Shares | None = None,
     ) -> PendingScores:
         """After the step's forward: feed `probed` to the accumulators; gather what `plan` requests.
 
-        The result, called once and from any thread, returns `WorkerReport.scores`; it may wait for
-        the device.
+        Adds this stage's part to the `shares` of the earlier ones. On the last stage the result,
+        called once and from any thread, returns `WorkerReport.scores`; it may wait for the device.
         """
-        for request, rows in accumulator_rows(probed, ranks):
+        shares = Shares() if shares is None else shares
+        for request, rows in accumulator_rows(probed, ranks, stages, shares):
             accumulator = request.mirror.accumulators[request.signal]
             accumulator.add(request.ids, self._rows(rows), request.num_new)
-        requested = RequestedScores(plan, mirrors, self._upload)
+        requested = RequestedScores(plan, mirrors, self._upload, stages)
         requested.read_accumulators()
         requested.read_keys(self._keys, self._num_heads, ranks)
-        return self._send(requested.reduced(ranks), requested.owners)
+        requested.add_to(shares, ranks)
+        complete = stages.is_last and stages.agreed
+        return self._send(completed(shares) if complete else {}, shares.owners)
 
 
 class HostScores(Scores):
@@ -106,20 +110,26 @@ class HostScores(Scores):
 
 
 class RequestedScores:
-    """The scores that a plan requests, gathered on one rank and reduced over all ranks.
+    """The scores that a plan requests, gathered on one rank and reduced over the ranks of a stage.
 
-    `owners`: the ids [n] that the scores belong to, and the number of tokens that the request had.
     `upload` copies a host array to the cache's device.
     """
 
-    def __init__(self, plan: StepPlan, mirrors: Mapping[str, Mirror], upload: Upload) -> None:
+    def __init__(
+        self, plan: StepPlan, mirrors: Mapping[str, Mirror], upload: Upload, stages: Stages
+    ) -> None:
         self._upload = upload
-        self._requested = [(key, mirrors[key[0]]) for key in plan.want_scores if key[0] in mirrors]
-        self._values: dict[SignalKey, torch.Tensor] = {}
-        self._parts: dict[SignalKey, torch.Tensor] = {}  # of key signals, from `key_values`
+        self._stages = stages
+        self._requested = [
+            (key, mirrors[key[0]])
+            for key in plan.want_scores
+            if key[0] in mirrors and stages.own_layers(key[1])
+        ]
+        self._values: Tensors = {}
+        self._parts: Tensors = {}  # of key signals, from `key_values`
         self._slots: dict[SignalKey, Ints] = {}  # of the live tokens, for signals with redundancy
-        self._redundancy: dict[SignalKey, torch.Tensor] = {}  # of the tokens that have a score
-        self.owners: Owners = {}
+        self._redundancy: Tensors = {}  # of the live tokens
+        self._owners: Owners = {}
 
     def read_accumulators(self) -> None:
         """Read the attention signals from this rank's accumulators."""
@@ -127,6 +137,8 @@ class RequestedScores:
             accumulator = mirror.accumulators.get(key[1])
             scores = None if accumulator is None else accumulator.scores()
             if accumulator is None or scores is None:
+                if key[1].is_mixed and not self._stages.is_home(key[1]):
+                    _, self._slots[key] = mirror.live()  # a later stage may have them
                 continue
             values, ids, num_tokens = (
                 torch.as_tensor(scores),
@@ -139,25 +151,26 @@ class RequestedScores:
                 if len(known) < len(ids):  # some died since the newest probe
                     values = values.index_select(0, self._upload(np.searchsorted(ids, known)))
                     ids = known
-            self._values[key], self.owners[key] = values, (ids, num_tokens)
+            self._values[key], self._owners[key] = values, (ids, num_tokens)
 
     def read_keys(self, keys: Keys, num_heads: int, ranks: Ranks) -> None:
         """Compute the key signals, and the redundancy of the tokens that were added."""
         for key, mirror in self._requested:
             if key[1].of_keys:
                 ids, slots = mirror.live()
-                self.owners[key] = ids, mirror.num_tokens
-                layers = [keys(layer) for layer in key[1].layers]
+                self._owners[key] = ids, mirror.num_tokens
+                layers = {i: keys(n) for i, n in self._stages.own_layers(key[1]).items()}
                 self._parts[key] = key_values(
                     key[1], self._upload(slots), layers, num_heads, ranks.heads
                 )
         for key, slots in self._slots.items():
-            layers = [keys(layer) for layer in key[1].layers]
-            of_live = key_redundancy(key[1], self._upload(slots), layers, num_heads, ranks.heads)
-            self._redundancy[key] = of_live[: len(self.owners[key][0])]
+            own = [keys(layer) for layer in self._stages.own_layers(key[1]).values()]
+            self._redundancy[key] = key_redundancy(
+                key[1], self._upload(slots), own, num_heads, ranks.heads
+            )
 
-    def reduced(self, ranks: Ranks) -> dict[SignalKey, torch.Tensor]:
-        """All scores [n], over the heads of all ranks; empty if ranks differ.
+    def add_to(self, shares: Shares, ranks: Ranks) -> None:
+        """Add all scores, over the heads of all ranks, to `shares`; nothing if ranks differ.
 
         The accumulator of a non-linear signal already holds the rows of all ranks, see
         `accumulator_rows`.
@@ -166,24 +179,41 @@ class RequestedScores:
         found = ranks.sum(linear)
         if ranks.agreed:
             found |= {key: v for key, v in self._values.items() if key not in linear}
-        for key, redundancy in ranks.sum(self._redundancy).items():
-            found[key] = key[1].mixed(found[key], redundancy)
-        for key, parts in _over_heads(self._parts, ranks).items():
-            found[key] = pooled(key[1], folded(key[1], parts))
-        return found
+        _merge(shares.values, found)
+        _merge(shares.redundancy, ranks.sum(self._redundancy))
+        _merge(shares.parts, _over_heads(self._parts, ranks), by_heads=True)
+        shares.owners |= self._owners
+
+
+def completed(shares: Shares) -> Tensors:
+    """All scores [n], from the shares of all stages."""
+    found = shares.values
+    for key, redundancy in shares.redundancy.items():
+        if key in found:
+            found[key] = key[1].mixed(found[key], redundancy[: len(found[key])])
+    for key, parts in shares.parts.items():
+        found[key] = pooled(key[1], folded(key[1], parts))
+    return found
 
 
 def accumulator_rows(
-    probed: Sequence[ProbedRequest], ranks: Ranks
+    probed: Sequence[ProbedRequest], ranks: Ranks, stages: Stages, shares: Shares
 ) -> list[tuple[ProbedRequest, torch.Tensor]]:
     """The probed requests that still have an accumulator, each with the rows to add to it.
 
-    A non-linear signal needs rows over the heads of all ranks. Scores of linear signals are summed
-    when they are reported, which is rarer and less data. Ranks that differ exchange nothing.
+    A non-linear signal needs rows over the heads of all ranks, and over its layers on all stages:
+    `shares` has those of earlier stages, and gets those that a later one needs. Scores of linear
+    signals are summed when they are reported, which is rarer and less data. Ranks that differ
+    exchange nothing.
     """
     parts = {(p.request_id, p.signal): p.rows for p in probed if p.rows is not None}
     linear = {key: rows for key, rows in parts.items() if key[1].is_linear}
-    reduced = _over_heads({key: v for key, v in parts.items() if key not in linear}, ranks)
+    _merge(
+        shares.rows,
+        _over_heads({key: v for key, v in parts.items() if key not in linear}, ranks),
+        by_heads=True,
+    )
+    reduced = {key: shares.rows.pop(key) for key in [*shares.rows] if stages.is_home(key[1])}
     found = []
     for request in probed:
         key = request.request_id, request.signal
@@ -193,9 +223,20 @@ def accumulator_rows(
     return found
 
 
-def _over_heads(
-    parts: dict[SignalKey, torch.Tensor], ranks: Ranks
-) -> dict[SignalKey, torch.Tensor]:
+def _merge(into: Tensors, more: Tensors, *, by_heads: bool = False) -> None:
+    """Add `more` to the tensors of the same signals in `into`; where heads are aggregated by their
+    maximum and `by_heads`, take the maximum.
+    """
+    for key, tensor in more.items():
+        if key not in into:
+            into[key] = tensor
+        elif by_heads and key[1].over_heads == "max":
+            into[key] = torch.maximum(into[key], tensor)
+        else:
+            into[key] = into[key] + tensor
+
+
+def _over_heads(parts: Tensors, ranks: Ranks) -> Tensors:
     """`parts` of every rank, reduced over the heads of all ranks."""
     maxima = {key: v for key, v in parts.items() if key[1].over_heads == "max"}
     means = {key: v for key, v in parts.items() if key not in maxima}

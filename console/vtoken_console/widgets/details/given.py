@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING
 from vtoken_console.style import units
 
 if TYPE_CHECKING:
-    from vtoken.wire import ConfigDocument, ConfigValues, RequestRow
+    from vtoken.wire import RequestRow
 
 REASON = " because memory was short"
-
-
-def when_of(values: ConfigValues, config: ConfigDocument) -> str:
-    """The setting `evict_when` of `values` in `config`; servers without it evict always."""
-    return values.evict_when if "evict_when" in config.bounds else "always"
 
 
 def gives(row: RequestRow) -> bool:

@@ -62,11 +62,11 @@ class RoundPricer:
 
     def estimate(self, config: VTokenConfig) -> Estimate:
         """The estimate of a round now, without requests that have a relocation in flight (I4)."""
-        state, size = self._state, self._state.geometry.block_size
+        state = self._state
         tables, due = state.tables, state.due
         columns, rows = tables.columns, tables.all_rows
         live, blocks = columns.num_live[rows], columns.num_blocks[rows]
-        rows = rows[(columns.extent[rows] > live) & (blocks > live // size + 1)]
+        rows = rows[(columns.extent[rows] > live) & (blocks > state.needed_blocks(live))]
         requests, names = state.requests, tables.names
         waits = [requests[names[row]].in_flight_step > 0 for row in rows.tolist()]
         rows = rows[~np.array(waits, dtype=np.bool_)]

@@ -27,7 +27,7 @@ from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.relocation.in_flight import InFlight
 from vtoken.core.runtime.relocation.operations import Operations
 from vtoken.core.runtime.relocation.pricing import RoundPricer
-from vtoken.core.runtime.relocation.round_planner import RoundPlanner, has_excess
+from vtoken.core.runtime.relocation.round_planner import RoundPlanner
 from vtoken.core.runtime.state import RuntimeState
 from vtoken.core.runtime.wasted_moves import LastMoves
 
@@ -104,7 +104,7 @@ class Relocator:
         columns, rows = state.tables.columns, state.tables.all_rows
         if self._last_round_empty or state.config.reclamation != "auto":
             return 0
-        needed = columns.num_live[rows] // state.geometry.block_size + 1
+        needed = state.needed_blocks(columns.num_live[rows])
         excess = np.maximum(0, columns.num_blocks[rows] - needed) * (columns.virtual[rows] != 0)
         names, requests = state.tables.names, state.requests
         held = [not requests[names[row]].in_flight_step for row in rows.tolist()]
@@ -252,7 +252,7 @@ class Relocator:
         tables, requests = self._state.tables, self._state.requests
         names = {m.relocation.request_id for ms in self._in_flight.values() for m in ms}
         return any(
-            requests[name].in_flight_step and has_excess(tables[name])
+            requests[name].in_flight_step and self._planner.has_excess(tables[name])
             for name in names.intersection(requests)
         )
 
@@ -331,8 +331,7 @@ class Relocator:
         state.rebound(table)
         request.in_flight_step = state.step
         request.moved_tokens += plan.num_moved_tokens
-        request.last_moves = request.last_moves or LastMoves()
-        request.last_moves.moved(bound.token_ids, state.step)
+        state.last_moves.setdefault(plan.request_id, LastMoves()).moved(bound.token_ids, state.step)
         moving = InFlight.of(
             plan,
             destinations,

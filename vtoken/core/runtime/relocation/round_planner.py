@@ -85,7 +85,7 @@ class RoundPlanner:
                 config.recycles,
             )
             num_live = table.num_live - len(dead)
-            if num_excess_blocks(len(kept.blocks), num_live, table.block_size) > 0:
+            if self._num_excess(len(kept.blocks), num_live) > 0:
                 layouts.append(kept)
         holders = tables.pool.holders.copy()
         for block, n in emptied.items():
@@ -97,6 +97,14 @@ class RoundPlanner:
         layouts = [structs.replace(x, movable=holders[x.blocks] == 1) for x in layouts]
         layouts.sort(key=lambda layout: int(np.count_nonzero(layout.grid < 0)), reverse=True)
         return self._plan(layouts, config, holders, None, num_emptied)
+
+    def has_excess(self, table: TokenTable) -> bool:
+        """Whether the request has evicted and holds excess blocks."""
+        return table.virtual and self._num_excess(table.num_blocks, table.num_live) > 0
+
+    def _num_excess(self, num_blocks: int, num_live: int) -> int:
+        size, max_drafts = self._state.geometry.block_size, self._state.max_drafts
+        return num_excess_blocks(num_blocks, num_live, size, max_drafts=max_drafts)
 
     def headroom(self, config: VTokenConfig) -> int:
         """Fresh blocks that one round may take now."""
@@ -110,8 +118,8 @@ class RoundPlanner:
             rows = tables.all_rows
         else:
             rows = np.array([tables[name].row for name in request_ids], dtype=np.int64)
-        live = columns.num_live[rows]
-        excess = columns.num_blocks[rows] > live // size + 1  # `num_excess_blocks` > 0
+        needed = self._state.needed_blocks(columns.num_live[rows])
+        excess = columns.num_blocks[rows] > needed  # `num_excess_blocks` > 0
         rows = rows[excess & (columns.virtual[rows] != 0)]
         order = np.argsort(columns.num_live[rows] - columns.num_blocks[rows] * size, kind="stable")
         found = map(tables.at, rows[order].tolist())
@@ -155,10 +163,3 @@ class RoundPlanner:
         else:
             writable = np.array([self._state.store.is_writable(b) for b in blocks.tolist()])
         return Layout(table.request_id, blocks, grid, movable, writable, config.recycles)
-
-
-def has_excess(table: TokenTable) -> bool:
-    """Whether the request has evicted and holds excess blocks."""
-    return table.virtual and (
-        num_excess_blocks(table.num_blocks, table.num_live, table.block_size) > 0
-    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,13 @@ import torch
 
 from vtoken.base.arrays import Ints
 from vtoken.base.errors import InvariantViolation
-from vtoken.core.protocol.integrity import LayerBytes
 from vtoken.vllm.cuda.copies.staged_copy import StagedCopies
 from vtoken.vllm.cuda.copies.streams import Streams
 from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
+
+if TYPE_CHECKING:  # the checks of a GPU without vLLM need this module, and not the core
+    from vtoken.core.protocol.integrity import LayerBytes
 
 Move = Callable[[torch.Tensor, torch.Tensor], None]
 MAX_GATHERED_BYTES = 256 << 20  # of one chunk of the torch implementation
@@ -81,14 +84,14 @@ class CUDACopyEngine:
             self._direct = TritonSlotCopy(self._layers)
         self.stages = StagedCopies(streams, self._copy, sync=sync)
 
-    def copy(self, source: Ints, destination: Ints) -> int:
-        """Launch the copies of `source` [k] to `destination` [k] in every layer.
+    def copy(self, source: Ints, destination: Ints, zero: Callable[[], None] | None = None) -> int:
+        """Launch the copies of `source` [k] to `destination` [k] in every layer, after `zero`.
 
         Returns the host's time for the launch in µs, not the device's. Raises InvariantViolation
         when destinations are sources too and there are more copies than one chunk gathers.
         """
         started = time.perf_counter_ns()
-        self.stages.begin(source, destination)
+        self.stages.begin(source, destination, zero)
         return (time.perf_counter_ns() - started) // 1000
 
     def contents(self, slots: Ints) -> Iterator[LayerBytes]:

@@ -44,11 +44,18 @@ class StagedCopies:
         self._pending: Any = None
         self._is_pending = False
 
-    def begin(self, source: Ints, destination: Ints) -> None:
-        """Launch the copies `source` [k] -> `destination` [k] behind the last forward."""
+    def begin(
+        self, source: Ints, destination: Ints, zero: Callable[[], None] | None = None
+    ) -> None:
+        """Launch `zero`, then the copies `source` [k] -> `destination` [k], after the last forward.
+
+        `zero` clears blocks that another group of layers may have used until then.
+        """
         if self._forward_end is None:  # no forward yet: wait for everything launched so far
             self._forward_end = self._streams.record(Stream.MAIN)
         self._streams.wait(Stream.RELOCATION, self._forward_end)
+        if zero is not None:
+            self._streams.launch(Stream.RELOCATION, zero)
         self._streams.launch(Stream.RELOCATION, lambda: self._copy(source, destination))
         self._pending = self._streams.record(Stream.RELOCATION)
         self._is_pending = True

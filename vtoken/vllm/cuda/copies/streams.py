@@ -26,6 +26,8 @@ class Streams(Protocol):
     `wait`: make all work launched on `stream` from now on start after `event`.
     `launch`: run `work`, whose device calls go to `stream`.
     `synchronize`: make the host wait for `event`.
+    `keep`: keep the memory of `tensor`, which may be dropped now, until all work launched on
+    `stream` so far is done. Needed where that is not the stream that made it.
     """
 
     def record(self, stream: Stream) -> Any: ...
@@ -35,6 +37,8 @@ class Streams(Protocol):
     def launch(self, stream: Stream, work: Callable[[], None]) -> None: ...
 
     def synchronize(self, event: Any) -> None: ...
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None: ...
 
 
 class HostStreams:
@@ -50,6 +54,9 @@ class HostStreams:
         work()
 
     def synchronize(self, event: Any) -> None:
+        pass
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
         pass
 
 
@@ -79,3 +86,6 @@ class CUDAStreams:
 
     def synchronize(self, event: torch.cuda.Event) -> None:
         event.synchronize()
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        tensor.record_stream(self._stream(stream))

@@ -24,13 +24,11 @@ def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 def download(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` in pinned memory of the host, copied on the current stream.
 
-    The contents are valid once an event recorded after this call is complete. The caller may drop
-    `tensor` at once, whichever stream made it.
+    The contents are valid once an event recorded after this call is complete. If another stream
+    made `tensor`, the caller keeps its memory until then (`Streams.keep`).
     """
     if tensor.device.type == "cpu":
         return tensor.clone()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
     return host

@@ -2,7 +2,7 @@
 
 The attention layers of probed layers call it after their kernel, outside CUDA graphs. A step with
 probes is not treated as a uniform decode (`DeviceExecutor.leaves_full_graphs`), so it runs
-piecewise in vLLM's runners V1 and V2, with attention as Python between two graphs. All other
+piecewise in vLLM's runner, with attention as Python between two graphs. All other
 steps keep their full graphs; `probe.every_steps` sets how many steps probe.
 
 - prompt chunks: `vtoken.vllm.worker.probe`, request by request, in plain torch

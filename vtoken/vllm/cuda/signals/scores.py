@@ -24,7 +24,8 @@ from vtoken.policies.signals import Accumulator, Signal, by_id, make_accumulator
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.copies.transfer import download, upload
 from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
-from vtoken.vllm.worker.scores import Keys, Owners, PendingScores, Scores, SignalKey
+from vtoken.vllm.worker.scores import Keys, PendingScores, Scores
+from vtoken.vllm.worker.stages import Owners, SignalKey
 
 
 class DeviceScores(Scores):
@@ -53,6 +54,7 @@ class DeviceScores(Scores):
         downloads: list[torch.Tensor] = []
         streams.wait(Stream.REPORT, streams.record(Stream.MAIN))
         streams.launch(Stream.REPORT, lambda: downloads.append(download(outbox)))
+        streams.keep(outbox, Stream.REPORT)
         event = streams.record(Stream.REPORT)
 
         def pending() -> dict[SignalKey, Floats]:

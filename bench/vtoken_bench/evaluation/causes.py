@@ -1,0 +1,399 @@
+"""What causes the gain where memory is short: one change after another, and each one taken back.
+
+The pool holds half of what the clients ask for. The budget is one number for all requests, a third
+of what a request holds in the mean.
+
+    ladder     from stock vLLM to the defaults, one change a rung; the rungs' factors multiply to
+               the whole
+    tuned      stock vLLM that runs at most so many requests at once; the fastest number of the
+               first repeats is confirmed on the others, beside the ladder
+    left out   the defaults without one of them, beside the defaults once more
+
+Two configurations that one might ask for do not exist. naive-evict has vLLM's admission alone:
+compressed admission counts on packed blocks, so it holds only under `reclamation: auto`. The order
+in which holes are packed for attention is no setting. The prefix cache is off, so no block is
+shared, and the rule for shared blocks changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vtoken_bench.charts import Bars, Chart, Panel
+from vtoken_bench.evaluation.effects import Effect, bounds
+from vtoken_bench.evaluation.goodput import busy_speed
+from vtoken_bench.evaluation.points import (
+    Comparison,
+    Experiment,
+    Labels,
+    Point,
+    Run,
+    Setting,
+    figures,
+    pick,
+    spread,
+    stock_of,
+)
+from vtoken_bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE, PAPER, VARIANTS
+from vtoken_bench.output import Result, Table
+from vtoken_bench.quality.settings import PAPER_PARAMS
+
+# Two requests a client. Speeds are of the time until the last request arrives.
+CLIENTS, REQUESTS, QUICK_REQUESTS = 8, 16, 12
+POLICY = {"name": "tova", "params": PAPER_PARAMS["tova"]}
+MEMORY, KEEP = 0.5, 1 / 3  # of what the clients ask for; of a request in the mean
+MOST_RUNNING = (3, 4, 5, 6)  # the pool holds four requests of the mean length in full
+TUNING_REPEATS = 2
+TUNED = "native, tuned"
+AGAIN = f"{DEFAULTS}, beside them"  # beside those without a part
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A variant that differs from the one before it by `change`, in a word `short`."""
+
+    variant: str
+    short: str
+    change: str
+    config: dict[str, Any]
+
+
+def _paper(**experiment: str) -> dict[str, Any]:
+    base = VARIANTS[PAPER]
+    return base | {"experiment": base["experiment"] | experiment}
+
+
+LADDER = (
+    Rung(NAIVE, "evict", "eviction, reclaiming nothing", VARIANTS[NAIVE]),
+    Rung(
+        f"{PAPER}, stock admission",
+        "reclaim",
+        "reclaiming as in the paper",
+        _paper(admission="stock"),
+    ),
+    Rung(PAPER, "admission", "compressed admission", _paper()),
+    Rung("+ plug", "plug", "planner `plug` for `pack`", _paper(planner="plug")),
+    Rung("+ recycling", "recycle", "recycling", _paper(planner="plug") | {"recycle": True}),
+    Rung(
+        "+ price",
+        "price",
+        "`round_rule: price`",
+        _paper(planner="plug", round_rule="price") | {"recycle": True},
+    ),
+    Rung(DEFAULTS, "watermark", "low watermark, rule for shared blocks", VARIANTS[DEFAULTS]),
+)
+STEPS = (NATIVE, *[rung.variant for rung in LADDER])
+LEFT_OUT = (
+    Rung("without recycling", "recycle", "recycling", {"recycle": False}),
+    Rung("planner pack", "plug", "planner `plug`", {"experiment": {"planner": "pack"}}),
+    Rung(
+        "round rule paper",
+        "price",
+        "`round_rule: price`",
+        {"experiment": {"round_rule": "paper"}},
+    ),
+    Rung(
+        "stock admission",
+        "admission",
+        "compressed admission",
+        {"experiment": {"admission": "stock"}},
+    ),
+)
+
+
+def comparisons(setting: Setting) -> list[Comparison]:
+    """Stock vLLM with every limit, and without one, in the first repeats."""
+    native = _native(setting)
+    limits = MOST_RUNNING[1:2] if setting.quick else MOST_RUNNING
+    points = [native, *[_limited(native, limit) for limit in limits]]
+    return [Comparison("limits", points, TUNING_REPEATS, fresh=True)]
+
+
+def confirmed(setting: Setting, runs: list[Run]) -> list[Comparison]:
+    """The ladder, with the limit that was fastest, in other repeats; then what is left out."""
+    tuned = _limited(_native(setting), fastest_limit(runs))
+    rungs = [_configured(setting, rung.variant, rung.config) for rung in LADDER]
+    ladder = [_native(setting), *rungs, tuned]
+    left_out = [_configured(setting, AGAIN, VARIANTS[DEFAULTS])]
+    left_out += [_configured(setting, rung.variant, rung.config) for rung in LEFT_OUT]
+    more = TUNING_REPEATS + setting.repeats
+    return [
+        Comparison("ladder", ladder, more, fresh=True, first=TUNING_REPEATS),
+        Comparison("left out", left_out, setting.repeats, fresh=True),
+    ]
+
+
+def _native(setting: Setting) -> Point:
+    workload = setting.chat()
+    blocks = round(MEMORY * CLIENTS * workload.mean() / setting.block_size)
+    engine = setting.engine(stock=True, num_blocks=blocks, max_model_len=workload.longest() + 1)
+    return Point(
+        {"variant": NATIVE},
+        engine,
+        {},
+        workload,
+        QUICK_REQUESTS if setting.quick else REQUESTS,
+        None,
+        concurrency=CLIENTS,
+    )
+
+
+def _configured(setting: Setting, variant: str, config: dict[str, Any]) -> Point:
+    """The load on vToken, with the budget and policy of all variants."""
+    native = _native(setting)
+    base = {"policy": POLICY, "budget_tokens": round(KEEP * setting.chat().mean())}
+    return replace(
+        native,
+        labels={"variant": variant},
+        engine=replace(native.engine, stock=False),
+        config=base | config,
+    )
+
+
+def _limited(native: Point, limit: int) -> Point:
+    return replace(stock_of(native, variant=TUNED, limit=limit), max_running=limit)
+
+
+def fastest_limit(runs: Sequence[Run]) -> int:
+    """Of those that ran, by the median of their tokens a second in the first repeats."""
+    limited = [run for run in pick(runs, variant=TUNED) if run.repeat < TUNING_REPEATS]
+    limits = dict.fromkeys(int(run.labels["limit"]) for run in limited)
+    return max(limits, key=lambda n: spread([busy_speed(r) for r in pick(limited, limit=n)]).median)
+
+
+# ------------------------------------------------------------------ the report
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What a change does to tokens a second."""
+
+    change: str
+    short: str
+    effect: Effect
+
+
+def ladder(runs: Sequence[Run]) -> list[Factor]:
+    """The factor of each rung over the one before it, in the repeats that have all rungs."""
+    found = []
+    for before, rung in zip(STEPS, LADDER, strict=False):
+        one, other = {"variant": rung.variant}, {"variant": before}
+        effect = Effect.of(_complete(runs), busy_speed, one, other)
+        if effect is not None:
+            found.append(Factor(rung.change, rung.short, effect))
+    return found
+
+
+def _complete(runs: Sequence[Run]) -> list[Run]:
+    """Runs of the repeats that have stock vLLM and every rung."""
+    ran = [{run.repeat for run in pick(runs, variant=name)} for name in STEPS]
+    return [run for run in runs if all(run.repeat in repeats for repeats in ran)]
+
+
+def report(result: Result, model: str, runs: list[Run]) -> None:
+    """Adds the variants, the factors with their shares, the sentence, the chart and the claims."""
+    factors = ladder(runs)
+    one, native = {"variant": DEFAULTS}, {"variant": NATIVE}
+    whole = Effect.of(_complete(runs), busy_speed, one, native)
+    assert whole is not None  # both are in every repeat
+    limit = fastest_limit(runs)
+    tuned: Labels = {"variant": TUNED, "limit": limit}
+    over_tuned = Effect.of(runs, busy_speed, one, tuned)
+    result.tables += [
+        _variants_table(model, runs, limit),
+        _factors_table(model, factors, whole),
+        _left_out_table(model, runs),
+    ]
+    result.sentences.append(sentence(model, whole, factors, limit, over_tuned))
+    result.claims.append(whole.claim("Causes", "throughput of native", model))
+    if over_tuned is not None:
+        result.claims.append(over_tuned.claim("Causes", "throughput of native, tuned", model))
+    result.claims += [
+        factor.effect.claim("Causes", f"factor of the ladder: {factor.change}", model)
+        for factor in factors
+    ]
+    result.claims += [
+        effect.claim("Causes", f"the defaults, over those without: {rung.change}", model)
+        for rung in LEFT_OUT
+        if (effect := _left_out(runs, rung)) is not None
+    ]
+    result.charts.append(_chart(model, factors, runs))
+
+
+def _left_out(runs: Sequence[Run], rung: Rung) -> Effect | None:
+    return Effect.of(runs, busy_speed, {"variant": AGAIN}, {"variant": rung.variant})
+
+
+def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
+    table = Table(
+        f"{model}: memory for half of what {CLIENTS} clients ask for, {POLICY['name']}, one budget "
+        "for all requests",
+        [
+            "variant",
+            "tok/s",
+            "x native",
+            "packing [% of the time]",
+            "TTFT p50 | p95 [s]",
+            "between tokens p50 | p95 [ms]",
+            "preemptions",
+            "most at once",
+            "at once, mean",
+        ],
+        [],
+        [
+            "tok/s: while every client had a request, median [range]; x native: geometric mean of "
+            "the ratios of the same repeat [95% interval]",
+            "packing: of holes for attention, a cost of the CPU's kernel",
+            f"{TUNED}: the number that was fastest in the first {TUNING_REPEATS} repeats is "
+            f"{limit}; its ratio is of the other repeats",
+        ],
+    )
+    beside_native = {*STEPS, TUNED}
+    for variant, most in dict.fromkeys(
+        (str(r.labels["variant"]), r.labels.get("limit")) for r in runs
+    ):
+        if variant not in beside_native:
+            continue
+        one: Labels = {"variant": variant} | ({} if most is None else {"limit": most})
+        chosen = pick(runs, **one)
+        rest = [r for r in runs if r.repeat >= TUNING_REPEATS] if most == limit else runs
+        gain = Effect.of(rest, busy_speed, one, {"variant": NATIVE})
+        first, between = (
+            [figures(chosen, f"{what}_ms.{p}").median for p in ("p50", "p95")]
+            for what in ("ttft", "itl")
+        )
+        packing = spread([_packing(run) for run in chosen])
+        table.rows.append(
+            [
+                variant if most is None else f"{TUNED}, at most {most}",
+                str(spread([busy_speed(run) for run in chosen])),
+                None if variant == NATIVE or gain is None else str(gain),
+                None if chosen[0].figures.get("pack_us") is None else str(packing),
+                f"{first[0] / 1e3:.1f} | {first[1] / 1e3:.1f}",
+                f"{between[0]:.0f} | {between[1]:.0f}",
+                str(figures(chosen, "preemptions")),
+                str(figures(chosen, "most_running")),
+                str(figures(chosen, "mean_running")),
+            ]
+        )
+    return table
+
+
+def _packing(run: Run) -> float:
+    """Percent of the time."""
+    return float(run.figures.get("pack_us", 0)) / (1e4 * run.figure("seconds"))
+
+
+def _factors_table(model: str, factors: Sequence[Factor], whole: Effect) -> Table:
+    table = Table(
+        f"{model}: from native to the defaults, one change after another",
+        ["change", "factor", "share of the gain [%]"],
+        [],
+        [
+            "factor: tokens a second over the line before, geometric mean [95% interval, Student t "
+            "of the mean logarithm over the repeats]; the factors multiply to the whole",
+            "share: of the logarithm of the whole [95% interval, jackknife over the repeats]",
+        ],
+    )
+    for factor in factors:
+        table.rows.append([factor.change, str(factor.effect), _share(factor.effect, whole)])
+    table.rows.append(["all together", str(whole), "100"])
+    return table
+
+
+def _share(effect: Effect, whole: Effect) -> str:
+    value, interval = effect.share(whole)
+    if interval is not None:
+        interval = 100 * interval[0], 100 * interval[1]
+    return f"{100 * value:.0f}{bounds(interval, '.0f')}"
+
+
+def _left_out_table(model: str, runs: Sequence[Run]) -> Table:
+    table = Table(
+        f"{model}: what the defaults gain from each of their parts",
+        ["part", "the defaults over the defaults without it"],
+        [],
+        ["geometric mean of the ratios of the same repeat [95% interval]"],
+    )
+    for rung in LEFT_OUT:
+        effect = _left_out(runs, rung)
+        if effect is not None:
+            table.rows.append([rung.change, str(effect)])
+    return table
+
+
+def sentence(
+    model: str,
+    whole: Effect,
+    factors: Sequence[Factor],
+    limit: int,
+    over_tuned: Effect | None,
+) -> str:
+    """What causes the gain, in words, from the data alone.
+
+    A cause is named if the interval of its factor excludes 1.
+    """
+    text = (
+        f"**{model}**: with memory for half of its clients' requests, vToken serves {whole} times "
+        "native vLLM's tokens a second"
+    )
+    if over_tuned is not None:
+        text += f", and {over_tuned} times those of native that runs at most {limit} at once"
+    if whole.verdict() == "undecided":
+        return f"{text}. No gain is shown."
+    kinds: dict[str, list[Factor]] = {"more": [], "less": [], "undecided": []}
+    for factor in sorted(factors, key=lambda factor: -factor.effect.factor):
+        kinds[factor.effect.verdict()].append(factor)
+    what = "gain" if whole.verdict() == "more" else "loss"
+    causes, against = ("more", "less") if what == "gain" else ("less", "more")
+    words = [_named(factor, whole) for factor in kinds[causes]]
+    text += (
+        f". The {what} comes from {_listed(words)}."
+        if words
+        else f". No single change causes the {what}."
+    )
+    if kinds[against]:
+        text += f" Against it: {_listed([_named(factor, whole) for factor in kinds[against]])}."
+    if kinds["undecided"]:
+        changes = _listed([factor.change for factor in kinds["undecided"]])
+        text += f" No effect is shown of: {changes}."
+    return text
+
+
+def _named(factor: Factor, whole: Effect) -> str:
+    return f"{factor.change} (x {factor.effect}, {_share(factor.effect, whole)}% of it)"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _chart(model: str, factors: Sequence[Factor], runs: Sequence[Run]) -> Chart:
+    panels = []
+    parts = [
+        (rung.short, effect) for rung in LEFT_OUT if (effect := _left_out(runs, rung)) is not None
+    ]
+    for title, found in (
+        ("one change after another", [(f.short, f.effect) for f in factors]),
+        ("the defaults over the defaults without it", parts),
+    ):
+        ends = [effect.interval() for _, effect in found]
+        low = [None if end is None else end[0] for end in ends]
+        high = [None if end is None else end[1] for end in ends]
+        bars = Bars("tokens a second, factor", [effect.factor for _, effect in found], low, high)
+        names = [short for short, _ in found]
+        panels.append(Panel(f"{model}: {title}", "", "factor", bars=[bars], groups=names))
+    return Chart(f"What causes the gain with memory for half, {model}", panels, part=model)
+
+
+EXPERIMENT = Experiment(
+    "causes",
+    "what causes the gain with memory for half of the requests",
+    "not in the paper",
+    comparisons,
+    report,
+    confirmed,
+    repeats=8,
+)

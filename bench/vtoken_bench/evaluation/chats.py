@@ -1,0 +1,74 @@
+"""Chats with a fact to find, as a workload: speed and answers come from the same outputs.
+
+They are those of the test ground (`vtoken_bench.grounds`), which no default was tuned on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vtoken_bench.grounds.prompts import GROUNDS, Prompt, PromptMaker
+from vtoken_bench.quality.measures import string_match_all
+
+FIRST_SEED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class FactChats:
+    """A text of about `text_tokens` that states a fact, and the question; `num_new` output tokens,
+    also after the answer's end. `around_tokens`: of fact, question and chat template, at most.
+    """
+
+    name: str
+    text_tokens: int
+    num_new: int
+    around_tokens: int = 80
+
+    def sizes(self, count: int, _seed: int) -> list[tuple[int, int]]:
+        """Prompt and output tokens at most; the prompts differ by some tens."""
+        return [(self.text_tokens + self.around_tokens, self.num_new)] * count
+
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return sum(self.sizes(1, 0)[0])
+
+    def requests(self, model: Path, count: int, seed: int) -> list[dict[str, Any]]:
+        """For a load's `requests`."""
+        return [
+            {"prompt": p.ids, "num_new": self.num_new} for p in self._prompts(model, count, seed)
+        ]
+
+    def found(
+        self, model: Path, count: int, seed: int, outputs: Sequence[Sequence[int]]
+    ) -> list[bool]:
+        """For each output whether it has every string of the fact."""
+        maker = _maker(model, self.text_tokens, seed)
+        prompts = self._prompts(model, count, seed)
+        return [
+            string_match_all(maker.answer_text(ids), prompt.fact.gold) == 1.0
+            for prompt, ids in zip(prompts, outputs, strict=True)
+        ]
+
+    def _prompts(self, model: Path, count: int, seed: int) -> list[Prompt]:
+        maker = _maker(model, self.text_tokens, seed)
+        found = [maker.prompt("chat", number) for number in range(count)]
+        longest, most = max(len(prompt.ids) for prompt in found), self.sizes(1, 0)[0][0]
+        if longest > most:
+            raise ValueError(
+                f"a prompt of {self.name} has {longest} tokens, more than {most}: "
+                "raise around_tokens"
+            )
+        return found
+
+
+@cache
+def _maker(model: Path, text_tokens: int, seed: int) -> PromptMaker:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ground = GROUNDS["test"]
+    return PromptMaker(tokenizer, ground, seed=FIRST_SEED + seed, num_tokens=text_tokens)

@@ -1,0 +1,205 @@
+"""How much memory has to be missing before eviction gains, and what it costs in answers there.
+
+The pool holds from all of what the clients' requests need down to a quarter. Requests are chats
+with a fact to find, so tokens a second, waiting, residency and facts found are of the same outputs.
+The budget is a third of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vtoken_bench.charts import Chart, Line, Panel
+from vtoken_bench.evaluation.answers import (
+    FIXED,
+    POLICY,
+    PRESSURE,
+    blocks_each,
+    chat_points,
+    found,
+    kept,
+    paired_answers,
+    points_shown,
+)
+from vtoken_bench.evaluation.effects import Effect
+from vtoken_bench.evaluation.goodput import busy_speed
+from vtoken_bench.evaluation.points import (
+    Comparison,
+    Experiment,
+    Labels,
+    Run,
+    Setting,
+    figures,
+    pick,
+    spread,
+)
+from vtoken_bench.evaluation.variants import NATIVE
+from vtoken_bench.grounds.paired import share
+from vtoken_bench.output import Result, Table
+
+# Speeds are of the time until the last request arrives, when ten have ended. Eight repeats give 144
+# pairs of answers.
+CLIENTS, REQUESTS, QUICK_REQUESTS = 8, 18, 10
+POOLS = (1.0, 0.7, 0.45, 0.25)  # of what the clients' requests need at their end
+QUICK_POOLS = (1.0, 0.25)
+
+
+def comparisons(setting: Setting) -> list[Comparison]:
+    return [
+        Comparison(
+            f"{pool:.0%} of the demand",
+            chat_points(
+                setting,
+                {"pool": pool},
+                round(pool * CLIENTS * blocks_each(setting)),
+                QUICK_REQUESTS if setting.quick else REQUESTS,
+                concurrency=CLIENTS,
+            ),
+            setting.repeats,
+            fresh=True,
+        )
+        for pool in (QUICK_POOLS if setting.quick else POOLS)
+    ]
+
+
+def gain(runs: Sequence[Run], pool: float, variant: str) -> Effect:
+    """Tokens a second of native's, while every client had a request."""
+    here = pick(runs, pool=pool)
+    found = Effect.of(here, busy_speed, {"variant": variant}, {"variant": NATIVE})
+    assert found is not None  # native runs beside every variant
+    return found
+
+
+def report(result: Result, model: str, runs: list[Run]) -> None:
+    """Adds the table, the sentence, the chart and the claims."""
+    pools = list(dict.fromkeys(float(run.labels["pool"]) for run in runs))
+    variants = list(dict.fromkeys(str(run.labels["variant"]) for run in runs))
+    table = Table(
+        f"{model}: memory from all of the demand of {CLIENTS} clients to a quarter of it, {POLICY} "
+        "at a third of the prompt",
+        [
+            "memory, variant",
+            "tok/s",
+            "x native",
+            "facts found [%]",
+            "difference to native [points]",
+            "gained, lost, of",
+            "at once, most",
+            "at once, mean",
+            "TTFT p50 | p95 [s]",
+            "between tokens p50 | p95 [ms]",
+            "kept [%]",
+            "preemptions",
+        ],
+        [],
+        [
+            "tok/s: while every client had a request, median [range]; x native: geometric mean of "
+            "the ratios of the same repeat [95% interval, Student t of the mean logarithm]",
+            "facts found: exact 95% interval; difference: answers to the same prompts, Tango's 95% "
+            "interval; gained: found by the variant alone, lost: by native alone",
+            "kept: live share of a request's tokens at its end, mean",
+        ],
+    )
+    for pool in pools:
+        for variant in variants:
+            table.rows.append(_row(runs, pool, variant))
+            if variant != NATIVE:
+                what = f"{pool:.0%} of the demand: throughput of native, {variant}"
+                result.claims.append(gain(runs, pool, variant).claim("Curve", what, model))
+    result.tables.append(table)
+    result.sentences.append(f"**{model}**: {sentence(runs)}")
+    result.charts.append(_chart(model, runs, pools, variants))
+
+
+def _row(runs: Sequence[Run], pool: float, variant: str) -> list[str | int | float | None]:
+    here: Labels = {"pool": pool, "variant": variant}
+    chosen = pick(runs, **here)
+    native = variant == NATIVE
+    answers = share(found(chosen))
+    pairs = paired_answers(runs, here, {"pool": pool, "variant": NATIVE})
+    first, between = (
+        [figures(chosen, f"{what}_ms.{p}").median for p in ("p50", "p95")]
+        for what in ("ttft", "itl")
+    )
+    return [
+        f"{pool:.0%}, {variant}",
+        str(spread([busy_speed(run) for run in chosen])),
+        None if native else str(gain(runs, pool, variant)),
+        f"{100 * answers.value:.0f} [{100 * answers.low:.0f} .. {100 * answers.high:.0f}]",
+        None if native else points_shown(pairs.difference()),
+        None if native else f"{pairs.gained}, {pairs.lost}, {pairs.samples}",
+        str(figures(chosen, "most_running")),
+        str(figures(chosen, "mean_running")),
+        f"{first[0] / 1e3:.1f} | {first[1] / 1e3:.1f}",
+        f"{between[0]:.0f} | {between[1]:.0f}",
+        str(spread([100 * kept(run) for run in chosen])),
+        str(figures(chosen, "preemptions")),
+    ]
+
+
+def sentence(runs: Sequence[Run]) -> str:
+    """Where native is not beaten, and below that what each variant gains and costs.
+
+    A variant beats native at a pool if the whole interval of its ratio is above 1.
+    """
+    pools = sorted({float(run.labels["pool"]) for run in runs}, reverse=True)
+    beaten = [
+        {v: gain(runs, pool, v).verdict() == "more" for v in (FIXED, PRESSURE)} for pool in pools
+    ]
+    parts = []
+    even = [pool for pool, wins in zip(pools, beaten, strict=True) if not any(wins.values())]
+    if even:
+        parts.append(f"native vLLM wins or ties with memory for {_percents(even)} of the demand")
+    for pool, wins in zip(pools, beaten, strict=True):
+        if not any(wins.values()):
+            continue
+        each = []
+        for variant, wins_here in wins.items():
+            here: Labels = {"pool": pool, "variant": variant}
+            pairs = paired_answers(runs, here, {"pool": pool, "variant": NATIVE})
+            cost = f"{points_shown(pairs.difference())} points of facts found"
+            ratio = str(gain(runs, pool, variant))
+            tie = "" if wins_here else ", no gain,"
+            each.append(f"{variant}, serves {ratio} times its tokens a second{tie} at {cost}")
+        parts.append(f"with memory for {pool:.0%}, {'; '.join(each)}")
+    return ". ".join(part[0].upper() + part[1:] for part in parts) + "."
+
+
+def _percents(pools: Sequence[float]) -> str:
+    words = [f"{pool:.0%}" for pool in pools]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _chart(
+    model: str, runs: Sequence[Run], pools: Sequence[float], variants: Sequence[str]
+) -> Chart:
+    x = [100 * pool for pool in pools]
+    speed = Panel(f"{model}: tokens a second", "memory [% of the demand]", "times native's")
+    speed.lines.append(Line(NATIVE, x[:1], [1.0], reference=True))
+    answers = Panel(f"{model}: answers", "memory [% of the demand]", "facts found [%]")
+    for variant in variants:
+        shares = [share(found(pick(runs, pool=pool, variant=variant))) for pool in pools]
+        value, low, high = (
+            [100 * getattr(s, end) for s in shares] for end in ("value", "low", "high")
+        )
+        if variant == NATIVE:
+            answers.lines.append(Line(variant, x, value, reference=True))
+            continue
+        answers.lines.append(Line(variant, x, value, low, high))
+        gains = [gain(runs, pool, variant) for pool in pools]
+        ends = [effect.interval() or (effect.factor, effect.factor) for effect in gains]
+        speed.lines.append(
+            Line(variant, x, [g.factor for g in gains], [e[0] for e in ends], [e[1] for e in ends])
+        )
+    caption = f"Throughput and facts found by memory, {model}; bands: 95% intervals"
+    return Chart(caption, [speed, answers], part=model)
+
+
+EXPERIMENT = Experiment(
+    "curve",
+    "throughput, waiting, residency and answers from ample memory to a quarter of the demand",
+    "not in the paper",
+    comparisons,
+    report,
+    repeats=8,
+)

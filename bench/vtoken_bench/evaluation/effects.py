@@ -1,0 +1,82 @@
+"""Ratios over repeats, as factors: they multiply, so their means and intervals are of logarithms.
+
+Every repeat has engine processes of its own, so the repeats are independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from vtoken_bench.claims import Claim
+from vtoken_bench.evaluation.points import Labels, Run, paired, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One ratio a repeat; `factor` is their geometric mean."""
+
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, runs: Sequence[Run], figure: Callable[[Run], float], one: Labels, other: Labels
+    ) -> Effect | None:
+        """`one` over `other`, paired by repeat; None if no repeat has both."""
+        found = paired(runs, figure, one, other)
+        return cls(tuple(found)) if found else None
+
+    @property
+    def logs(self) -> list[float]:
+        return [math.log(value) for value in self.values]
+
+    @property
+    def factor(self) -> float:
+        return math.exp(fmean(self.logs))
+
+    def interval(self) -> tuple[float, float] | None:
+        """95% Student t interval of the mean logarithm, as factors; None for fewer than three."""
+        found = spread(self.logs).interval()
+        return None if found is None else (math.exp(found[0]), math.exp(found[1]))
+
+    def verdict(self) -> str:
+        """more, less, or undecided where the interval has 1 or there is none."""
+        found = self.interval()
+        if found is None or found[0] <= 1 <= found[1]:
+            return "undecided"
+        return "more" if found[0] > 1 else "less"
+
+    def share(self, whole: Effect) -> tuple[float, tuple[float, float] | None]:
+        """The share of the logarithm of `whole`, and its 95% interval.
+
+        The interval is the jackknife's: Student t over the pseudo-values of leaving out a repeat.
+        `whole` has the same repeats. None for fewer than three.
+        """
+        own, all_ = self.logs, whole.logs
+        count, found = len(own), sum(own) / sum(all_)
+        if count < 3:
+            return found, None
+        left_out = [
+            (sum(own) - mine) / (sum(all_) - its) for mine, its in zip(own, all_, strict=True)
+        ]
+        return found, spread([count * found - (count - 1) * value for value in left_out]).interval()
+
+    def claim(self, row: str, what: str, model: str, goal: str = "") -> Claim:
+        """The claim; its value is the geometric mean, and its interval that of logarithms."""
+        low, high, values = min(self.values), max(self.values), list(self.values)
+        interval = self.interval()
+        return Claim(
+            row, what, model, self.factor, low, high, "x", len(values), "", goal, interval, values
+        )
+
+    def __str__(self) -> str:
+        return f"{self.factor:.2f}{bounds(self.interval())}"
+
+
+def bounds(interval: tuple[float, float] | None, form: str = ".2f") -> str:
+    """ " [low .. high]", or nothing without an interval."""
+    if interval is None:
+        return ""
+    return f" [{interval[0]:{form}} .. {interval[1]:{form}}]"

@@ -1,0 +1,72 @@
+"""The data of one row of the fleet page: an engine's newest state, and its rate of tokens.
+
+There may be many rows with large pools, so block arrays are written in place: new ones with every
+message would scatter the heap. What no row shows is left out: who owns a block, the history of the
+charts. Invariant: each array in `blocks` has as many blocks as the newest `hello` says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vtoken import wire
+from vtoken.wire.reducer import ResyncNeeded, StreamState, apply
+from vtoken.wire.views import Change
+from vtoken_console.feed.channel import Channel
+from vtoken_console.feed.series import Rate
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+KEPT = ("live", "flags")
+
+
+class EngineFeed(Channel):
+    """`model` has no blocks; they are in `blocks`. `version` rises with every new state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: dict[str, npt.NDArray[np.integer]] = {}
+        self.tokens_per_s = 0.0
+        self.version = 0
+        self._model = StreamState()
+        self._rate = Rate()
+
+    @property
+    def model(self) -> StreamState:
+        return self._model
+
+    def take(self, message: wire.StreamMessage) -> None:
+        change: Change | None = None
+        if isinstance(message, wire.Snapshot):
+            change = Change.of(message)
+            message.live = message.flags = message.owner = None
+            message.history = []
+        elif isinstance(message, wire.Delta):
+            change = Change.of(message)
+            message.block_ids = message.block_live = message.block_flags = None
+            message.block_owner = None
+        before = self._model
+        self._model = apply(before, message)
+        if change is None:
+            return
+        self._write(change)
+        self.version += 1
+        status = self._model.status
+        if status is not None and status is not before.status:
+            self.tokens_per_s = self._rate.add(status.ts, status.tokens.generated)
+
+    def _write(self, change: Change) -> None:
+        hello = self._model.hello
+        assert hello is not None  # a state follows it
+        if change.block_ids is None:
+            self.blocks = {n: change.blocks[n].copy() for n in KEPT if n in change.blocks}
+            sizes = {len(array) for array in self.blocks.values()}
+            if sizes - {hello.geometry.num_blocks}:
+                raise ResyncNeeded(f"a snapshot of {sizes} blocks")
+            return
+        try:
+            change.write(self.blocks)
+        except (ValueError, IndexError) as error:
+            raise ResyncNeeded(f"delta: {error}") from error

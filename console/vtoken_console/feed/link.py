@@ -1,0 +1,128 @@
+"""Keeps one stream of a server open, fills a channel from it, and reconnects after every loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from http import HTTPStatus
+
+from vtoken import wire
+from vtoken.client import AsyncClient, NotVToken, ProblemError, StreamGap
+from vtoken.client.reader import ALL_TOPICS, Topic, backoff_s
+from vtoken.wire.reducer import ResyncNeeded
+from vtoken_console.feed.channel import Channel
+from vtoken_console.feed.connection import State
+
+YIELD_EVERY = 64  # messages between two yields to the event loop
+STEADY_S = 2.0  # after a gap, reconnect at once if the connection was live for longer than this
+
+
+class Link:
+    """Errors are recorded in `channel.connection`, not raised.
+
+    `on_hello` is called with the first message of a connection. `complete` runs in the background
+    once the channel has its first state, and again after events were dropped; the end of the
+    connection cancels it. `settled` is set with the first state, or the first failure.
+    """
+
+    def __init__(
+        self,
+        rest: AsyncClient,
+        channel: Channel,
+        fps: float,
+        *,
+        topics: Iterable[Topic] = ALL_TOPICS,
+        on_hello: Callable[[wire.Hello], None] = lambda _: None,
+        complete: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.settled = asyncio.Event()
+        self._rest = rest
+        self._channel = channel
+        self._fps = fps
+        self._topics = tuple(topics)
+        self._on_hello = on_hello
+        self._complete = complete
+        self._retry = asyncio.Event()
+
+    def retry_now(self) -> None:
+        """Ends the wait for the next attempt."""
+        self._retry.set()
+
+    async def run(self) -> None:
+        """Connects and reads; after any loss, waits and reconnects."""
+        try:
+            while True:
+                self._channel.set_connection(State.CONNECTING)
+                state, at_once = State.LOST, False
+                try:
+                    await self._read_stream()
+                    error = "the server closed the stream"
+                except (ResyncNeeded, StreamGap) as reason:
+                    error, at_once = f"resynchronising: {reason}", True
+                except ProblemError as reason:
+                    error = _error_text((await self._explain(reason)).problem)
+                    if reason.problem.status and self._channel.connection.state is State.CONNECTING:
+                        state = State.REFUSED
+                await self._wait(state, error, at_once=at_once)
+        finally:
+            self._channel.set_connection(State.CLOSED)
+            await self._rest.aclose()
+
+    async def _wait(self, state: State, error: str, *, at_once: bool) -> None:
+        connection = self._channel.connection
+        # A gap soon after a snapshot is a server fault: back off as after any other failure.
+        steady = connection.is_live and time.time() - connection.since > STEADY_S
+        pause = backoff_s(connection.failures + 1) * random.uniform(0.9, 1.1)
+        pause = 0.0 if at_once and steady else pause
+        self._retry.clear()
+        self._channel.set_connection(state, error, time.time() + pause)
+        self.settled.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._retry.wait(), pause)
+
+    async def _explain(self, error: ProblemError) -> ProblemError:
+        """Returns NotVToken if a server without vToken refused the stream, else `error`."""
+        if error.problem.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+            try:
+                await self._rest.status()
+            except NotVToken as not_vtoken:
+                return not_vtoken
+            except ProblemError:
+                pass
+        return error
+
+    async def _read_stream(self) -> None:
+        completing: asyncio.Future[None] | None = None
+        channel = self._channel
+        async with self._rest.stream(self._topics, fps=self._fps) as stream:
+            try:
+                count = 0
+                async for message in stream:
+                    if isinstance(message, wire.Hello):
+                        self._on_hello(message)
+                    if channel.connection.state is State.CONNECTING:
+                        channel.set_connection(State.SYNCING)
+                    channel.received_bytes += len(stream.raw)
+                    channel.apply(message)
+                    if isinstance(message, wire.Dropped):
+                        completing = None
+                    if completing is None and channel.model.synced:
+                        self.settled.set()
+                        if self._complete is not None:
+                            completing = asyncio.ensure_future(self._complete())
+                    count += 1
+                    if count % YIELD_EVERY == 0:
+                        await asyncio.sleep(0)
+            finally:
+                if completing is not None:
+                    completing.cancel()
+
+
+def _error_text(problem: wire.Problem) -> str:
+    """The error and, if known, its remedy."""
+    if problem.status == HTTPStatus.UNAUTHORIZED:
+        return f"{problem.status}: {problem.detail}; set VTOKEN_TOKEN"
+    return f"{problem.status}: {problem.detail}" if problem.status else problem.detail

@@ -1,0 +1,101 @@
+"""The fleet page: every engine of every server in one table. It opens the dashboard of one."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Input
+
+from vtoken_console.frame.fleet import FleetRow
+from vtoken_console.frame.keys import KEYS, ON_FLEET
+from vtoken_console.frame.view import View
+from vtoken_console.widgets.fleet.detail import FleetDetail
+from vtoken_console.widgets.fleet.header import FleetHeader
+from vtoken_console.widgets.fleet.keys import FleetKeys
+from vtoken_console.widgets.fleet.sentence import FleetSentence
+from vtoken_console.widgets.fleet.table import FleetTable
+from vtoken_console.widgets.guide_panel import GuidePanel
+from vtoken_console.widgets.lines import LinesWidget
+
+
+class FleetScreen(Screen[None]):
+    AUTO_FOCUS = "#fleet"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(k.keys, k.action, k.label, id=k.id, key_display=k.shown, show=False)
+        for k in KEYS
+        if k.page == "fleet" or k.id in ON_FLEET
+    ]
+
+    class Opened(Message):
+        """Requests the dashboard of a row's engine."""
+
+        def __init__(self, row: FleetRow) -> None:
+            super().__init__()
+            self.row = row
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = FleetTable(id="fleet")
+        self._guide = GuidePanel(id="guide")
+
+    def compose(self) -> ComposeResult:
+        yield FleetHeader(id="header")
+        yield FleetSentence(id="fleet-sentence")
+        yield self.table
+        yield FleetDetail(lambda: self.table.chosen, id="fleet-detail")
+        yield self._guide
+        yield Input(id="filter", placeholder="part of a name, model, policy or state", compact=True)
+        yield FleetKeys(id="keys")
+
+    def on_mount(self) -> None:
+        self._guide.display = self.query_one("#filter").display = False
+
+    def show(self, view: View) -> None:
+        """Passes the newest view to every widget, the table first: the detail is of its row."""
+        self.table.show(view)
+        for widget in self.query(LinesWidget):
+            if widget is not self.table:
+                widget.show(view)
+
+    # ------------------------------------------------------------ keys
+
+    def action_open_engine(self) -> None:
+        if self.table.chosen is not None:
+            self.post_message(self.Opened(self.table.chosen))
+
+    def on_fleet_table_opened(self) -> None:
+        self.action_open_engine()
+
+    def action_sort_engines(self) -> None:
+        self.notify(f"Engines sorted by {self.table.next_order()}.")
+
+    def action_filter_engines(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.display = True
+        self.set_focus(box)  # at once, so that the next key is text, not a command
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.table.set_filter(event.value)
+
+    def on_input_submitted(self) -> None:
+        self._leave_filter()
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key != "escape":
+            return
+        box = self.query_one("#filter", Input)
+        if box.display or box.value:
+            event.stop()
+            box.value = ""
+            self._leave_filter()
+        else:
+            self.app.clear_notifications()
+
+    def _leave_filter(self) -> None:
+        self.query_one("#filter").display = False
+        self.set_focus(self.table)

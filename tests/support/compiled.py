@@ -1,0 +1,179 @@
+"""vToken's Triton kernels as machine code for GPUs that are not present; none is run.
+
+Triton's compiler and NVIDIA's assembler need no device. Shapes and types are those of
+Llama-3.1-8B in bfloat16. Pointers and strides are multiples of 16, as Triton finds them at a call.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.docs.tables import Cells, Table
+from vtoken.vllm.cuda import kernels
+
+ARCHITECTURES = {80: "A100", 90: "H100, H200", 100: "B200", 120: "RTX 50"}
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+INT, INTS, FLOATS = "i32", "*i32", "*fp32"
+LOGITS = {"query": "*bf16", "key": "*bf16", "table": INTS, "queries": INTS, "table_rows": INTS}
+LOGITS |= {"seq_lens": INTS, "logits": FLOATS, "tile_max": FLOATS, "tile_sum": FLOATS}
+LOGITS |= {"scale": "fp32", "soft_cap": "fp32", "query_row": INT, "key_slot": INT}
+LOGITS |= {"key_head": INT, "table_row": INT, "width": INT, "tiles": INT}
+SUM = {"logits": FLOATS, "tile_max": FLOATS, "tile_sum": FLOATS, "seq_lens": INTS}
+SUM |= {"sinks": FLOATS, "scores": FLOATS, "chosen": INTS, "num_chosen": INT, "divisor": "fp32"}
+SUM |= {"score_row": INT, "width": INT, "tiles": INT}
+COPY = {"bases": "*i64", "source": "*i64", "destination": "*i64", "num_tokens": INT}
+COPY |= {"row_words": INT}
+STRIDES = ("row_words", "query_row", "key_slot", "key_head")  # multiples of 16 in this model
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel with the types and constants of a call; `registers`, `shared`: its budget."""
+
+    name: str
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    registers: int
+    shared_bytes: int
+    load_bits: int = 0
+
+
+CASES = (
+    Case(
+        "`_copy_slots_kernel`",
+        kernels._copy_slots_kernel,
+        COPY,
+        {"WORDS": 1024, "TOKENS": kernels.TOKENS_PER_PROGRAM}
+        | {"ALIGNMENT": kernels.MAX_ALIGNMENT},
+        registers=64,
+        shared_bytes=0,
+        load_bits=128,
+    ),
+    Case(
+        "`_probe_logits_kernel`",
+        kernels._probe_logits_kernel,
+        LOGITS,
+        {"GROUP": 4, "GROUP_PAD": 16, "TILE": 64, "D": 128, "D_PAD": 128, "CAPPED": False},
+        registers=128,
+        shared_bytes=48 << 10,
+        load_bits=128,
+    ),
+    Case(
+        "`_probe_logits_kernel`, D 80, capped",
+        kernels._probe_logits_kernel,
+        LOGITS,
+        {"GROUP": 4, "GROUP_PAD": 16, "TILE": 64, "D": 80, "D_PAD": 128, "CAPPED": True},
+        registers=128,
+        shared_bytes=48 << 10,
+    ),
+    *(
+        Case(
+            f"`_probe_sum_kernel`, {name}",
+            kernels._probe_sum_kernel,
+            SUM,
+            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64, "USE_MAX": name == "maximum"},
+            registers=64,
+            shared_bytes=8 << 10,
+        )
+        for name in ("sum", "maximum")
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Resources of one kernel on one architecture.
+
+    `local_bytes`: of a thread, stack included; `spills`: instructions that use them. `load_bits`:
+    of the widest load from the device's memory.
+    """
+
+    registers: int
+    shared_bytes: int
+    local_bytes: int
+    spills: int
+    load_bits: int
+
+    def excess(self, case: Case) -> list[str]:
+        """What is beyond the budget of `case`."""
+        found = {
+            f"{self.registers} registers": self.registers > case.registers,
+            f"{self.shared_bytes} bytes of shared memory": self.shared_bytes > case.shared_bytes,
+            f"{self.local_bytes} bytes of local memory": self.local_bytes > 0,
+            f"{self.spills} spills": self.spills > 0,
+            f"loads of {self.load_bits} bits": self.load_bits < case.load_bits,
+        }
+        return [what for what, wrong in found.items() if wrong]
+
+
+def compiled(case: Case, architecture: int, **options: Any) -> Compiled:
+    """Compile, once a process; fails for a parameter without a type or a constant."""
+    key = str((case.name, case.constants, architecture, options))
+    if key not in _made:
+        _made[key] = _compile(case, architecture, options)
+    return _made[key]
+
+
+_made: dict[str, Compiled] = {}
+
+
+def _compile(case: Case, architecture: int, options: dict[str, Any]) -> Compiled:
+    names = case.kernel.arg_names
+    assert set(names) == case.types.keys() | case.constants.keys()
+    aligned = [n for n in names if case.types.get(n, "").startswith("*") or n in STRIDES]
+    source = ASTSource(
+        fn=case.kernel,
+        signature={name: case.types.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in case.constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    target = GPUTarget("cuda", architecture, 32)
+    made = triton.compile(source, target=target, options=options or None)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage = _output("cuobjdump", "--dump-resource-usage", file.name)
+        code = _output("nvdisasm", "-c", file.name)
+    facts = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", usage)}
+    widths = [int(bits or 32) for bits in re.findall(r"\bLDG\.E(?:\.(64|128))?\b", code)]
+    return Compiled(
+        facts["REG"],
+        int(made.metadata.shared),
+        facts["STACK"] + facts["LOCAL"],
+        len(re.findall(r"\b(?:LDL|STL)\b", code)),
+        max(widths, default=0),
+    )
+
+
+def _output(tool: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(TOOLS / tool), *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def _rows() -> Iterator[Cells]:
+    for case in CASES:
+        made = [compiled(case, architecture) for architecture in ARCHITECTURES]
+        budget = f"{case.registers}, {case.shared_bytes}"
+        cells = (f"{c.registers}, {c.shared_bytes}, {c.load_bits}" for c in made)
+        yield case.name, budget, *cells
+
+
+TABLE = Table(
+    f"compiled kernels of Triton {triton.__version__}",
+    "gpu.md",
+    ("kernel", "budget", *(f"sm_{sm} ({name})" for sm, name in ARCHITECTURES.items())),
+    _rows,
+)

@@ -1,0 +1,98 @@
+"""Drafts under a test's control, in place of those of vLLM's n-gram drafter.
+
+A step of a request begins when `num_out` tokens are sampled. It computes the newest of them and its
+drafts, and samples one token behind those that are right. So how many drafts are right at each
+`num_out` decides where steps begin, and with that the moments of eviction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tests.support.reference import Evict
+
+MOST = 4
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": MOST,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
+Script = Callable[[int], tuple[int, int]]  # num_out -> the number of drafts, and of right ones
+
+
+def wrong(num_out: int) -> tuple[int, int]:
+    return MOST, 0
+
+
+def right(num_out: int) -> tuple[int, int]:
+    return MOST, MOST
+
+
+def mixed(num_out: int) -> tuple[int, int]:
+    """Any number of drafts, none included, and of right ones."""
+    num = (7 * num_out // 3) % (MOST + 1)
+    return num, (5 * num_out // 2) % (num + 1)
+
+
+def none(num_out: int) -> tuple[int, int]:
+    return 0, 0
+
+
+SCRIPTS: dict[str, Script] = {"wrong": wrong, "right": right, "mixed": mixed, "none": none}
+
+
+def moments(num_new: int, script: Script) -> set[int]:
+    """The decode steps, as `reference.Evict` counts them, at which a step of the engine begins."""
+    found, num_out = set(), 1
+    while num_out < num_new:
+        found.add(num_out - 1)
+        num_out += 1 + script(num_out)[1]
+    return found
+
+
+def at(steps: Collection[int], evict: Evict) -> Evict:
+    """`evict` at `steps` alone."""
+
+    def evict_there(num_tokens: int, live: list[int], step: int) -> set[int]:
+        return evict(num_tokens, live, step) if step in steps else set()
+
+    return evict_there
+
+
+def agreed(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """The length of the prefix that both have."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
+def runner_of(llm: Any) -> Any:
+    core = llm.llm_engine.engine_core.engine_core
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+def use_drafts(
+    llm: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], script: Script
+) -> None:
+    """Draft the `answers` to `prompts` by `script`, in an engine of this process.
+
+    Of several answers to one prompt, the one that agrees longest.
+    """
+
+    def draft(tokens: list[int]) -> list[int]:
+        found = [i for i, p in enumerate(prompts) if tokens[: len(p)] == list(p)]
+        number = max(found, key=lambda i: agreed(tokens[len(prompts[i]) :], answers[i]))
+        num_out = len(tokens) - len(prompts[number])
+        num, num_right = script(num_out)
+        known = [*answers[number][num_out : num_out + num]]
+        known += [0] * (num - len(known))
+        return known[:num_right] + [(token + 1) % 256 for token in known[num_right:]]
+
+    def propose(_: int, sampled: list[list[int]], num_tokens: Any, ids: Any, **_rest: Any) -> Any:
+        return [
+            draft(ids[i, : num_tokens[i]].tolist()) if tokens else []
+            for i, tokens in enumerate(sampled)
+        ]
+
+    runner_of(llm).drafter.propose = propose

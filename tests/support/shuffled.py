@@ -1,0 +1,250 @@
+"""vToken's Triton kernels in Triton's interpreter, with their programs in random order.
+
+    python -m tests.support.shuffled
+
+prints one JSON document: what was wrong, by kernel, over random shapes. A program that reads what
+another one writes gives other results in another order. NaN surround every buffer, and fill every
+new one: a write beside it is seen in what surrounds it, a read in the result. Two kernels with
+planted mistakes are controls. It needs its own process, because importing Triton selects the
+interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from random import Random
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton.runtime import interpreter
+
+from vtoken.vllm.cuda import kernels
+
+MARGIN = 64  # words around a buffer
+EXAMPLES = int(os.environ.get("VTOKEN_INTERLEAVINGS", "12"))
+
+
+@contextmanager
+def shuffled(seed: int) -> Iterator[None]:
+    """Launches inside run their programs in an order of `seed`."""
+    builder, random = interpreter.interpreter_builder, Random(seed)
+    order: list[tuple[int, ...]] = []
+
+    def set_grid_dim(*dims: int) -> None:
+        order[:] = product(*map(range, dims))
+        random.shuffle(order)
+        type(builder).set_grid_dim(builder, *dims)
+
+    def set_grid_idx(*_: int) -> None:
+        type(builder).set_grid_idx(builder, *order.pop())
+
+    builder.set_grid_dim, builder.set_grid_idx = set_grid_dim, set_grid_idx
+    try:
+        yield
+    finally:
+        del builder.set_grid_dim, builder.set_grid_idx
+
+
+class Guarded:
+    """Buffers within memory that holds NaN, and -1 in 64-bit integers."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[torch.Tensor, int, int]] = []
+
+    def buffer(self, *shape: int, dtype: torch.dtype, fill: int | float | None) -> torch.Tensor:
+        """A buffer of `shape` that holds `fill`; None: what surrounds it."""
+        size = torch.Size(shape).numel()
+        memory = torch.full(((size + 2 * MARGIN) * dtype.itemsize,), 0xFF, dtype=torch.uint8)
+        held = memory.view(dtype)[MARGIN : MARGIN + size]
+        if fill is not None:
+            held.fill_(fill)
+        self._all.append((memory, MARGIN * dtype.itemsize, size * dtype.itemsize))
+        return held.view(shape)
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        held = self.buffer(*values.shape, dtype=values.dtype, fill=None)
+        return held.copy_(values)
+
+    def empty(self, shape: Any, *, dtype: torch.dtype, device: Any = None) -> torch.Tensor:  # noqa: ARG002
+        """For `torch.empty` in a kernel's caller."""
+        return self.buffer(*shape, dtype=dtype, fill=None)
+
+    def empty_like(self, other: torch.Tensor) -> torch.Tensor:
+        return self.buffer(*other.shape, dtype=other.dtype, fill=None)
+
+    def check(self) -> None:
+        for memory, start, length in self._all:
+            outside = torch.cat([memory[:start], memory[start + length :]])
+            assert bool((outside == 0xFF).all()), "a write beside a buffer"
+
+
+def in_orders(run: Callable[[Guarded], torch.Tensor]) -> torch.Tensor:
+    """The result of `run`, the same bits in three orders of its programs."""
+    found = []
+    for seed in range(3):
+        guarded = Guarded()
+        with shuffled(seed):
+            found.append(run(guarded))
+        guarded.check()
+    for other in found[1:]:
+        assert torch.equal(found[0].nan_to_num(7e7), other.nan_to_num(7e7)), "order decides"
+    return found[0]
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+@given(
+    layers=st.integers(1, 3),
+    num_tokens=st.integers(1, 9),
+    row_words=st.sampled_from([1, 3, 8, 36, kernels.MAX_WORDS + 4]),
+    shift=st.integers(0, 3),
+)
+def copies(layers: int, num_tokens: int, row_words: int, shift: int) -> None:
+    """Every row of every layer arrives, at any alignment; nothing else changes."""
+    slots = 2 * num_tokens + 3
+    torch.manual_seed(num_tokens)
+    order, values = torch.randperm(slots), torch.randn(layers, slots * row_words)
+    source, destination = order[:num_tokens], order[num_tokens : 2 * num_tokens]
+
+    def run(guarded: Guarded) -> torch.Tensor:
+        rows = []
+        for layer in values:
+            held = guarded.buffer(slots * row_words + shift, dtype=torch.float32, fill=0.0)
+            held[shift:] = layer
+            rows.append(held[shift:].view(slots, row_words))
+        copy = kernels.TritonSlotCopy(rows)
+        ends = guarded.of(source), guarded.of(destination)
+        copy(*ends)
+        copy(*ends)  # a program that runs twice changes nothing
+        return torch.stack(rows)
+
+    expected = values.view(layers, slots, row_words).clone()
+    expected[:, destination] = expected[:, source]
+    assert torch.equal(in_orders(run), expected), "copied rows"
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+@given(
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=3),
+    heads=st.integers(1, 2),
+    group=st.sampled_from([1, 3]),
+    dim=st.sampled_from([8, 24]),
+    use_max=st.booleans(),
+)
+def probes(lengths: list[int], heads: int, group: int, dim: int, *, use_max: bool) -> None:
+    """Scores equal plain torch for any lengths; rows end where their requests do."""
+    torch.manual_seed(len(lengths))
+    width, requests, query_heads = max(lengths), len(lengths), heads * group
+    slots = sum(lengths) + 1  # the last one holds NaN
+    keys = torch.randn(slots, heads, dim)
+    keys[-1] = float("nan")
+    query = torch.randn(requests, query_heads, dim)
+    table = torch.full((requests, width), slots - 1, dtype=torch.int32)
+    places = torch.randperm(slots - 1).split(lengths)
+    for row, own in zip(table, places, strict=True):
+        row[: len(own)] = own
+    chosen = torch.arange(query_heads, dtype=torch.int32)[:: 1 + use_max]
+    expected = torch.full((requests, width), 0.25)
+    for number, own in enumerate(places):
+        k = keys[own].repeat_interleave(group, dim=1)
+        weights = torch.softmax(torch.einsum("hd,nhd->hn", query[number], k) * 0.3, dim=-1)
+        weights = weights[chosen.long()]
+        top = weights.amax(dim=0).clamp(min=0.25)
+        mean = 0.25 + weights.sum(dim=0) / len(chosen)
+        expected[number, : len(own)] = top if use_max else mean
+
+    def run(guarded: Guarded) -> torch.Tensor:
+        scores = guarded.buffer(requests, width, dtype=torch.float32, fill=0.25)
+        each = guarded.of(torch.arange(requests, dtype=torch.int32))
+        arguments = (guarded.of(query), guarded.of(keys), guarded.of(table))
+        given = {
+            "queries": each,
+            "rows": each,
+            "heads": guarded.of(chosen),
+            "sinks": guarded.of(torch.full((query_heads,), float("-inf"))),
+        }
+        seq_lens = guarded.of(torch.tensor(lengths, dtype=torch.int32))
+        kernels.torch = _Empty(guarded)  # type: ignore[attr-defined]
+        try:
+            kernels.probe_scores(
+                *arguments,
+                seq_lens,
+                scores,
+                scale=0.3,
+                divisor=len(chosen),
+                use_max=use_max,
+                **given,
+            )
+        finally:
+            kernels.torch = torch  # type: ignore[attr-defined]
+        return scores
+
+    found = in_orders(run)
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5), "scores"
+
+
+class _Empty:
+    """torch, whose new tensors are guarded."""
+
+    def __init__(self, guarded: Guarded) -> None:
+        self.empty, self.empty_like, self.float32 = (
+            guarded.empty,
+            guarded.empty_like,
+            torch.float32,
+        )
+
+
+@triton.jit
+def _racing_kernel(out):
+    program = tl.program_id(0)
+    before = tl.load(out + program - 1, mask=program > 0, other=0.0)
+    tl.store(out + program, before + 1.0)
+
+
+@triton.jit
+def _overrunning_kernel(out, length, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.zeros((BLOCK,), tl.float32), mask=at < length + 1)
+
+
+def control_race() -> None:
+    def run(guarded: Guarded) -> torch.Tensor:
+        out = guarded.buffer(6, dtype=torch.float32, fill=0.0)
+        _racing_kernel[(6,)](out)
+        return out
+
+    in_orders(run)
+
+
+def control_overrun() -> None:
+    def run(guarded: Guarded) -> torch.Tensor:
+        out = guarded.buffer(6, dtype=torch.float32, fill=0.0)
+        _overrunning_kernel[(2,)](out, 6, BLOCK=4)
+        return out
+
+    in_orders(run)
+
+
+def main() -> None:
+    found = {}
+    for check in (copies, probes, control_race, control_overrun):
+        try:
+            check()
+            found[check.__name__] = ""
+        except AssertionError as error:
+            found[check.__name__] = str(error).splitlines()[0]
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Speculative decoding: tokens under eviction equal the reference, whatever is drafted.
+
+Where a step begins depends on how many drafts are right, and so does the moment of eviction. With
+drafts by a script the moments are known beforehand, and the reference evicts at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support import reference
+from tests.support.drafting import MOST, NGRAM, SCRIPTS, at, moments, runner_of, use_drafts
+from tests.support.engines import engine_args
+from tests.support.observe import Observer, runtime_of
+from vtoken.base.errors import MirrorMismatchError
+
+pytestmark = pytest.mark.vllm
+
+NUM_NEW = 160
+BUDGET, INTERVAL = 96, 24
+EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((200, 70, 133))]
+
+Tokens = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def expected(hf_model: Any) -> Callable[..., Tokens]:
+    """Reference tokens under streaming_llm where steps begin as a script says."""
+    cache: dict[Any, Tokens] = {}
+
+    def tokens(script: str, prompts: Tokens = PROMPTS) -> Tokens:
+        key = script, tuple(map(tuple, prompts))
+        if key not in cache:
+            evict = reference.streaming_llm(4, BUDGET, INTERVAL)
+            evict = at(moments(NUM_NEW, SCRIPTS[script]), evict)
+            cache[key] = [reference.generate(hf_model, p, NUM_NEW, evict) for p in prompts]
+        return cache[key]
+
+    return tokens
+
+
+def args(**config: Any) -> dict[str, Any]:
+    settings = {
+        "policy": {"name": "streaming_llm"},
+        "budget_tokens": BUDGET,
+        "interval_tokens": INTERVAL,
+        "verify_ratio": 1.0,
+        **config,
+    }
+    return {"speculative_config": NGRAM, **engine_args(settings, check_every_step=True)}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "recycling": {"round_rule": "paper"},
+    "priced": {},
+    "plug without recycling": {"recycle": False, "planner": "plug", **EAGER},
+    "pack with recycling": {"planner": "pack", **EAGER},
+    "off (naive-evict)": {"reclamation": "off"},
+}
+CASES = [
+    *[("mixed", name) for name in VARIANTS],
+    ("wrong", "recycling"),
+    ("wrong", "plug without recycling"),
+    ("right", "priced"),
+    ("right", "pack with recycling"),
+]
+
+
+@pytest.mark.parametrize(("script", "name"), CASES)
+def test_tokens_equal_the_reference(
+    script: str, name: str, engine: Any, greedy: Any, expected: Callable[..., Tokens]
+) -> None:
+    with engine(enable_prefix_caching=False, **args(**VARIANTS[name])) as llm:
+        use_drafts(llm, PROMPTS, expected(script), SCRIPTS[script])
+        observer = Observer(llm)
+        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        counters = observer.runtime.counters
+        assert counters.invariants.violations == 0
+        assert counters.tokens.evicted > 300
+        steps = {len(held) for held in observer.held.values()}
+        assert steps == {1 + len(moments(NUM_NEW, SCRIPTS[script]))}
+        moves = name.startswith(("plug", "pack"))
+        assert (counters.reclamation.relocations > 0) or not moves
+        assert (counters.reclamation.recycled_slots > 0) == (
+            script == "mixed" and name in ("recycling", "priced", "pack with recycling")
+        )
+        if not moves and name != "priced":
+            assert observer.steps_with_holes > 20
+    assert tokens == expected(script)
+
+
+@pytest.mark.parametrize("planner", ["plug", "pack"])
+def test_a_cached_prefix_is_read_by_all_and_written_by_none(
+    planner: str, engine: Any, greedy: Any, expected: Callable[..., Tokens]
+) -> None:
+    prefix = PROMPTS[0][:128]
+    prompts = [prefix + PROMPTS[0][128:129], prefix + PROMPTS[1], prefix + PROMPTS[2][:33]]
+    answers = expected("mixed", prompts)
+    with engine(enable_prefix_caching=True, **args(planner=planner, **EAGER)) as llm:
+        use_drafts(llm, prompts, answers, SCRIPTS["mixed"])
+        greedy(llm, prompts[1:2], 1)  # fills the prefix cache
+        observer = Observer(llm)
+        tokens = greedy(llm, prompts, NUM_NEW)
+        # All but one token of a prompt is cached: vLLM fills that step with drafts of no token.
+        again = greedy(llm, prompts[:1], NUM_NEW)
+        counters = observer.runtime.counters
+        assert sum(len(requests) >= 4 for requests in observer.owners.values()) >= 3
+        assert counters.reclamation.relocations > 0
+        assert counters.invariants.violations == 0
+    assert tokens == answers
+    assert again == answers[:1]
+
+
+def test_a_preempted_request_continues_as_if_its_answer_were_its_prompt(
+    engine: Any, hf_model: Any
+) -> None:
+    from vllm import SamplingParams
+
+    evict = reference.streaming_llm(4, BUDGET, INTERVAL)
+    script, prompt, cut = SCRIPTS["right"], PROMPTS[0], 1 + 10 * (1 + MOST)
+    first = reference.generate(hf_model, prompt, cut, at(moments(cut, script), evict))
+    left = NUM_NEW - cut
+    rest = reference.generate(hf_model, prompt + first, left, at(moments(left, script), evict))
+    with engine(enable_prefix_caching=False, **args(recycle=False, **EAGER)) as llm:
+        use_drafts(llm, [prompt], [first + rest], script)
+        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        llm.llm_engine.add_request("0", {"prompt_token_ids": prompt}, params)
+        for _ in range(11):
+            llm.llm_engine.step()
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        assert [r.num_output_tokens for r in scheduler.running] == [cut]
+        assert scheduler.vtoken.counters.reclamation.relocations > 0
+        assert scheduler.reset_prefix_cache(reset_running_requests=True)
+        while llm.llm_engine.has_unfinished_requests():
+            outputs = llm.llm_engine.step()
+        counters = runtime_of(llm).counters
+        assert (counters.requests.preempted, counters.invariants.violations) == (1, 0)
+    assert list(outputs[0].outputs[0].token_ids) == first + rest
+
+
+def test_a_small_pool_preempts_and_still_answers_as_without_eviction(
+    engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    """Nobody is due: rejected drafts of many requests come and go where blocks are short."""
+    prompts = [reference.random_prompt(60 + 7 * i, 30 + i) for i in range(6)]
+    answers = [reference.generate(hf_model, prompt, 60, reference.full) for prompt in prompts]
+    settings = args(budget_tokens=512, admission="stock")
+    with engine(num_gpu_blocks_override=22, max_model_len=512, **settings) as llm:
+        use_drafts(llm, prompts, answers, SCRIPTS["mixed"])
+        assert greedy(llm, prompts, 60) == answers
+        counters = runtime_of(llm).counters
+        assert counters.requests.preempted > 0
+        assert counters.invariants.violations == 0
+
+
+def repetitive(length: int, seed: int) -> list[int]:
+    """A short text over and over: what drafters look up."""
+    part = reference.random_prompt(24, seed)[1:]
+    return [256, *(part * (length // 23 + 1))[: length - 1]]
+
+
+@pytest.mark.filterwarnings(  # numba, of a list that vLLM gives its drafter's kernel
+    r"ignore:\s*Encountered the use of a type that is scheduled for deprecation"
+)
+@pytest.mark.parametrize(
+    ("method", "policy"), [("ngram", "streaming_llm"), ("ngram", "h2o"), ("suffix", "tova")]
+)
+def test_drafts_of_vllm_are_rejected_and_accepted_and_the_victims_replay(
+    method: str, policy: str, engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    settings = args(policy={"name": policy}, interval_tokens=8)
+    if method == "suffix":
+        pytest.importorskip("arctic_inference", reason="needs the package arctic-inference")
+        settings["speculative_config"] = {"method": "suffix", "num_speculative_tokens": 6}
+    prompts = [repetitive(length, seed) for seed, length in enumerate((180, 90))]
+    with engine(enable_prefix_caching=False, **settings) as llm:
+        observer, rejected = Observer(llm), []
+        truncate = observer.runtime.truncate
+
+        def count_and_truncate(counts: dict[str, int]) -> None:
+            rejected.extend(counts.values())
+            truncate(counts)
+
+        observer.runtime.truncate = count_and_truncate
+        tokens = greedy(llm, prompts, NUM_NEW)
+        logs = observer.logs()
+        counters = observer.runtime.counters
+        assert counters.invariants.violations == 0
+        assert sum(rejected) > 50
+        assert min(len(held) for held in observer.held.values()) < NUM_NEW  # some were right
+    for prompt, got, log in zip(prompts, tokens, logs, strict=True):
+        assert len(log) > 4
+        assert got == reference.generate(
+            hf_model, prompt, NUM_NEW, reference.replay(log), draft=got
+        )
+
+
+def test_a_worker_that_keeps_rejected_drafts_is_found_before_the_next_forward(
+    engine: Any, greedy: Any, expected: Callable[..., Tokens]
+) -> None:
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        use_drafts(llm, PROMPTS, expected("wrong"), SCRIPTS["wrong"])
+        runner_of(llm).executor.reject = lambda _: None
+        with pytest.raises(MirrorMismatchError, match=r"tokens, the mirror has"):
+            greedy(llm, PROMPTS, NUM_NEW)
