@@ -36,7 +36,7 @@ from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.request import Summary
 from vtoken_console.style import palette, units
 from vtoken_console.style.appearance import choose
-from vtoken_console.widgets.details.given import given_words, when_of
+from vtoken_console.widgets.details.given import given_words
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.sections import pressure_section
 from vtoken_console.widgets.lines import width_of
@@ -455,6 +455,6 @@ async def test_recording_of_an_older_server_shows_budgets_as_before(tmp_path: Pa
         for word in ("floor", "short ", "gave", "memory pressure"):
             assert word not in screen_text(app)
         config = app.source.feed.model.config
-        assert when_of(config.effective, config) == "always"
+        assert config.effective.evict_when == "always"
         names = {field.path[0] for field in make_fields(config, [], "random")}
         assert not names & set(FIELDS)

@@ -2,6 +2,9 @@
 
 Every failure is a MalformedError, whatever the bytes are: not JSON, not UTF-8, of another shape, or
 nested so deep that a decoder gives up.
+
+Decoders are made when their module is imported: msgspec describes a type at its first use, and a
+second thread that uses the type in the meantime crashes the process.
 """
 
 from __future__ import annotations

@@ -41,6 +41,9 @@ class _Line(msgspec.Struct):
     type: str
 
 
+_any_line: Decoder[_Line] = Decoder(_Line)
+
+
 def record(arguments: Namespace, client: Client) -> int:
     """Record the stream and the audit log from now on, or download the recent past."""
     path = Path(arguments.file)
@@ -112,11 +115,10 @@ def _intact_lines(path: Path, packed: bytes) -> tuple[list[bytes], RecordingErro
     """The lines of a download that can be read, and the first damage. Raises RecordingError if it
     is not a recording.
     """
-    document: Decoder[_Line] = Decoder(_Line)
     lines = []
     with RecordingReader(path, io.BytesIO(packed)) as reader:
         for place, line in iter(reader.raw, None):
-            if reader.parse(document, place, line) is not None:
+            if reader.parse(_any_line, place, line) is not None:
                 lines.append(line + b"\n")
         return lines, reader.damage
 

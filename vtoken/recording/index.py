@@ -103,19 +103,21 @@ class _Peek(msgspec.Struct):
     page: _PeekPage | None = None
 
 
+_peeks: Decoder[_Peek] = Decoder(_Peek)
+
+
 def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
     """Fill `index` from the start of the file, yielding it every `YIELD_LINES` and at the end.
 
     Damaged lines are skipped, and `error` names them.
     """
-    decoder: Decoder[_Peek] = Decoder(_Peek)
     reader.rewind()
     hello: tuple[float, Place] | None = None
     try:
         while (found := reader.raw()) is not None:
             place, line = found
             index.num_lines += 1
-            peek = reader.parse(decoder, place, line)
+            peek = reader.parse(_peeks, place, line)
             if peek is None:
                 continue
             if peek.type == "text" and peek.page is not None:

@@ -36,6 +36,10 @@ class _Typed(msgspec.Struct):
     type: str
 
 
+_documents: Decoder[wire.RecordingLine] = Decoder(wire.RecordingLine)
+_types: Decoder[_Typed] = Decoder(_Typed)
+
+
 class RecordingReader:
     """The recording at `path`, or in `content` under this name.
 
@@ -45,8 +49,6 @@ class RecordingReader:
     def __init__(self, path: Path, content: BinaryIO | None = None) -> None:
         self.path = path
         self.header: wire.RecordingHeader | None = None
-        self._decoder: Decoder[wire.RecordingLine] = Decoder(wire.RecordingLine)
-        self._typed: Decoder[_Typed] = Decoder(_Typed)
         self._damage: RecordingError | None = None  # the first
         self._num_damaged = 0
         self._last_damaged = 0  # the highest line number among them
@@ -95,7 +97,7 @@ class RecordingReader:
         """
         while (found := self.raw()) is not None:
             place, line = found
-            document = self.parse(self._decoder, place, line)
+            document = self.parse(_documents, place, line)
             if document is not None:
                 self._check(document, place)
                 return Entry(place, document)
@@ -120,7 +122,7 @@ class RecordingReader:
     def _is_of_another_type(self, line: bytes) -> bool:
         """Whether a line is a document of an unknown type."""
         try:
-            return self._typed.decode(line).type not in TYPES
+            return _types.decode(line).type not in TYPES
         except MalformedError:
             return False
 
@@ -138,7 +140,7 @@ class RecordingReader:
             raise self._damage or RecordingError(self.path, f"holds no complete line; {EXPECTED}")
         place, line = found
         try:
-            first = self._decoder.decode(line)
+            first = _documents.decode(line)
         except MalformedError as error:
             raise RecordingError(self.path, f"not a recording: {error}", place.number) from error
         self._check(first, place)

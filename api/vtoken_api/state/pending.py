@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from vtoken.base.documents import Decoder, MalformedError
 from vtoken.wire import commands
 from vtoken_api.log import logger
 from vtoken_api.problems import refuse
@@ -39,6 +40,9 @@ class Making(msgspec.Struct):
     calls: dict[int, commands.AnyCall]  # by the rank of the engine
     expires_ts: float  # an engine that gets it later refuses it
     part: bool = False
+
+
+_makings: Decoder[Making] = Decoder(Making, "msgpack")
 
 
 class Pending:
@@ -102,7 +106,7 @@ class Pending:
     def _read(self, folder: Path) -> list[Making]:
         found: list[tuple[float, Making]] = []
         for path in folder.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                made = msgspec.msgpack.decode(path.read_bytes(), type=Making)
+            with contextlib.suppress(OSError, MalformedError):
+                made = _makings.decode(path.read_bytes())
                 found.append((path.stat().st_mtime, made))
         return [making for _, making in sorted(found, key=lambda pair: pair[0])]

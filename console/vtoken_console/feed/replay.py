@@ -40,6 +40,9 @@ class _Past(msgspec.Struct):
     entry: wire.AuditEntry | None = None
 
 
+_pasts: Decoder[_Past] = Decoder(_Past)
+
+
 class Replay:
     """Plays `path`. Raises RecordingError if it is not a recording."""
 
@@ -51,7 +54,6 @@ class Replay:
         self.note = ""
         self._path = path
         self._reader = RecordingReader(path)
-        self._past: Decoder[_Past] = Decoder(_Past)
         self._playhead = Playhead()
         self._next: wire.StreamMessage | None = None
         self._clock_ts = 0.0  # ts of the last applied message; never decreases
@@ -258,7 +260,7 @@ class Replay:
             self.note += f" ({reason}): the view is frozen until the next snapshot"
 
     def _read_past(self, place: Place, line: bytes) -> _Past:
-        return self._reader.parse(self._past, place, line) or _Past("")
+        return self._reader.parse(_pasts, place, line) or _Past("")
 
     def _message(self, entry: Entry, data: FeedData) -> wire.StreamMessage | None:
         """The message of a line. An audit entry is added to `data` at once, because no message
