@@ -1,3 +1,3 @@
 """vToken: token-level virtualization for reclaimable KV caches."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
