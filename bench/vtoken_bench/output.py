@@ -7,6 +7,10 @@ beside it, and the section of a page between `<!-- bench:NAME -->` and `<!-- /be
 outside the markers is written by hand and not changed. A benchmark with several sections names its
 files `BENCH-PART.json`.
 
+Of the comparisons in `WITH_LOADS` every load is published too, one line each in
+`docs/results/loads/PART.jsonl`. Copied to `.bench/evaluation/` at their commit, measuring goes on
+from there.
+
 `<!-- claims -->` is for the `HEADLINES`, `<!-- claims all -->` for every claim.
 """
 
@@ -35,7 +39,10 @@ PAGES = tuple(
     for page in ("results", "results-parts", "costs", "quality", "gpu", "pressure", "deploy")
 )
 SHOWN_RAW = {"grounds"}  # benchmarks whose raw results are published: one character a sample
+WITH_LOADS = ("causes", "curve")  # parts of the evaluation
+BULKY = ("requests", "output_ids", "reference_ids")  # a number or more for every request or token
 KEPT = "results"  # the folder beside a page that holds its JSON files and SVGs
+LOADS = "loads"  # the folder in it
 CLAIMS = re.compile(r"(<!-- claims( all)? -->\n).*?(<!-- /claims -->)", re.DOTALL)
 SECTION = re.compile(r"(<!-- bench:([a-z-]+)(?: (\w+))? -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
@@ -255,9 +262,24 @@ def publish(page: Path, runs: Path) -> list[str]:
         if result.bench not in SHOWN_RAW:
             result.raw = None
         _write(result, copy)
+        _publish_loads(name.removeprefix("evaluation-"), runs, kept)
     text, filled, missing = fill_in(page.read_text(), kept)
     page.write_text(text)
     for name in filled:
         for file, chart in file_names(name, read(kept / f"{name}.json").charts).items():
             draw(chart, kept / file, source=digest(chart))
     return skipped + [f"{name}: no {kept}/{name}.json, section unchanged" for name in missing]
+
+
+def _publish_loads(part: str, runs: Path, kept: Path) -> None:
+    """Copy the loads of the code that was measured last, without what is `BULKY`."""
+    log = runs / "evaluation" / f"{part}.jsonl"
+    if part not in WITH_LOADS or not log.exists():
+        return
+    entries = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
+    newest = [entry for entry in entries if entry["key"]["code"] == entries[-1]["key"]["code"]]
+    for entry in newest:
+        for name in BULKY:
+            entry["value"].pop(name, None)
+    (kept / LOADS).mkdir(exist_ok=True)
+    (kept / LOADS / log.name).write_bytes(msgspec.json.Encoder().encode_lines(newest))

@@ -12,8 +12,12 @@ import pytest
 from vtoken_bench import main
 from vtoken_bench.charts import Bars, Chart, Line, Panel, digest, draw, file_names, source_of
 from vtoken_bench.claims import Claim
+from vtoken_bench.evaluation.command import EXPERIMENTS, stamp
+from vtoken_bench.evaluation.points import Run
+from vtoken_bench.log import Entry
 from vtoken_bench.output import (
     KEPT,
+    LOADS,
     PAGES,
     SECTION,
     Result,
@@ -21,10 +25,12 @@ from vtoken_bench.output import (
     commit_of,
     fill_in,
     new_result,
+    publish,
     read,
 )
 
 ROOT = Path(__file__).parents[2]
+PUBLISHED_LOADS = ROOT / "docs" / KEPT / LOADS
 # Sections with results that are older than the JSON files, or not measured yet. Nothing else joins.
 WITHOUT_JSON = {"gpu", "evaluation-causes", "evaluation-curve"}
 
@@ -107,6 +113,45 @@ def test_results_copies_the_json_draws_its_charts_and_shows_both(
     assert stale(tmp_path) == ["none"]
     assert read(tmp_path / ".bench" / "planner.json").raw == ["all measurements"]
     assert read(kept / "planner.json").raw is None
+
+
+def test_loads_of_the_newest_code_are_published_without_numbers_of_requests(tmp_path: Path) -> None:
+    loads = [
+        {"key": {"repeat": repeat, "code": code}, "value": {"tokens": 9, "requests": [[0, 1]]}}
+        for repeat, code in ((0, "older"), (0, "new"), (1, "new"))
+    ]
+    runs, page = tmp_path / ".bench", tmp_path / "docs" / "results.md"
+    save(some_result("evaluation-curve"), runs / "evaluation-curve.json")
+    log = runs / "evaluation" / "curve.jsonl"
+    log.parent.mkdir()
+    log.write_bytes(msgspec.json.Encoder().encode_lines(loads))
+    page.parent.mkdir()
+    page.write_text("<!-- bench:evaluation-curve -->\n<!-- /bench -->\n")
+    publish(page, runs)
+    copies = (page.parent / KEPT / LOADS / "curve.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(line) for line in copies] == [
+        load | {"value": {"tokens": 9}} for load in loads[1:]
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(PUBLISHED_LOADS.glob("*.jsonl")), ids=lambda p: p.stem)
+def test_published_loads_give_the_published_result(path: Path) -> None:
+    experiment, published = (
+        EXPERIMENTS[path.stem],
+        read(path.parents[1] / f"evaluation-{path.stem}.json"),
+    )
+    loads = [msgspec.json.decode(line, type=Entry) for line in path.read_bytes().splitlines()]
+    runs = [
+        Run(load.key["labels"], load.key["repeat"], load.value, load.seconds, load.at, load.commit)
+        for load in loads
+    ]
+    (model,) = published.measured
+    result = Result(published.bench, published.command, {}, [])
+    experiment.report(result, model, runs)
+    assert result.claims == published.claims
+    assert result.sentences == published.sentences
+    assert msgspec.to_builtins(result.tables) == msgspec.to_builtins(published.tables)
+    assert published.measured[model] == stamp(runs)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +321,22 @@ def test_claims_in_one_result_only_are_listed_and_change_nothing(
     one = with_claims(tmp_path / "one.json", claim("both", 1.0), claim("old", 1.0))
     two = with_claims(tmp_path / "two.json", claim("both", 1.0), claim("new", 1.0))
     assert main(["compare", str(one), str(two)]) == 0
-    ends = [line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()[2:]]
+    ends = [line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()[2:5]]
     assert ends == ["reproduced", "only in new", "only in old"]
+
+
+def test_how_many_claims_would_be_reproduced_by_chance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of three claims in percent, b is within reach of both others, so its chance is 1, a's and c's
+    a half each; one in blocks has no other to stand beside.
+    """
+    values = {"a": 1.0, "b": 3.0, "c": 5.0}
+    claims = [claim(what, value) for what, value in values.items()]
+    claims.append(claim("d", 1.0, unit="blocks"))
+    old, new = (with_claims(tmp_path / f"{name}.json", *claims) for name in ("old", "new"))
+    assert main(["compare", str(old), str(new)]) == 0
+    assert "4 of 4 claims are reproduced; 2.0 would be" in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared_is_an_error(

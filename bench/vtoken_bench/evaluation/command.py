@@ -34,7 +34,7 @@ from vtoken_bench.evaluation import (
 from vtoken_bench.evaluation.points import Comparison, Experiment, Run, Setting
 from vtoken_bench.evaluation.running import Engines, measure
 from vtoken_bench.log import Log
-from vtoken_bench.output import FOLDER, Result, finish, new_result
+from vtoken_bench.output import BULKY, FOLDER, Result, finish, new_result
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -69,7 +69,6 @@ SLOW_PARTS = (
     "stability",
     "hybrid",
 )
-BULKY = ("requests", "output_ids", "reference_ids")  # a number or more for every request or token
 SECOND_PARTS = ("capacity",)  # of another architecture: the paper's check on a larger model
 TRAINED_PARTS = ("causes", "curve", "pressure")  # nothing to find out from random weights
 MOST_ENGINES = {"cpu": 4, "cuda": 2}  # open at a time
