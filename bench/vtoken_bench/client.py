@@ -1,8 +1,9 @@
-"""Compare native vLLM, naive-evict and vToken as servers under a real client.
+"""Compare native vLLM, naive-evict and vToken, with a fixed budget and under pressure, as servers
+under a real client.
 
 The client is `vllm bench serve` in its own environment: a closed loop of --clients over HTTP. The
 KV cache holds half of what the clients need at once, so that native vLLM queues and preempts. The
-three servers alternate (A B C A B C), a new one for each run. Ratios compare runs of the same
+servers take turns (A B C D A B C D), a new one for each run. Ratios compare runs of the same
 repeat. In the first --in-process repeats, the load generator of the other benchmarks also drives
 the engines without server and client.
 
@@ -50,13 +51,24 @@ from vtoken_bench.texts import passages
 POLICY = "tova"
 INTERVAL_TOKENS = 16
 NATIVE, NAIVE, VTOKEN = "native", "naive-evict", "vToken"
-IDLE = "vToken, no policy"
+IDLE, PRESSURE = "vToken, no policy", "vToken, pressure"
 CLIENT, IN_PROCESS = "client", "in process"
-VARIANTS = (NATIVE, NAIVE, VTOKEN)
+VARIANTS = (NATIVE, NAIVE, VTOKEN, PRESSURE)
 FLEET_VARIANTS = (NATIVE, IDLE, VTOKEN)
 # Native is stock vLLM without the plugin. These evict down to a budget, with more settings.
-EVICTING: dict[str, dict[str, Any]] = {NAIVE: {"reclamation": "off"}, VTOKEN: {}}
-PAIRS = ((VTOKEN, NATIVE), (VTOKEN, NAIVE), (NAIVE, NATIVE), (IDLE, NATIVE), (VTOKEN, IDLE))
+EVICTING: dict[str, dict[str, Any]] = {
+    NAIVE: {"reclamation": "off"},
+    VTOKEN: {},
+    PRESSURE: {"evict_when": "pressure"},
+}
+PAIRS = (
+    (VTOKEN, NATIVE),
+    (PRESSURE, NATIVE),
+    (VTOKEN, NAIVE),
+    (NAIVE, NATIVE),
+    (IDLE, NATIVE),
+    (VTOKEN, IDLE),
+)
 FULL = Load(num_clients=16, num_requests=24, prompt_tokens=384, new_tokens=192)
 QUICK = Load(num_clients=8, num_requests=16, prompt_tokens=384, new_tokens=192)
 STARTUP_S = 600.0
@@ -547,11 +559,11 @@ def claims(runs: Sequence[Run], model: str) -> list[Claim]:
     """vToken's difference from the other variants in percent, as the client measured it."""
     out = []
     for name, what in CLAIMS:
-        for under in (NAIVE, NATIVE):
-            found = ratios(runs, (VTOKEN, CLIENT), (under, CLIENT), name)
+        for over, under in ((VTOKEN, NAIVE), (VTOKEN, NATIVE), (PRESSURE, NATIVE)):
+            found = ratios(runs, (over, CLIENT), (under, CLIENT), name)
             percent = [(value - 1) * 100 for value in found]
             middle, low, high = median(percent), min(percent), max(percent)
-            title = f"{what}, vToken against {under}"
+            title = f"{what}, {over} against {under}"
             out.append(Claim("Real client", title, model, middle, low, high, "%", len(found)))
     return out
 
@@ -570,7 +582,7 @@ def _chart(runs: Sequence[Run], load: Load) -> Chart:
         panels.append(Panel(title, "", label, bars=bars, groups=[f"{load.num_clients} clients"]))
     caption = (
         f"vllm bench serve, {load.num_clients} clients, memory for half of their requests: "
-        "native vLLM, naive-evict and vToken. Whiskers: the repeats."
+        "native vLLM, naive-evict and vToken, fixed budget and pressure. Whiskers: the repeats."
     )
     return Chart(caption, panels)
 

@@ -70,11 +70,10 @@ def busy(variant: str, repeat: int, speed: float, **labels: Any) -> Run:
 def causes_runs(factors: dict[str, float], repeats: int = 6) -> list[Run]:
     """`factors` by variant, of the ladder; native makes 100 tokens a second."""
     runs = []
-    for repeat in range(causes.TUNING_REPEATS):
-        runs.append(busy(NATIVE, repeat, 100.0))
+    for repeat in range(causes.TUNING):
         runs += [busy(causes.TUNED, repeat, s, limit=n) for n, s in ((3, 90.0), (5, 120.0))]
     for number in range(repeats):
-        repeat = causes.TUNING_REPEATS + number
+        repeat = causes.TUNING + number
         speed = 100.0 * NOISE[number]
         runs.append(busy(NATIVE, repeat, speed))
         for n, rung in enumerate(causes.LADDER):
@@ -121,16 +120,16 @@ def test_the_ladder_leads_from_eviction_alone_to_the_defaults_one_change_a_rung(
     assert len({settings(name)["budget_tokens"] for name in (*steps, DEFAULTS)}) == 1
 
 
-def test_stock_vllm_is_tuned_on_the_first_repeats_and_confirmed_on_the_others() -> None:
+def test_stock_vllm_is_tuned_on_the_first_repeat_and_confirmed_on_the_others() -> None:
     first = causes.comparisons(SETTING)
-    assert [(c.first, c.repeats) for c in first] == [(0, causes.TUNING_REPEATS)]
+    assert [(c.first, c.repeats) for c in first] == [(0, causes.TUNING)]
     limits = [p.max_running for p in first[0].points if p.max_running]
     assert tuple(limits) == causes.MOST_RUNNING
     runs = causes_runs({})
     assert causes.fastest_limit(runs) == 5
     rest, left_out = causes.confirmed(SETTING, runs)
     assert (left_out.first, left_out.repeats) == (0, 4)
-    assert (rest.first, rest.repeats) == (causes.TUNING_REPEATS, causes.TUNING_REPEATS + 4)
+    assert (rest.first, rest.repeats) == (causes.TUNING, causes.TUNING + 4)
     assert [p.max_running for p in rest.points if p.max_running] == [5]
     assert all(p.engine.stock for p in rest.points if p.max_running)
     assert len({str(p.key(0)) for p in rest.points}) == len(rest.points)

@@ -6,7 +6,7 @@ of what a request holds in the mean.
     ladder     from stock vLLM to the defaults, one change a rung; the rungs' factors multiply to
                the whole
     tuned      stock vLLM that runs at most so many requests at once; the fastest number of the
-               first repeats is confirmed on the others, beside the ladder
+               first repeat is confirmed on the others, beside the ladder
     left out   the defaults without one of them, beside the defaults once more
 
 Two configurations that one might ask for do not exist. naive-evict has vLLM's admission alone:
@@ -45,7 +45,7 @@ CLIENTS, REQUESTS, QUICK_REQUESTS = 8, 16, 12
 POLICY = {"name": "tova", "params": PAPER_PARAMS["tova"]}
 MEMORY, KEEP = 0.5, 1 / 3  # of what the clients ask for; of a request in the mean
 MOST_RUNNING = (3, 4, 5, 6)  # the pool holds four requests of the mean length in full
-TUNING_REPEATS = 2
+TUNING = 1  # repeats
 TUNED = "native, tuned"
 AGAIN = f"{DEFAULTS}, beside them"  # beside those without a part
 
@@ -104,11 +104,10 @@ LEFT_OUT = (
 
 
 def comparisons(setting: Setting) -> list[Comparison]:
-    """Stock vLLM with every limit, and without one, in the first repeats."""
-    native = _native(setting)
+    """Stock vLLM with every limit, in the first repeat."""
     limits = MOST_RUNNING[1:2] if setting.quick else MOST_RUNNING
-    points = [native, *[_limited(native, limit) for limit in limits]]
-    return [Comparison("limits", points, TUNING_REPEATS, fresh=True)]
+    points = [_limited(_native(setting), limit) for limit in limits]
+    return [Comparison("limits", points, TUNING, fresh=True)]
 
 
 def confirmed(setting: Setting, runs: list[Run]) -> list[Comparison]:
@@ -118,9 +117,9 @@ def confirmed(setting: Setting, runs: list[Run]) -> list[Comparison]:
     ladder = [_native(setting), *rungs, tuned]
     left_out = [_configured(setting, AGAIN, VARIANTS[DEFAULTS])]
     left_out += [_configured(setting, rung.variant, rung.config) for rung in LEFT_OUT]
-    more = TUNING_REPEATS + setting.repeats
+    more = TUNING + setting.repeats
     return [
-        Comparison("ladder", ladder, more, fresh=True, first=TUNING_REPEATS),
+        Comparison("ladder", ladder, more, fresh=True, first=TUNING),
         Comparison("left out", left_out, setting.repeats, fresh=True),
     ]
 
@@ -157,10 +156,9 @@ def _limited(native: Point, limit: int) -> Point:
 
 
 def fastest_limit(runs: Sequence[Run]) -> int:
-    """Of those that ran, by the median of their tokens a second in the first repeats."""
-    limited = [run for run in pick(runs, variant=TUNED) if run.repeat < TUNING_REPEATS]
-    limits = dict.fromkeys(int(run.labels["limit"]) for run in limited)
-    return max(limits, key=lambda n: spread([busy_speed(r) for r in pick(limited, limit=n)]).median)
+    """Of those that ran, by their tokens a second in the first repeat."""
+    tried = [run for run in pick(runs, variant=TUNED) if run.repeat < TUNING]
+    return int(max(tried, key=busy_speed).labels["limit"])
 
 
 # ------------------------------------------------------------------ the report
@@ -246,8 +244,8 @@ def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
             "tok/s: while every client had a request, median [range]; x native: geometric mean of "
             "the ratios of the same repeat [95% interval]",
             "packing: of holes for attention, a cost of the CPU's kernel",
-            f"{TUNED}: the number that was fastest in the first {TUNING_REPEATS} repeats is "
-            f"{limit}; its ratio is of the other repeats",
+            f"{TUNED}: the number that was fastest in the first repeat is {limit}; its ratio is of "
+            "the other repeats",
         ],
     )
     beside_native = {*STEPS, TUNED}
@@ -258,7 +256,7 @@ def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
             continue
         one: Labels = {"variant": variant} | ({} if most is None else {"limit": most})
         chosen = pick(runs, **one)
-        rest = [r for r in runs if r.repeat >= TUNING_REPEATS] if most == limit else runs
+        rest = [r for r in runs if r.repeat >= TUNING] if most == limit else runs
         gain = Effect.of(rest, busy_speed, one, {"variant": NATIVE})
         first, between = (
             [figures(chosen, f"{what}_ms.{p}").median for p in ("p50", "p95")]
