@@ -561,6 +561,8 @@ def claims(runs: Sequence[Run], model: str) -> list[Claim]:
     for name, what in CLAIMS:
         for over, under in ((VTOKEN, NAIVE), (VTOKEN, NATIVE), (PRESSURE, NATIVE)):
             found = ratios(runs, (over, CLIENT), (under, CLIENT), name)
+            if not found:
+                continue
             percent = [(value - 1) * 100 for value in found]
             middle, low, high = median(percent), min(percent), max(percent)
             title = f"{what}, {over} against {under}"

@@ -13,6 +13,7 @@ from vtoken_bench.client import (
     IDLE,
     NAIVE,
     NATIVE,
+    PRESSURE,
     VARIANTS,
     VTOKEN,
     Run,
@@ -66,7 +67,10 @@ def runs(*speeds: dict[str, float], where: str = client.CLIENT) -> list[Run]:
     return out
 
 
-TWO = ({NATIVE: 100.0, NAIVE: 50.0, VTOKEN: 120.0}, {NATIVE: 80.0, NAIVE: 50.0, VTOKEN: 120.0})
+TWO = (
+    {NATIVE: 100.0, NAIVE: 50.0, VTOKEN: 120.0, PRESSURE: 110.0},
+    {NATIVE: 80.0, NAIVE: 50.0, VTOKEN: 120.0, PRESSURE: 110.0},
+)
 
 
 def test_metrics_come_from_the_clients_result_file() -> None:
@@ -130,12 +134,17 @@ def test_the_servers_differ_in_vtokens_flags_alone() -> None:
     found = {variant: client.server_arguments(situation(), variant) for variant in VARIANTS}
     native = found[NATIVE]
     assert not [flag for flag in native if "vtoken" in flag]
-    for variant in (NAIVE, VTOKEN):
+    for variant in (NAIVE, VTOKEN, PRESSURE):
         plain = [flag for flag in found[variant] if not flag.startswith("--vtoken-")]
         assert plain == native
     assert "--vtoken-reclamation=off" in found[NAIVE]
     assert not [flag for flag in found[VTOKEN] if "reclamation" in flag]
     assert "--vtoken-budget-tokens=75" in found[VTOKEN]
+    kept = set(found[VTOKEN]) & set(found[PRESSURE])
+    assert set(found[PRESSURE]) - kept == {
+        "--vtoken-evict-when=pressure",
+        "--vtoken-state-dir=/bench/vtoken-pressure-state",
+    }
     flags = client.server_arguments(situation(device="cuda"), VTOKEN)
     assert "--vtoken-experimental-cuda" in flags
 
@@ -213,7 +222,8 @@ def test_claims_are_differences_in_percent_with_their_range() -> None:
 
 
 def test_agreement_compares_the_repeats_that_were_measured_both_ways() -> None:
-    inside = runs({NATIVE: 200.0, NAIVE: 100.0, VTOKEN: 240.0}, where=client.IN_PROCESS)
+    speeds = {NATIVE: 200.0, NAIVE: 100.0, VTOKEN: 240.0, PRESSURE: 220.0}
+    inside = runs(speeds, where=client.IN_PROCESS)
     assert client.agreement_table(runs(*TWO)) is None
     table = client.agreement_table([*runs(*TWO), *inside])
     assert table is not None
@@ -227,7 +237,7 @@ def test_a_result_has_its_tables_claims_and_chart() -> None:
     result.raw = {"situation": client.described(situation())}
     client.fill(result, runs(*TWO))
     assert len(result.tables) == 3
-    assert len(result.claims) == 6
+    assert len(result.claims) == 9
     (chart,) = result.charts
     assert [bars.name for bars in chart.panels[0].bars] == list(VARIANTS)
     assert chart.panels[0].bars[0].values == [90.0]
