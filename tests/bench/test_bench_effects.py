@@ -206,12 +206,15 @@ def curve_runs() -> list[Run]:
 
 
 def test_the_curve_says_where_native_is_even_and_what_each_variant_gains_and_costs() -> None:
-    text = curve.sentence(curve_runs())
-    assert text.startswith("Native vLLM wins or ties with memory for 100% of the demand. ")
-    assert "With memory for 25%, vToken, fixed budget, serves 1.6" in text
-    assert "times its tokens a second at -25 [" in text
-    assert "vToken, pressure, serves 1.0" in text
-    assert "times its tokens a second, no gain, at +0 [" in text
+    runs = curve_runs()
+    assert curve.sentence(runs, PRESSURE) == (
+        "vToken, pressure: no gain is shown with memory for 100% and 25% of the demand."
+    )
+    text = curve.sentence(runs, FIXED)
+    assert text.startswith(
+        "vToken, fixed budget: no gain is shown with memory for 100% of the demand; 25%: 1.6"
+    )
+    assert "times native's tokens a second, facts found -25 [" in text
 
 
 def test_the_curve_has_speed_and_answers_of_the_same_runs() -> None:

@@ -107,7 +107,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
                 what = f"{pool:.0%} of the demand: throughput of native, {variant}"
                 result.claims.append(gain(runs, pool, variant).claim("Curve", what, model))
     result.tables.append(table)
-    result.sentences.append(f"**{model}**: {sentence(runs)}")
+    result.sentences += [f"**{model}**, {sentence(runs, name)}" for name in (PRESSURE, FIXED)]
     result.charts.append(_chart(model, runs, pools, variants))
 
 
@@ -137,32 +137,24 @@ def _row(runs: Sequence[Run], pool: float, variant: str) -> list[str | int | flo
     ]
 
 
-def sentence(runs: Sequence[Run]) -> str:
-    """Where native is not beaten, and below that what each variant gains and costs.
+def sentence(runs: Sequence[Run], variant: str) -> str:
+    """Where the variant gains nothing over native; elsewhere what it gains and costs in answers.
 
-    A variant beats native at a pool if the whole interval of its ratio is above 1.
+    It gains at a pool if the whole interval of its ratio is above 1.
     """
     pools = sorted({float(run.labels["pool"]) for run in runs}, reverse=True)
-    beaten = [
-        {v: gain(runs, pool, v).verdict() == "more" for v in (FIXED, PRESSURE)} for pool in pools
-    ]
-    parts = []
-    even = [pool for pool, wins in zip(pools, beaten, strict=True) if not any(wins.values())]
-    if even:
-        parts.append(f"native vLLM wins or ties with memory for {_percents(even)} of the demand")
-    for pool, wins in zip(pools, beaten, strict=True):
-        if not any(wins.values()):
-            continue
-        each = []
-        for variant, wins_here in wins.items():
-            here: Labels = {"pool": pool, "variant": variant}
-            pairs = paired_answers(runs, here, {"pool": pool, "variant": NATIVE})
-            cost = f"{points_shown(pairs.difference())} points of facts found"
-            ratio = str(gain(runs, pool, variant))
-            tie = "" if wins_here else ", no gain,"
-            each.append(f"{variant}, serves {ratio} times its tokens a second{tie} at {cost}")
-        parts.append(f"with memory for {pool:.0%}, {'; '.join(each)}")
-    return ". ".join(part[0].upper() + part[1:] for part in parts) + "."
+    gains = {pool: gain(runs, pool, variant) for pool in pools}
+    wins = [pool for pool in pools if gains[pool].verdict() == "more"]
+    even = [pool for pool in pools if pool not in wins]
+    parts = [f"no gain is shown with memory for {_percents(even)} of the demand"] if even else []
+    for pool in wins:
+        here: Labels = {"pool": pool, "variant": variant}
+        pairs = paired_answers(runs, here, {"pool": pool, "variant": NATIVE})
+        parts.append(
+            f"{pool:.0%}: {gains[pool]} times native's tokens a second, facts found "
+            f"{points_shown(pairs.difference())} points"
+        )
+    return f"{variant}: {'; '.join(parts)}."
 
 
 def _percents(pools: Sequence[float]) -> str:
