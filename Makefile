@@ -15,8 +15,6 @@ FORWARD := $(if $(THREADS),--threads $(THREADS))
 on = $(filter-out 0 no false,$(1))
 
 export PYTHON
-# Images of containers often set it. Without bytecode a process takes twice as long to import vLLM.
-export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak gpu-kit wheel constraints clean
