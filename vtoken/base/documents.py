@@ -3,12 +3,14 @@
 Every failure is a MalformedError, whatever the bytes are: not JSON, not UTF-8, of another shape, or
 nested so deep that a decoder gives up.
 
-Decoders are made when their module is imported: msgspec describes a type at its first use, and a
-second thread that uses the type in the meantime crashes the process.
+msgspec describes a type at its first use, and a second thread that uses the type in the meantime
+crashes the process. So decoders are made one at a time, and those that a thread shares types with
+when their module is imported.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -18,6 +20,8 @@ from vtoken.base.errors import VTokenError
 T = TypeVar("T")
 
 TOO_DEEP = "it nests too deep"
+
+_describing = threading.Lock()
 
 
 class MalformedError(VTokenError, ValueError):
@@ -29,7 +33,8 @@ class Decoder(Generic[T]):
 
     def __init__(self, kind: type[T] | Any, format: Literal["json", "msgpack"] = "json") -> None:  # noqa: A002
         codec = msgspec.json if format == "json" else msgspec.msgpack
-        self._decoder = codec.Decoder(kind)
+        with _describing:
+            self._decoder = codec.Decoder(kind)
 
     def decode(self, data: bytes | str) -> T:
         """The document in `data`; raises MalformedError."""
