@@ -23,7 +23,7 @@ from typing import Any
 
 from vtoken_bench.charts import Bars, Chart, Panel
 from vtoken_bench.evaluation.effects import Effect, bounds
-from vtoken_bench.evaluation.goodput import busy_speed
+from vtoken_bench.evaluation.goodput import GOALS, busy_speed
 from vtoken_bench.evaluation.points import (
     Comparison,
     Experiment,
@@ -205,7 +205,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         _left_out_table(model, runs),
     ]
     result.sentences.append(sentence(model, whole, factors, limit, over_tuned))
-    result.claims.append(whole.claim("Causes", "throughput of native", model))
+    result.claims.append(whole.claim("Causes", "throughput of native", model, f">= {GOALS[NATIVE]}"))
     if over_tuned is not None:
         result.claims.append(over_tuned.claim("Causes", "throughput of native, tuned", model))
     result.claims += [
