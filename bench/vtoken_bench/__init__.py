@@ -56,8 +56,11 @@ def main(argv: list[str]) -> int:
         return _report(args)
     if args.name == "compare":
         return comparison.run(args)
+    reports = (
+        getattr(args, "results", None) is not None
+    )  # of `vtoken bench gpu`: measured elsewhere
     try:
-        with machine_held(args.name, quick=args.quick):
+        with machine_held(args.name, measures=not (args.quick or reports)):
             code: int = import_module(f"vtoken_bench.{args.name}").run(args)
     except MachineBusyError as error:
         print(f"vtoken bench {args.name}: {error}", file=sys.stderr)

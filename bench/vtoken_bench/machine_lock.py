@@ -23,12 +23,12 @@ def lock_path() -> Path:
 
 
 @contextmanager
-def machine_held(name: str, *, quick: bool) -> Iterator[None]:
-    """Hold the machine for the benchmark `name`. A quick run measures nothing and takes no lock.
+def machine_held(name: str, *, measures: bool) -> Iterator[None]:
+    """Hold the machine for the benchmark `name`, if it measures.
 
     Raises MachineBusyError if another process has it.
     """
-    if quick:
+    if not measures:
         yield
         return
     with lock_path().open("a+") as file:
