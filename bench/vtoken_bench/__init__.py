@@ -56,9 +56,7 @@ def main(argv: list[str]) -> int:
         return _report(args)
     if args.name == "compare":
         return comparison.run(args)
-    reports = (
-        getattr(args, "results", None) is not None
-    )  # of `vtoken bench gpu`: measured elsewhere
+    reports = getattr(args, "results", None) is not None  # `gpu`: of what another machine measured
     try:
         with machine_held(args.name, measures=not (args.quick or reports)):
             code: int = import_module(f"vtoken_bench.{args.name}").run(args)

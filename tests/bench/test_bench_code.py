@@ -39,7 +39,7 @@ import sys
 from pathlib import Path
 from vtoken_bench import machine_lock
 machine_lock.lock_path = lambda: Path(sys.argv[1])
-with machine_lock.machine_held("overhead", quick=False):
+with machine_lock.machine_held("overhead", measures=True):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -57,10 +57,10 @@ def test_a_second_benchmark_on_a_machine_is_refused_until_the_first_ends(
         assert main(["telemetry"]) == 1
         refused = capsys.readouterr().err
         assert f"`vtoken bench overhead`, process {other.pid}, runs on this machine" in refused
-        with machine_held("telemetry", quick=True):  # measures nothing
+        with machine_held("telemetry", measures=False):
             pass
-        with pytest.raises(MachineBusyError), machine_held("telemetry", quick=False):
+        with pytest.raises(MachineBusyError), machine_held("telemetry", measures=True):
             pass
         other.communicate("")
-    with machine_held("telemetry", quick=False):
+    with machine_held("telemetry", measures=True):
         assert "`vtoken bench telemetry`" in own_machine_lock.read_text()

@@ -205,9 +205,8 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         _left_out_table(model, runs),
     ]
     result.sentences.append(sentence(model, whole, factors, limit, over_tuned))
-    result.claims.append(
-        whole.claim("Causes", "throughput of native", model, f">= {GOALS[NATIVE]}")
-    )
+    goal = f">= {GOALS[NATIVE]}"
+    result.claims.append(whole.claim("Causes", "throughput of native", model, goal))
     if over_tuned is not None:
         result.claims.append(over_tuned.claim("Causes", "throughput of native, tuned", model))
     result.claims += [
