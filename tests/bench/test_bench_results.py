@@ -32,7 +32,7 @@ from vtoken_bench.output import (
 ROOT = Path(__file__).parents[2]
 PUBLISHED_LOADS = ROOT / "docs" / KEPT / LOADS
 # Sections with results that are older than the JSON files, or not measured yet. Nothing else joins.
-WITHOUT_JSON = {"gpu", "evaluation-causes", "evaluation-curve"}
+WITHOUT_JSON = {"gpu", "evaluation-causes"}
 
 PAGE = (
     "# Results\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n"
@@ -117,7 +117,10 @@ def test_results_copies_the_json_draws_its_charts_and_shows_both(
 
 def test_loads_of_the_newest_code_are_published_without_numbers_of_requests(tmp_path: Path) -> None:
     loads = [
-        {"key": {"repeat": repeat, "code": code}, "value": {"tokens": 9, "requests": [[0, 1]]}}
+        {
+            "key": {"repeat": repeat, "code": code},
+            "value": {"tokens": 9, "requests": [[0, 1]], "endpoint": "ipc:"},
+        }
         for repeat, code in ((0, "older"), (0, "new"), (1, "new"))
     ]
     runs, page = tmp_path / ".bench", tmp_path / "docs" / "results.md"
