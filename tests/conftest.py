@@ -97,3 +97,11 @@ def hf_model(demo_model: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
+
+
+@pytest.fixture
+def own_machine_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Benchmarks of tests measure nothing: they do not wait for those of this machine."""
+    path = tmp_path / "machine.lock"
+    monkeypatch.setattr("vtoken_bench.machine_lock.lock_path", lambda: path)
+    return path

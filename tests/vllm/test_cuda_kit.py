@@ -16,7 +16,7 @@ from vtoken_bench import main
 from vtoken_bench.gpu import CHECKS
 from vtoken_bench.output import Result
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("own_machine_lock")]
 
 # What a machine with torch, Triton and numpy alone does not have. Python imports it at its start.
 BARE = """

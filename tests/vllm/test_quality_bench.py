@@ -11,7 +11,7 @@ from vtoken_bench import main
 from vtoken_bench.output import Result
 from vtoken_bench.quality.tables import FULL_CACHE
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("own_machine_lock")]
 
 POLICIES = ["streaming_llm", "tova"]
 SAMPLES = 2

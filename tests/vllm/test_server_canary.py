@@ -86,18 +86,18 @@ async def test_a_policy_that_costs_quality_is_taken_back_with_its_figures(
             answer = await http.patch(f"/vtoken/v1/config?{query}", json=change)
             assert answer.status_code == 200, answer.text
 
-            async def config() -> wire.ConfigDocument:
-                answer = await http.get("/vtoken/v1/config")
-                return msgspec.json.decode(answer.content, type=wire.ConfigDocument)
-
-            async def ended() -> bool:
+            async def after_the_trial() -> wire.ConfigDocument | None:
                 assert not any(task.done() for task in asking)
-                return (await config()).trial is None
+                answer = await http.get("/vtoken/v1/config")
+                if answer.status_code == 503:  # a busy machine leaves the engine no time to answer
+                    return None
+                found = msgspec.json.decode(answer.content, type=wire.ConfigDocument)
+                return found if found.trial is None else None
 
-            await until(ended, "the trial ends", limit_s=200, every_s=0.5)
+            config = await until(after_the_trial, "the trial ends", limit_s=200, every_s=0.5)
             for task in asking:
                 task.cancel()
-            assert (await config()).desired.policy.name == "none"
+            assert config.desired.policy.name == "none"
             (event,) = [e for e in await all_events(http) if "reverted" in e.data]
             status = msgspec.json.decode(
                 (await http.get("/vtoken/v1/status")).content, type=wire.Status
