@@ -61,7 +61,7 @@ class Recorder:
                 if left <= 0:
                     seen = "none" if self._config is None else self._config.effective_revision
                     raise DemoError(
-                        f"the stream shows revision {seen}, not {revision}, after {REVISION_S:.0f} s"
+                        f"the stream shows revision {seen}, not {revision}, in {REVISION_S:.0f} s"
                     )
                 self._changed.wait(left)
             return self._config
