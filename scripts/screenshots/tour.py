@@ -54,7 +54,7 @@ def asks(app: ConsoleApp) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Once `when` is true, or after `LONGEST_WAIT_S`, `keys` are pressed, on the dashboard with
+    """Once `when` is true, within `LONGEST_WAIT_S`, `keys` are pressed, on the dashboard with
     `focus` focused; then `seconds` are filmed under `title`.
     """
 
@@ -81,7 +81,8 @@ TOUR = (
 async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
     """Drive `app` through the tour and write the WebP file `path`.
 
-    Raises PngUnavailable when Pillow or the renderer is not installed.
+    Raises PngUnavailable when Pillow or the renderer is not installed, TimeoutError when a scene does
+    not come about.
     """
     try:
         from PIL import Image
@@ -119,10 +120,11 @@ async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
 
 
 async def _wait(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:
+    """Raises TimeoutError: a film whose title is not what it shows would mislead."""
     deadline = time.monotonic() + LONGEST_WAIT_S
-    while scene.when is not None and time.monotonic() < deadline:
-        if scene.when(app):
-            return
+    while scene.when is not None and not scene.when(app):
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"no moment for {scene.title!r} within {LONGEST_WAIT_S:g} s")
         await pilot.pause(0.2)
 
 
