@@ -81,8 +81,8 @@ TOUR = (
 async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
     """Drive `app` through the tour and write the WebP file `path`.
 
-    Raises PngUnavailable when Pillow or the renderer is not installed, TimeoutError when a scene does
-    not come about.
+    Raises PngUnavailable when Pillow or the renderer is not installed, TimeoutError when a scene
+    does not come about.
     """
     try:
         from PIL import Image
