@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import NamedTuple
 
 from vtoken_bench.output import FOLDER, Table, finish, new_result
 from vtoken_bench.terminal import Terminal
@@ -71,23 +72,38 @@ def _warm_up(url: str) -> None:
         console.close()
 
 
+class Watched(NamedTuple):
+    """A console that shows its data and gets no key."""
+
+    rss_bytes: int  # highest sample
+    kb_per_s: float
+    cpu_percent: float
+    frames_per_s: float
+
+
+def _watch(console: Terminal, watch_s: float) -> Watched:
+    time.sleep(SETTLE_S)
+    began, cpu, written = time.monotonic(), console.cpu_s(), console.num_bytes
+    frames, rss = console.num_frames, 0
+    while time.monotonic() < began + watch_s:
+        rss = max(rss, console.rss_bytes())
+        time.sleep(0.2)
+    spent = time.monotonic() - began
+    return Watched(
+        rss,
+        kb_per_s=(console.num_bytes - written) / spent / 1e3,
+        cpu_percent=(console.cpu_s() - cpu) / spent * 100,
+        frames_per_s=(console.num_frames - frames) / spent,
+    )
+
+
 def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | None) -> Run:
     console = _console(url, "10", link_kb_per_s)
     try:
         painted = console.wait_for("vToken") - console.started
         paint_cpu = console.cpu_s()
         data = console.wait_for("70,000 blocks") - console.started
-        time.sleep(SETTLE_S)
-        began, cpu, written = time.monotonic(), console.cpu_s(), console.num_bytes
-        frames = console.num_frames
-        rss = 0
-        while time.monotonic() < began + watch_s:
-            rss = max(rss, console.rss_bytes())
-            time.sleep(0.2)
-        spent = time.monotonic() - began
-        kb = (console.num_bytes - written) / spent / 1e3
-        percent = (console.cpu_s() - cpu) / spent * 100
-        per_s = (console.num_frames - frames) / spent
+        watched = _watch(console, watch_s)
         pages = []
         for _ in range(num_keys):
             mark = console.mark()
@@ -97,7 +113,7 @@ def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | Non
             console.type(b"?")
             console.wait_for("70,000 blocks", mark)
             time.sleep(0.25)
-        rss = max(rss, console.rss_bytes())
+        rss = max(watched.rss_bytes, console.rss_bytes())
     finally:
         console.close()
     keys = _keys(url, num_keys, link_kb_per_s)
@@ -109,9 +125,9 @@ def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | Non
         key_ms=keys,
         page_ms=pages,
         rss_mb=rss / 1e6,
-        kb_per_s=kb,
-        frames_per_s=per_s,
-        cpu_percent=percent,
+        kb_per_s=watched.kb_per_s,
+        frames_per_s=watched.frames_per_s,
+        cpu_percent=watched.cpu_percent,
     )
 
 
@@ -138,16 +154,7 @@ def _measure_fleet(url: str, watch_s: float, num_keys: int) -> Run:
         painted = console.wait_for("vToken") - console.started
         paint_cpu = console.cpu_s()
         data = console.wait_for("the same configuration", limit_s=60) - console.started
-        time.sleep(SETTLE_S)
-        began, cpu, written = time.monotonic(), console.cpu_s(), console.num_bytes
-        frames, rss = console.num_frames, 0
-        while time.monotonic() < began + watch_s:
-            rss = max(rss, console.rss_bytes())
-            time.sleep(0.2)
-        spent = time.monotonic() - began
-        kb = (console.num_bytes - written) / spent / 1e3
-        percent = (console.cpu_s() - cpu) / spent * 100
-        per_s = (console.num_frames - frames) / spent
+        watched = _watch(console, watch_s)
         keys = []
         for _ in range(num_keys):
             mark = console.mark()
@@ -156,7 +163,18 @@ def _measure_fleet(url: str, watch_s: float, num_keys: int) -> Run:
             time.sleep(0.3)
     finally:
         console.close()
-    return Run(None, painted, paint_cpu, data, keys, [], rss / 1e6, kb, per_s, percent)
+    return Run(
+        link_kb_per_s=None,
+        paint_s=painted,
+        paint_cpu_s=paint_cpu,
+        data_s=data,
+        key_ms=keys,
+        page_ms=[],
+        rss_mb=watched.rss_bytes / 1e6,
+        kb_per_s=watched.kb_per_s,
+        frames_per_s=watched.frames_per_s,
+        cpu_percent=watched.cpu_percent,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
