@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
 
 from tests.support.client_harness import Either
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.client import (
+    AsyncClient,
     Client,
     NotVToken,
     ProblemError,
@@ -174,3 +178,33 @@ def test_waits_grow_and_stop_growing() -> None:
     waits = [backoff_s(n) for n in range(1, 12)]
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (BACKOFF_S[0], BACKOFF_S[-1])
+
+
+async def test_a_close_that_is_cancelled_ends_the_connection_at_once() -> None:
+    async def serve_without_answers(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        protocol = ServerProtocol()
+        protocol.receive_data(await reader.readuntil(b"\r\n\r\n"))
+        (request,) = protocol.events_received()
+        assert isinstance(request, Request)
+        protocol.send_response(protocol.accept(request))
+        writer.write(b"".join(protocol.data_to_send()))
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 16):  # the closing frame among it
+                pass
+        writer.close()
+
+    async with await asyncio.start_server(serve_without_answers, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        stream = AsyncClient(f"http://127.0.0.1:{port}").stream()
+        reading = asyncio.create_task(anext(stream))
+        socket = await until(lambda: stream._socket, "the client does not open")
+        reading.cancel()
+        await asyncio.wait([reading])
+        closing = asyncio.create_task(stream.aclose())
+        done, _ = await asyncio.wait([closing], timeout=0.1)
+        assert not done  # it waits for the answer
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert socket.transport.is_closing()

@@ -224,7 +224,11 @@ class AsyncStream(Reader):
     async def _disconnect(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
-            await socket.close()
+            try:
+                await socket.close()
+            except asyncio.CancelledError:  # the handshake is cut short: websockets leaves it open
+                socket.transport.abort()
+                raise
 
     async def _receive(self) -> str | bytes:
         from websockets.exceptions import ConnectionClosed
