@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from vtoken_bench.evaluation import causes, curve, pressure
 from vtoken_bench.evaluation.answers import CHATS, FIXED, PRESSURE, kept, paired_answers
 from vtoken_bench.evaluation.effects import Effect
 from vtoken_bench.evaluation.points import Point, Run, Setting
-from vtoken_bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE, PAPER, configuration
+from vtoken_bench.evaluation.variants import NAIVE, NATIVE, PAPER, configuration
 from vtoken_bench.output import Result, as_markdown, new_result
 
 SETTING = Setting("trained", 32, slow=True, quick=False, repeats=4)
@@ -62,6 +63,7 @@ def busy(variant: str, repeat: int, speed: float, **labels: Any) -> Run:
         "preemptions": 0,
         "most_running": 8,
         "mean_running": 6.5,
+        "found": [True, False],
         **({} if variant in (NATIVE, causes.TUNED) else {"pack_us": 1_200_000}),
     }
     return Run({"variant": variant, **labels}, repeat, figures)
@@ -80,8 +82,7 @@ def causes_runs(factors: dict[str, float], repeats: int = 6) -> list[Run]:
             speed *= factors.get(rung.variant, 1.0) * (1 + 0.01 * ((n + number) % 3 - 1))
             runs.append(busy(rung.variant, repeat, speed))
         runs.append(busy(causes.TUNED, repeat, 110.0 * NOISE[number], limit=5))
-        runs.append(busy(causes.AGAIN, number, speed))
-        runs += [busy(rung.variant, number, speed / 1.1) for rung in causes.LEFT_OUT]
+        runs += [busy(rung.variant, repeat, speed / 1.1) for rung in causes.LEFT_OUT]
     return runs
 
 
@@ -98,26 +99,24 @@ def test_the_ladder_leads_from_eviction_alone_to_the_defaults_one_change_a_rung(
     steps = [rung.variant for rung in causes.LADDER]
     assert steps[0] == NAIVE
     assert steps[2] == PAPER
-    assert steps[-1] == DEFAULTS
+    assert steps[-1] == FIXED
     changed = []
-    for before, after in pairwise(steps[1:]):
+    for before, after in pairwise(steps):
         one, other = settings(before), settings(after)
         changed.append({name for name in one if one[name] != other[name]})
-    assert changed == [
-        {"admission"},
-        {"planner"},
-        {"recycle"},
-        {"round_rule"},
-        {"low_watermark_blocks", "prefix_sharing"},
-    ]
-    defaults = settings(DEFAULTS)
-    assert settings(causes.AGAIN) == defaults
+    reclaiming = {"planner", "recycle", "round_rule", "low_watermark_blocks", "prefix_sharing"}
+    assert changed == [{"reclamation", "admission"} | reclaiming, {"admission"}, reclaiming]
+    defaults = settings(FIXED)
     for rung in causes.LEFT_OUT:
         taken = settings(rung.variant)
         assert len([name for name in taken if taken[name] != defaults[name]]) == 1
-    # One budget for all, which a server can know; no request brings its own.
+    # One budget for all, and the load of one of the curve's pools: its gain is taken apart here.
     assert all(point.keep is None for point in points.values())
-    assert len({settings(name)["budget_tokens"] for name in (*steps, DEFAULTS)}) == 1
+    assert len({settings(name)["budget_ratio"] for name in steps}) == 1
+    (pool,) = [c for c in curve.comparisons(SETTING) if c.points[0].labels["pool"] == causes.MEMORY]
+    of_curve = {str(point.labels["variant"]): replace(point, labels={}) for point in pool.points}
+    for variant in (NATIVE, NAIVE, FIXED):
+        assert replace(points[variant], labels={}) == of_curve[variant]
 
 
 def test_stock_vllm_is_tuned_on_the_first_repeat_and_confirmed_on_the_others() -> None:
@@ -127,8 +126,7 @@ def test_stock_vllm_is_tuned_on_the_first_repeat_and_confirmed_on_the_others() -
     assert tuple(limits) == causes.MOST_RUNNING
     runs = causes_runs({})
     assert causes.fastest_limit(runs) == 5
-    rest, left_out = causes.confirmed(SETTING, runs)
-    assert (left_out.first, left_out.repeats) == (0, 4)
+    (rest,) = causes.confirmed(SETTING, runs)
     assert (rest.first, rest.repeats) == (causes.TUNING, causes.TUNING + 4)
     assert [p.max_running for p in rest.points if p.max_running] == [5]
     assert all(p.engine.stock for p in rest.points if p.max_running)
@@ -142,7 +140,7 @@ def reported(runs: list[Run]) -> Result:
 
 
 def test_factors_multiply_to_the_whole_and_the_sentence_names_what_has_an_effect() -> None:
-    result = reported(causes_runs({NAIVE: 0.8, PAPER: 1.5, "+ recycling": 1.3}))
+    result = reported(causes_runs({NAIVE: 0.8, PAPER: 1.5, FIXED: 1.3}))
     claims = {claim.what: claim for claim in result.claims}
     whole = claims["throughput of native"]
     product = math.prod(
@@ -154,17 +152,23 @@ def test_factors_multiply_to_the_whole_and_the_sentence_names_what_has_an_effect
     assert whole.interval == pytest.approx(Effect(tuple(whole.values)).interval())
     (sentence,) = result.sentences
     gain, against = sentence.index("comes from"), sentence.index("Against it")
-    assert gain < sentence.index("compressed admission (x 1.5") < sentence.index("recycling (x 1.3")
-    assert sentence.index("recycling (x 1.3") < against
+    admission, defaults = (
+        sentence.index(f"{change} (x {factor}")
+        for change, factor in (
+            ("compressed admission", "1.5"),
+            ("vToken's defaults for the paper's", "1.3"),
+        )
+    )
+    assert gain < admission < defaults < against
     assert against < sentence.index("eviction, reclaiming nothing (x 0.8")
-    assert sentence.index("No effect is shown of: ") < sentence.index("planner `plug`")
+    assert sentence.index("No effect is shown of: ") < sentence.index("reclaiming as in the paper")
     over_tuned = sentence.partition(" times those of native that runs at most 5 at once")[0]
     assert over_tuned.rpartition(" and ")[2].startswith("1.4")
     assert f"\n\n{sentence}\n\n" in as_markdown(result)
     assert claims["the defaults, over those without: recycling"].value == pytest.approx(1.1)
-    packing = {row[0]: row[3] for row in result.tables[0].rows}
-    assert packing[NATIVE] is None
-    assert packing[DEFAULTS] == "10.0"
+    rows = {row[0]: row for row in result.tables[0].rows}
+    assert rows[NATIVE][4:6] == [None, None]
+    assert rows[FIXED][4:6] == ["+0 [-24 .. +24]", "10.0"]
 
 
 def test_no_gain_is_claimed_where_the_interval_has_none() -> None:

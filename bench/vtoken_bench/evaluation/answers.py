@@ -9,7 +9,7 @@ from typing import Any
 from vtoken_bench.evaluation.chats import FactChats
 from vtoken_bench.evaluation.points import Labels, Point, Run, Setting, pick
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE
-from vtoken_bench.grounds.paired import Interval, Pairs
+from vtoken_bench.grounds.paired import Interval, Pairs, share
 
 POLICY = "keydiff"
 KEEP = 0.3333  # of the prompt: the fixed budget, and the floor under pressure
@@ -79,3 +79,11 @@ def points_shown(difference: Interval) -> str:
     """A difference of shares in percentage points."""
     value, low, high = (100 * x for x in (difference.value, difference.low, difference.high))
     return f"{value:+.0f} [{low:+.0f} .. {high:+.0f}]"
+
+
+def answer_cells(runs: Sequence[Run], one: Labels, native: Labels) -> list[str | None]:
+    """Of a table: the share found, and the difference to native in the repeats that both have."""
+    answers, pairs = share(found(pick(runs, **one))), paired_answers(runs, one, native)
+    percent = [100 * x for x in (answers.value, answers.low, answers.high)]
+    shown = "{:.0f} [{:.0f} .. {:.0f}]".format(*percent)
+    return [shown, None if one == native or not pairs.samples else points_shown(pairs.difference())]

@@ -1,13 +1,12 @@
-"""What causes the gain where memory is short: one change after another, and each one taken back.
+"""What causes the gain where memory is short: one change after another, and parts taken back.
 
-The pool holds half of what the clients ask for. The budget is one number for all requests, a third
-of what a request holds in the mean.
+The load is one of the curve's: chats with a fact, and a pool for less than half of what the
+clients' requests need. All configurations have one budget, and take turns.
 
-    ladder     from stock vLLM to the defaults, one change a rung; the rungs' factors multiply to
-               the whole
+    ladder     from stock vLLM to vToken's defaults; the rungs' factors multiply to the whole
     tuned      stock vLLM that runs at most so many requests at once; the fastest number of the
-               first repeat is confirmed on the others, beside the ladder
-    left out   the defaults without one of them, beside the defaults once more
+               first repeat is confirmed on the others
+    left out   the defaults without one of the parts in which they differ from the paper
 
 Two configurations that one might ask for do not exist. naive-evict has vLLM's admission alone:
 compressed admission counts on packed blocks, so it holds only under `reclamation: auto`. The order
@@ -22,6 +21,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vtoken_bench.charts import Bars, Chart, Panel
+from vtoken_bench.evaluation.answers import (
+    BUDGET,
+    FIXED,
+    POLICY,
+    answer_cells,
+    blocks_each,
+    chat_points,
+    configured,
+)
+from vtoken_bench.evaluation.curve import CLIENTS, QUICK_REQUESTS, REQUESTS
 from vtoken_bench.evaluation.effects import Effect, bounds
 from vtoken_bench.evaluation.goodput import GOALS, busy_speed
 from vtoken_bench.evaluation.points import (
@@ -36,33 +45,23 @@ from vtoken_bench.evaluation.points import (
     spread,
     stock_of,
 )
-from vtoken_bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE, PAPER, VARIANTS
+from vtoken_bench.evaluation.variants import NAIVE, NATIVE, PAPER, VARIANTS
 from vtoken_bench.output import Result, Table
-from vtoken_bench.quality.settings import PAPER_PARAMS
 
-# Two requests a client. Speeds are of the time until the last request arrives.
-CLIENTS, REQUESTS, QUICK_REQUESTS = 8, 16, 12
-POLICY = {"name": "tova", "params": PAPER_PARAMS["tova"]}
-MEMORY, KEEP = 0.5, 1 / 3  # of what the clients ask for; of a request in the mean
-MOST_RUNNING = (3, 4, 5, 6)  # the pool holds four requests of the mean length in full
+MEMORY = 0.45  # of what the clients' requests need at their end, as one pool of the curve
+MOST_RUNNING = (3, 4, 5)  # the pool holds 3.5 requests in full
 TUNING = 1  # repeats
 TUNED = "native, tuned"
-AGAIN = f"{DEFAULTS}, beside them"  # beside those without a part
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A variant that differs from the one before it by `change`, in a word `short`."""
+    """A variant that differs from the one it is compared with by `change`, in a word `short`."""
 
     variant: str
     short: str
     change: str
     config: dict[str, Any]
-
-
-def _paper(**experiment: str) -> dict[str, Any]:
-    base = VARIANTS[PAPER]
-    return base | {"experiment": base["experiment"] | experiment}
 
 
 LADDER = (
@@ -71,18 +70,10 @@ LADDER = (
         f"{PAPER}, stock admission",
         "reclaim",
         "reclaiming as in the paper",
-        _paper(admission="stock"),
+        VARIANTS[PAPER] | {"experiment": VARIANTS[PAPER]["experiment"] | {"admission": "stock"}},
     ),
-    Rung(PAPER, "admission", "compressed admission", _paper()),
-    Rung("+ plug", "plug", "planner `plug` for `pack`", _paper(planner="plug")),
-    Rung("+ recycling", "recycle", "recycling", _paper(planner="plug") | {"recycle": True}),
-    Rung(
-        "+ price",
-        "price",
-        "`round_rule: price`",
-        _paper(planner="plug", round_rule="price") | {"recycle": True},
-    ),
-    Rung(DEFAULTS, "watermark", "low watermark, rule for shared blocks", VARIANTS[DEFAULTS]),
+    Rung(PAPER, "admission", "compressed admission", VARIANTS[PAPER]),
+    Rung(FIXED, "defaults", "vToken's defaults for the paper's", {}),
 )
 STEPS = (NATIVE, *[rung.variant for rung in LADDER])
 LEFT_OUT = (
@@ -93,12 +84,6 @@ LEFT_OUT = (
         "price",
         "`round_rule: price`",
         {"experiment": {"round_rule": "paper"}},
-    ),
-    Rung(
-        "stock admission",
-        "admission",
-        "compressed admission",
-        {"experiment": {"admission": "stock"}},
     ),
 )
 
@@ -111,44 +96,20 @@ def comparisons(setting: Setting) -> list[Comparison]:
 
 
 def confirmed(setting: Setting, runs: list[Run]) -> list[Comparison]:
-    """The ladder, with the limit that was fastest, in other repeats; then what is left out."""
-    tuned = _limited(_native(setting), fastest_limit(runs))
-    rungs = [_configured(setting, rung.variant, rung.config) for rung in LADDER]
-    ladder = [_native(setting), *rungs, tuned]
-    left_out = [_configured(setting, AGAIN, VARIANTS[DEFAULTS])]
-    left_out += [_configured(setting, rung.variant, rung.config) for rung in LEFT_OUT]
-    more = TUNING + setting.repeats
-    return [
-        Comparison("ladder", ladder, more, fresh=True, first=TUNING),
-        Comparison("left out", left_out, setting.repeats, fresh=True),
+    """Everything, with the limit that was fastest, in other repeats."""
+    native = _native(setting)
+    points = [native, _limited(native, fastest_limit(runs))]
+    points += [
+        configured(native, rung.variant, BUDGET | rung.config) for rung in (*LADDER, *LEFT_OUT)
     ]
+    more = TUNING + setting.repeats
+    return [Comparison("ladder", points, more, fresh=True, first=TUNING)]
 
 
 def _native(setting: Setting) -> Point:
-    workload = setting.chat()
-    blocks = round(MEMORY * CLIENTS * workload.mean() / setting.block_size)
-    engine = setting.engine(stock=True, num_blocks=blocks, max_model_len=workload.longest() + 1)
-    return Point(
-        {"variant": NATIVE},
-        engine,
-        {},
-        workload,
-        QUICK_REQUESTS if setting.quick else REQUESTS,
-        None,
-        concurrency=CLIENTS,
-    )
-
-
-def _configured(setting: Setting, variant: str, config: dict[str, Any]) -> Point:
-    """The load on vToken, with the budget and policy of all variants."""
-    native = _native(setting)
-    base = {"policy": POLICY, "budget_tokens": round(KEEP * setting.chat().mean())}
-    return replace(
-        native,
-        labels={"variant": variant},
-        engine=replace(native.engine, stock=False),
-        config=base | config,
-    )
+    blocks = round(MEMORY * CLIENTS * blocks_each(setting))
+    requests = QUICK_REQUESTS if setting.quick else REQUESTS
+    return chat_points(setting, {}, blocks, requests, concurrency=CLIENTS)[0]
 
 
 def _limited(native: Point, limit: int) -> Point:
@@ -193,7 +154,7 @@ def _complete(runs: Sequence[Run]) -> list[Run]:
 def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds the variants, the factors with their shares, the sentence, the chart and the claims."""
     factors = ladder(runs)
-    one, native = {"variant": DEFAULTS}, {"variant": NATIVE}
+    one, native = {"variant": FIXED}, {"variant": NATIVE}
     whole = Effect.of(_complete(runs), busy_speed, one, native)
     assert whole is not None  # both are in every repeat
     limit = fastest_limit(runs)
@@ -222,17 +183,19 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
 
 
 def _left_out(runs: Sequence[Run], rung: Rung) -> Effect | None:
-    return Effect.of(runs, busy_speed, {"variant": AGAIN}, {"variant": rung.variant})
+    return Effect.of(runs, busy_speed, {"variant": FIXED}, {"variant": rung.variant})
 
 
 def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
     table = Table(
-        f"{model}: memory for half of what {CLIENTS} clients ask for, {POLICY['name']}, one budget "
-        "for all requests",
+        f"{model}: memory for {MEMORY:.0%} of the demand of {CLIENTS} clients, {POLICY} at a third "
+        "of the prompt",
         [
             "variant",
             "tok/s",
             "x native",
+            "facts found [%]",
+            "difference to native [points]",
             "packing [% of the time]",
             "TTFT p50 | p95 [s]",
             "between tokens p50 | p95 [ms]",
@@ -244,21 +207,19 @@ def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
         [
             "tok/s: while every client had a request, median [range]; x native: geometric mean of "
             "the ratios of the same repeat [95% interval]",
+            "facts found: exact 95% interval; difference: answers to the same prompts, Tango's 95% "
+            "interval",
             "packing: of holes for attention, a cost of the CPU's kernel",
             f"{TUNED}: the number that was fastest in the first repeat is {limit}; its ratio is of "
             "the other repeats",
         ],
     )
-    beside_native = {*STEPS, TUNED}
     for variant, most in dict.fromkeys(
         (str(r.labels["variant"]), r.labels.get("limit")) for r in runs
     ):
-        if variant not in beside_native:
-            continue
         one: Labels = {"variant": variant} | ({} if most is None else {"limit": most})
         chosen = pick(runs, **one)
-        rest = [r for r in runs if r.repeat >= TUNING] if most == limit else runs
-        gain = Effect.of(rest, busy_speed, one, {"variant": NATIVE})
+        gain = Effect.of(runs, busy_speed, one, {"variant": NATIVE})
         first, between = (
             [figures(chosen, f"{what}_ms.{p}").median for p in ("p50", "p95")]
             for what in ("ttft", "itl")
@@ -269,6 +230,7 @@ def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
                 variant if most is None else f"{TUNED}, at most {most}",
                 str(spread([busy_speed(run) for run in chosen])),
                 None if variant == NATIVE or gain is None else str(gain),
+                *answer_cells(runs, one, {"variant": NATIVE}),
                 None if chosen[0].figures.get("pack_us") is None else str(packing),
                 f"{first[0] / 1e3:.1f} | {first[1] / 1e3:.1f}",
                 f"{between[0]:.0f} | {between[1]:.0f}",
@@ -287,7 +249,7 @@ def _packing(run: Run) -> float:
 
 def _factors_table(model: str, factors: Sequence[Factor], whole: Effect) -> Table:
     table = Table(
-        f"{model}: from native to the defaults, one change after another",
+        f"{model}: from native to vToken, one change after another",
         ["change", "factor", "share of the gain [%]"],
         [],
         [
@@ -335,8 +297,8 @@ def sentence(
     A cause is named if the interval of its factor excludes 1.
     """
     text = (
-        f"**{model}**: with memory for half of its clients' requests, vToken serves {whole} times "
-        "native vLLM's tokens a second"
+        f"**{model}**: with memory for {MEMORY:.0%} of what its clients' requests need, vToken "
+        f"with a fixed budget serves {whole} times native vLLM's tokens a second"
     )
     if over_tuned is not None:
         text += f", and {over_tuned} times those of native that runs at most {limit} at once"
@@ -384,12 +346,13 @@ def _chart(model: str, factors: Sequence[Factor], runs: Sequence[Run]) -> Chart:
         bars = Bars("tokens a second, factor", [effect.factor for _, effect in found], low, high)
         names = [short for short, _ in found]
         panels.append(Panel(f"{model}: {title}", "", "factor", bars=[bars], groups=names))
-    return Chart(f"What causes the gain with memory for half, {model}", panels, part=model)
+    caption = f"What causes the gain with memory for {MEMORY:.0%} of the demand, {model}"
+    return Chart(caption, panels, part=model)
 
 
 EXPERIMENT = Experiment(
     "causes",
-    "what causes the gain with memory for half of the requests",
+    "what causes the gain where memory is short",
     "not in the paper",
     comparisons,
     report,

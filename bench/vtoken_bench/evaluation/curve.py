@@ -14,6 +14,7 @@ from vtoken_bench.evaluation.answers import (
     FIXED,
     POLICY,
     PRESSURE,
+    answer_cells,
     blocks_each,
     chat_points,
     found,
@@ -115,8 +116,8 @@ def _row(runs: Sequence[Run], pool: float, variant: str) -> list[str | int | flo
     here: Labels = {"pool": pool, "variant": variant}
     chosen = pick(runs, **here)
     native = variant == NATIVE
-    answers = share(found(chosen))
-    pairs = paired_answers(runs, here, {"pool": pool, "variant": NATIVE})
+    there: Labels = {"pool": pool, "variant": NATIVE}
+    pairs = paired_answers(runs, here, there)
     first, between = (
         [figures(chosen, f"{what}_ms.{p}").median for p in ("p50", "p95")]
         for what in ("ttft", "itl")
@@ -125,8 +126,7 @@ def _row(runs: Sequence[Run], pool: float, variant: str) -> list[str | int | flo
         f"{pool:.0%}, {variant}",
         str(spread([busy_speed(run) for run in chosen])),
         None if native else str(gain(runs, pool, variant)),
-        f"{100 * answers.value:.0f} [{100 * answers.low:.0f} .. {100 * answers.high:.0f}]",
-        None if native else points_shown(pairs.difference()),
+        *answer_cells(runs, here, there),
         None if native else f"{pairs.gained}, {pairs.lost}, {pairs.samples}",
         str(figures(chosen, "most_running")),
         str(figures(chosen, "mean_running")),
