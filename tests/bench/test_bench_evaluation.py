@@ -374,6 +374,24 @@ def test_loads_of_speeds_take_turns_where_their_engines_fit_and_are_kept_all_or_
     assert (many.turns, len(many.loads)) == ([], 6)
 
 
+def test_comparisons_of_speeds_go_repeat_by_repeat(tmp_path: Path) -> None:
+    for fresh, order in ((False, "0011" + "0011"), (True, "0000" + "1111")):
+        engines = FakeEngines()
+        both = [
+            Comparison(
+                name,
+                [replace(point, labels={**point.labels, "pool": name}) for point in points()[:2]],
+                2,
+                fresh=fresh,
+            )
+            for name in ("one", "other")
+        ]
+        log = Log(tmp_path / f"by-{fresh}.jsonl")
+        runs = measure(both, log, engines, "t")  # type: ignore[arg-type]
+        assert "".join(str(repeat) for _, repeat in engines.loads) == order
+        assert [run.repeat for run in runs] == [int(repeat) for repeat in order]
+
+
 def test_an_interrupted_part_goes_on_where_it_stopped(tmp_path: Path) -> None:
     comparison, path = Comparison("c", points(), 2), tmp_path / "log.jsonl"
     with pytest.raises(KeyboardInterrupt):

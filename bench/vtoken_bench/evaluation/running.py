@@ -2,7 +2,8 @@
 
 1. A point that is in the log under the same key is not measured again.
 2. Within a comparison repeats are interleaved, forwards and backwards in turn.
-3. Whatever ends a run early, what is finished is in the log.
+3. Comparisons of speeds go repeat by repeat: what ends a run early leaves whole repeats of all.
+4. Whatever ends a run early, what is finished is in the log.
 """
 
 from __future__ import annotations
@@ -168,6 +169,8 @@ def measure(comparisons: Sequence[Comparison], log: Log, engines: Engines, title
         for comparison in comparisons
         for repeat in range(comparison.first, comparison.repeats)
     ]
+    if all(comparison.fresh for comparison in comparisons):  # no engine would be kept
+        groups.sort(key=lambda group: group[1])
     orders = [(point, repeat) for _, repeat, points in groups for point in points]
     known = sum(log.get(point.key(repeat) | engines.key) is not None for point, repeat in orders)
     progress = Progress(title, len(orders), known)
