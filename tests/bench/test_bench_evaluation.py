@@ -30,6 +30,7 @@ from vtoken_bench.evaluation.variants import (
     NAIVE,
     NATIVE,
     NEUTRAL,
+    PAPER,
     VARIANTS,
     configuration,
 )
@@ -306,6 +307,22 @@ def test_runs_without_reclamation_are_compared_but_are_no_claims() -> None:
     stability.report(result, "trained", runs)
     assert [row[1] for row in result.tables[-1].rows] == [NATIVE] * 3
     assert result.claims == []
+
+
+def test_scores_are_of_a_variant_that_relocates_too_and_claims_only_what_was_read_back() -> None:
+    setting = Setting("trained", 32, slow=True, quick=False, repeats=1)
+    (scores,) = stability.comparisons(setting)
+    assert [p.labels["variant"] for p in scores.points] == [NAIVE, PAPER, DEFAULTS]
+    result = new_result("evaluation-stability", "make bench-evaluation", {})
+    runs = [outputs(name, [1, 2]) for name in (NAIVE, PAPER, DEFAULTS)]
+    runs[1].figures["verified_relocations"] = 7
+    runs[2].figures["recycled_slots"] = 5
+    stability.report(result, "trained", runs)
+    read_back = [(claim.what, claim.value) for claim in result.claims if claim.row == "I1, I2"]
+    assert read_back == [
+        (f"relocations read back and equal, continuations, float32, tova, {PAPER}", 7)
+    ]
+    assert [row[-2:] for row in result.tables[-1].rows] == [[7, 0], [0, 5]]
 
 
 class FakeEngines:
