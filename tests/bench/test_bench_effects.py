@@ -167,6 +167,9 @@ def test_factors_multiply_to_the_whole_and_the_sentence_names_what_has_an_effect
     assert f"\n\n{sentence}\n\n" in as_markdown(result)
     assert claims["the defaults, over those without: recycling"].value == pytest.approx(1.1)
     rows = {row[0]: row for row in result.tables[0].rows}
+    tuned = [f"{causes.TUNED}, at most {limit}" for limit in (3, 5)]
+    rest = [rung.variant for rung in (*causes.LADDER, *causes.LEFT_OUT)]
+    assert [*rows] == [NATIVE, *tuned, *rest]
     assert rows[NATIVE][4:6] == [None, None]
     assert rows[FIXED][4:6] == ["+0 [-24 .. +24]", "10.0"]
 

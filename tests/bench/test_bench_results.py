@@ -32,7 +32,7 @@ from vtoken_bench.output import (
 ROOT = Path(__file__).parents[2]
 PUBLISHED_LOADS = ROOT / "docs" / KEPT / LOADS
 # Sections with results that are older than the JSON files, or not measured yet. Nothing else joins.
-WITHOUT_JSON = {"gpu", "evaluation-causes"}
+WITHOUT_JSON = {"gpu"}
 
 PAGE = (
     "# Results\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n"
@@ -138,13 +138,7 @@ def test_loads_of_the_newest_code_are_published_without_numbers_of_requests(tmp_
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        path
-        for path in sorted(PUBLISHED_LOADS.glob("*.jsonl"))
-        if f"evaluation-{path.stem}" not in WITHOUT_JSON  # of those, loads are a beginning
-    ],
-    ids=lambda path: path.stem,
+    "path", sorted(PUBLISHED_LOADS.glob("*.jsonl")), ids=lambda path: path.stem
 )
 def test_published_loads_give_the_published_result(path: Path) -> None:
     experiment, published = (

@@ -86,6 +86,7 @@ LEFT_OUT = (
         {"experiment": {"round_rule": "paper"}},
     ),
 )
+ROWS = (NATIVE, TUNED, *[rung.variant for rung in (*LADDER, *LEFT_OUT)])
 
 
 def comparisons(setting: Setting) -> list[Comparison]:
@@ -214,9 +215,8 @@ def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
             "the other repeats",
         ],
     )
-    for variant, most in dict.fromkeys(
-        (str(r.labels["variant"]), r.labels.get("limit")) for r in runs
-    ):
+    kinds = {(str(run.labels["variant"]), run.labels.get("limit")) for run in runs}
+    for variant, most in sorted(kinds, key=lambda kind: (ROWS.index(kind[0]), kind[1] or 0)):
         one: Labels = {"variant": variant} | ({} if most is None else {"limit": most})
         chosen = pick(runs, **one)
         gain = Effect.of(runs, busy_speed, one, {"variant": NATIVE})
