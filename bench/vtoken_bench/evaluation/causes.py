@@ -26,11 +26,9 @@ from vtoken_bench.evaluation.answers import (
     FIXED,
     POLICY,
     answer_cells,
-    blocks_each,
-    chat_points,
     configured,
 )
-from vtoken_bench.evaluation.curve import CLIENTS, QUICK_REQUESTS, REQUESTS
+from vtoken_bench.evaluation.curve import CLIENTS, points_at
 from vtoken_bench.evaluation.effects import Effect, bounds
 from vtoken_bench.evaluation.goodput import GOALS, busy_speed
 from vtoken_bench.evaluation.points import (
@@ -108,9 +106,7 @@ def confirmed(setting: Setting, runs: list[Run]) -> list[Comparison]:
 
 
 def _native(setting: Setting) -> Point:
-    blocks = round(MEMORY * CLIENTS * blocks_each(setting))
-    requests = QUICK_REQUESTS if setting.quick else REQUESTS
-    return chat_points(setting, {}, blocks, requests, concurrency=CLIENTS)[0]
+    return points_at(setting, {}, MEMORY)[0]
 
 
 def _limited(native: Point, limit: int) -> Point:

@@ -28,6 +28,7 @@ from vtoken_bench.evaluation.points import (
     Comparison,
     Experiment,
     Labels,
+    Point,
     Run,
     Setting,
     figures,
@@ -49,18 +50,19 @@ def comparisons(setting: Setting) -> list[Comparison]:
     return [
         Comparison(
             f"{pool:.0%} of the demand",
-            chat_points(
-                setting,
-                {"pool": pool},
-                round(pool * CLIENTS * blocks_each(setting)),
-                QUICK_REQUESTS if setting.quick else REQUESTS,
-                concurrency=CLIENTS,
-            ),
+            points_at(setting, {"pool": pool}, pool),
             setting.repeats,
             fresh=True,
         )
         for pool in (QUICK_POOLS if setting.quick else POOLS)
     ]
+
+
+def points_at(setting: Setting, labels: Labels, pool: float) -> list[Point]:
+    """Every variant with memory for the share `pool` of the demand; native is the first."""
+    blocks = round(pool * CLIENTS * blocks_each(setting))
+    requests = QUICK_REQUESTS if setting.quick else REQUESTS
+    return chat_points(setting, labels, blocks, requests, concurrency=CLIENTS)
 
 
 def gain(runs: Sequence[Run], pool: float, variant: str) -> Effect:
