@@ -80,7 +80,7 @@ bench-overhead: $(SETUP) ## cost of the indirection: vToken against stock vLLM, 
 bench-console: $(SETUP) ## first paint, key latency, memory, bytes and CPU of the console
 	$(BIN)/vtoken bench console $(ARGS)
 
-bench-client: $(SETUP) ## four servers under `vllm bench serve` [ARGS="--client ENVIRONMENT/bin/vllm"]
+bench-client: $(SETUP) ## servers under `vllm bench serve` [ARGS="--client ENVIRONMENT/bin/vllm"]
 	$(BIN)/vtoken bench client $(FORWARD) $(ARGS)
 
 bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model; hours [ARGS=--quick: minutes]

@@ -17,6 +17,7 @@ REPORTING = {
     "__init__.py",
     "charts.py",
     "claims.py",
+    "client_report.py",
     "comparison.py",
     "gpu_report.py",
     "log.py",

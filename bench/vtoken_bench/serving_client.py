@@ -2,7 +2,7 @@
 
 The client shares neither interpreter nor packages with the servers: the interpreter beside the
 `vllm` executable starts it, isolated from PYTHONPATH. A run counts only if every request was
-answered with a prompt and an output of the requested length; otherwise ClientError is raised.
+answered with an output of the requested length; otherwise ClientError is raised.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 METRICS = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = (50, 95, 99)
 CHECK_S = 120.0
+WARM_UPS = 2
 NEEDED = ("vllm", "pandas")  # what `vllm bench serve` imports to read a file of prompts
 HOW_TO = (
     "make an environment for it (docs/results-parts.md, A real client) and name its vllm with "
@@ -52,21 +53,17 @@ class ClientError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """`num_requests` requests of fixed lengths, `num_clients` at a time."""
+class Answered:
+    """What the client measured, as `ttft_p95_ms`, and the outputs, special tokens included."""
 
-    num_clients: int
-    num_requests: int
-    prompt_tokens: int
-    new_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.new_tokens
+    metrics: dict[str, float]
+    texts: list[str]
 
 
 class ServingClient:
     """The client of one environment; `executable` is its `vllm`."""
+
+    MODEL = "model"  # the name under which it asks for the served model
 
     def __init__(self, executable: Path) -> None:
         """Raises ClientError if the environment lacks an interpreter or a package."""
@@ -84,33 +81,40 @@ class ServingClient:
         self,
         url: str,
         *,
-        model: str,
         tokenizer: Path,
-        prompts: Path,
-        load: Load,
+        prompts: Sequence[str],
+        new_tokens: int,
+        num_clients: int,
         result: Path,
         timeout_s: float,
-    ) -> dict[str, float]:
-        """Send the JSONL file `prompts` to the server at `url`; return the metrics of `result`."""
+    ) -> Answered:
+        """Send the prompts to the server at `url`, `num_clients` at a time; each gets `new_tokens`.
+
+        Beside the file `result` there will be its prompts and its log.
+        """
+        lines = result.with_suffix(".prompts.jsonl")
+        lines.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
         arguments = [
             "--backend=vllm",
             f"--base-url={url}",
             "--endpoint=/v1/completions",
-            f"--model={model}",
+            f"--model={self.MODEL}",
             f"--tokenizer={tokenizer}",
             "--dataset-name=custom",
-            f"--dataset-path={prompts}",
-            f"--custom-output-len={load.new_tokens}",
+            f"--dataset-path={lines}",
+            f"--custom-output-len={new_tokens}",
             "--skip-chat-template",
             "--disable-shuffle",
             "--ignore-eos",
             "--temperature=0",
-            f"--num-prompts={load.num_requests}",
-            f"--num-warmups={min(2, load.num_clients)}",
-            f"--max-concurrency={load.num_clients}",
+            '--extra-body={"skip_special_tokens": false}',
+            f"--num-prompts={len(prompts)}",
+            f"--num-warmups={WARM_UPS}",
+            f"--max-concurrency={num_clients}",
             f"--percentile-metrics={','.join(METRICS)}",
             f"--metric-percentiles={','.join(map(str, PERCENTILES))}",
             "--save-result",
+            "--save-detailed",
             f"--result-dir={result.parent}",
             f"--result-filename={result.name}",
             "--disable-tqdm",
@@ -122,7 +126,7 @@ class ServingClient:
         if found.returncode or not result.is_file():
             output = (found.stdout + found.stderr)[-2000:]
             raise ClientError(f"vllm bench serve ended with status {found.returncode}:\n{output}")
-        return read_metrics(json.loads(result.read_text()), load)
+        return read_result(json.loads(result.read_text()), len(prompts), new_tokens)
 
 
 def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -141,19 +145,16 @@ def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProces
         raise ClientError(f"the client did not finish within {timeout_s:.0f} s") from None
 
 
-def read_metrics(document: dict[str, Any], load: Load) -> dict[str, float]:
-    """Rates per second and latencies (`ttft_p95_ms`) of a result file. Raises ClientError."""
-    expected = {
-        "completed": load.num_requests,
-        "total_input_tokens": load.num_requests * load.prompt_tokens,
-        "total_output_tokens": load.num_requests * load.new_tokens,
-    }
+def read_result(document: dict[str, Any], num_requests: int, new_tokens: int) -> Answered:
+    """What is in a result file. Raises ClientError if an answer is missing or shorter."""
+    expected = {"completed": num_requests, "total_output_tokens": num_requests * new_tokens}
     for name, number in expected.items():
         if document[name] != number:
             raise ClientError(f"{name} is {document[name]} in the client's result, not {number}")
-    return {
+    metrics = {
         "seconds": document["duration"],
         "requests_per_second": document["request_throughput"],
         "output_tokens_per_second": document["output_throughput"],
         **{f"{m}_p{p}_ms": document[f"p{p}_{m}_ms"] for m in METRICS for p in PERCENTILES},
     }
+    return Answered(metrics, document["generated_texts"])

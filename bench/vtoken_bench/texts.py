@@ -25,35 +25,6 @@ def texts(model: Path | None, count: int, num_tokens: int) -> list[list[int]]:
     return [ids[i * stride : i * stride + num_tokens] for i in range(count)]
 
 
-def passages(model: Path, count: int, num_tokens: int) -> list[tuple[str, list[int]]]:
-    """`count` pieces of the English, each with its `num_tokens` token ids.
-
-    Encoding a piece alone gives the same ids; the tokenizer's BOS is one of them.
-    """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    text = english()
-    offsets = tokenizer.encode(text, add_special_tokens=False).offsets
-    length = num_tokens - len(tokenizer.encode("").ids)
-    stride = (len(offsets) - length) // count
-    if length < 1 or stride < 1:
-        raise ValueError(
-            f"{count} prompts of {num_tokens} tokens do not fit, the text has {len(offsets)}"
-        )
-    found = []
-    for i in range(count):
-        for start in range(i * stride, (i + 1) * stride):
-            piece = text[offsets[start][0] : offsets[start + length - 1][1]]
-            ids: list[int] = tokenizer.encode(piece).ids
-            if len(ids) == num_tokens:  # a piece may tokenize differently at its start
-                found.append((piece, ids))
-                break
-        else:
-            raise ValueError(f"no piece of the text has exactly {num_tokens} tokens")
-    return found
-
-
 def english() -> str:
     """Python's own reference, topic after topic."""
     from pydoc_data.topics import topics

@@ -199,6 +199,8 @@ def test_two_runs_are_paired_row_by_row() -> None:
 
 
 def test_an_output_is_found_by_its_fact_and_prompts_fit_their_bound() -> None:
+    from transformers import AutoTokenizer
+
     folder = model_folder("demo")
     workload = FactChats("chats", 600, 16, around_tokens=250)
     requests = workload.requests(folder, 4, 1)
@@ -206,7 +208,11 @@ def test_an_output_is_found_by_its_fact_and_prompts_fit_their_bound() -> None:
     assert requests != workload.requests(folder, 4, 2)
     assert max(len(request["prompt"]) for request in requests) <= workload.sizes(1, 0)[0][0]
     outputs = [request["prompt"] for request in requests]  # they state the fact
-    assert workload.found(folder, 4, 1, outputs) == [True] * 4
-    assert workload.found(folder, 4, 1, [ids[:8] for ids in outputs]) == [False] * 4
+    assert workload.found(folder, 1, outputs) == [True] * 4
+    assert workload.found(folder, 1, [ids[:8] for ids in outputs]) == [False] * 4
+    texts = workload.texts(folder, 4, 1)  # what a server decodes
+    end = AutoTokenizer.from_pretrained(folder).eos_token
+    assert workload.found_in(folder, 1, texts) == [True] * 4
+    assert workload.found_in(folder, 1, [end + text for text in texts]) == [False] * 4
     with pytest.raises(ValueError, match="raise around_tokens"):
         FactChats("chats", 600, 16).requests(folder, 4, 1)

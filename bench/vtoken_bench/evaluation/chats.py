@@ -42,15 +42,26 @@ class FactChats:
             {"prompt": p.ids, "num_new": self.num_new} for p in self._prompts(model, count, seed)
         ]
 
-    def found(
-        self, model: Path, count: int, seed: int, outputs: Sequence[Sequence[int]]
-    ) -> list[bool]:
-        """For each output whether it has every string of the fact."""
+    def texts(self, model: Path, count: int, seed: int) -> list[str]:
+        """The prompts of `requests` as text, for a server."""
         maker = _maker(model, self.text_tokens, seed)
-        prompts = self._prompts(model, count, seed)
+        return [maker.text(prompt.ids) for prompt in self._prompts(model, count, seed)]
+
+    def found(self, model: Path, seed: int, outputs: Sequence[Sequence[int]]) -> list[bool]:
+        """For each request's output whether it has every string of the fact."""
+        maker = _maker(model, self.text_tokens, seed)
+        return self._judged(model, seed, [maker.answer_text(ids) for ids in outputs])
+
+    def found_in(self, model: Path, seed: int, outputs: Sequence[str]) -> list[bool]:
+        """`found` of outputs as text, special tokens included."""
+        maker = _maker(model, self.text_tokens, seed)
+        return self._judged(model, seed, [maker.turn(text) for text in outputs])
+
+    def _judged(self, model: Path, seed: int, answers: Sequence[str]) -> list[bool]:
+        prompts = self._prompts(model, len(answers), seed)
         return [
-            string_match_all(maker.answer_text(ids), prompt.fact.gold) == 1.0
-            for prompt, ids in zip(prompts, outputs, strict=True)
+            string_match_all(answer, prompt.fact.gold) == 1.0
+            for prompt, answer in zip(prompts, answers, strict=True)
         ]
 
     def _prompts(self, model: Path, count: int, seed: int) -> list[Prompt]:

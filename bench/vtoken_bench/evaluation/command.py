@@ -31,7 +31,7 @@ from vtoken_bench.evaluation import (
     sensitivity,
     stability,
 )
-from vtoken_bench.evaluation.points import Comparison, Experiment, Run, Setting
+from vtoken_bench.evaluation.points import Comparison, Experiment, Run, Setting, stamp
 from vtoken_bench.evaluation.running import Engines, measure
 from vtoken_bench.log import Log
 from vtoken_bench.output import BULKY, FOLDER, Result, finish, new_result
@@ -152,16 +152,6 @@ def is_new(comparison: Comparison, runs: Sequence[Run]) -> bool:
         (str(point.labels), repeat) not in ran
         for point in comparison.points
         for repeat in range(comparison.first, comparison.repeats)
-    )
-
-
-def stamp(runs: Sequence[Run]) -> str:
-    """When the runs were measured and at which commits, as "A to B at C"."""
-    times = sorted(run.at for run in runs)
-    commits = ", ".join(dict.fromkeys(run.commit for run in runs if run.commit))
-    first, last = times[0], times[-1]
-    return (first if first == last else f"{first} to {last}") + (
-        f" at {commits}" if commits else ""
     )
 
 

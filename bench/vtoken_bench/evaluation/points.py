@@ -295,6 +295,16 @@ def same_tokens(runs: Sequence[Run], others: Sequence[Run]) -> bool:
     )
 
 
+def stamp(runs: Sequence[Run]) -> str:
+    """When the runs were measured and at which commits, as "A to B at C"."""
+    times = sorted(run.at for run in runs)
+    commits = ", ".join(dict.fromkeys(run.commit for run in runs if run.commit))
+    first, last = times[0], times[-1]
+    return (first if first == last else f"{first} to {last}") + (
+        f" at {commits}" if commits else ""
+    )
+
+
 def speed(run: Run) -> float:
     """Output tokens a second."""
     return run.figure("tokens") / run.figure("seconds")

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from vtoken_bench.engines import Engine, ask_in_turns
 from vtoken_bench.evaluation.chats import FactChats
@@ -30,11 +30,33 @@ WARM_UP = [(64, 8), (64, 8)]  # prompt and output tokens
 SECONDS_EACH, SLOW_SECONDS_EACH = {DEMO: 6.0}, 80.0
 
 
+class Loads(Protocol):
+    """Runs loads: on engines in their own processes, or on servers under a client.
+
+    `key`: what figures depend on beside their point. `most_together`: that many loads of a
+    comparison of speeds are one call of `together`; a larger comparison is measured load by load.
+    """
+
+    @property
+    def key(self) -> dict[str, Any]: ...
+
+    @property
+    def most_together(self) -> int: ...
+
+    def close(self) -> None:
+        """The next load starts its engine anew."""
+
+    def load(self, point: Point, repeat: int) -> dict[str, Any]:
+        """The figures of one load."""
+
+    def together(self, points: Sequence[Point], repeat: int) -> list[dict[str, Any]]:
+        """The figures of the loads of one repeat, each on an engine of its own."""
+
+
 class Engines:
     """At most `most` engines at a time; the one that was used longest ago makes room.
 
-    `most_together`: that many loads of a comparison of speeds take turns, 0 where no two engines
-    fit; a larger comparison is measured load by load.
+    `most_together`: that many loads take turns, 0 where no two engines fit.
     """
 
     def __init__(self, target: Target, most: int, most_together: int) -> None:
@@ -121,7 +143,7 @@ def _with_answers(
     """The figures of a load, with what its outputs are judged by."""
     if isinstance(point.workload, FactChats):
         folder, outputs = model_folder(point.engine.model), found.pop("output_ids")
-        found["found"] = point.workload.found(folder, len(outputs), repeat, outputs)
+        found["found"] = point.workload.found(folder, repeat, outputs)
     if point.continues:
         found["reference_ids"] = [request["reference"] for request in question["requests"]]
     return found
@@ -162,7 +184,7 @@ class Progress:
         print(line, file=sys.stderr, flush=True)
 
 
-def measure(comparisons: Sequence[Comparison], log: Log, engines: Engines, title: str) -> list[Run]:
+def measure(comparisons: Sequence[Comparison], log: Log, engines: Loads, title: str) -> list[Run]:
     """Every point of every comparison, as often as each says."""
     groups = [
         (comparison, repeat, _in_order(comparison, repeat))
@@ -207,7 +229,7 @@ def _in_order(comparison: Comparison, repeat: int) -> list[Point]:
     return [*comparison.points] if repeat % 2 == 0 else [*comparison.points][::-1]
 
 
-def _run(point: Point, repeat: int, log: Log, engines: Engines) -> Run:
+def _run(point: Point, repeat: int, log: Log, engines: Loads) -> Run:
     entry = log.entry(point.key(repeat) | engines.key)
     assert entry is not None
     return Run(point.labels, repeat, entry.value, entry.seconds, entry.at, entry.commit)

@@ -129,6 +129,18 @@ class PromptMaker:
         text: str = self._tokenizer.decode(ended)
         return text
 
+    def turn(self, text: str) -> str:
+        """The same of an output as text, special tokens included."""
+        end: str = self._tokenizer.eos_token
+        return text.partition(end)[0]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """A prompt as text that encodes to `ids`. Raises ValueError where it would not."""
+        text: str = self._tokenizer.decode(ids)
+        if self._tokenizer(text)["input_ids"] != list(ids):
+            raise ValueError("the text of a prompt encodes to other tokens than the prompt's")
+        return text
+
     def _messages(self, case: Case, text: Sequence[str], fact: Fact) -> list[Message]:
         words = self._ground.wording
         question = words.question + fact.question
