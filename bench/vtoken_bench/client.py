@@ -51,6 +51,7 @@ REPEATS = 8  # as the curve
 IDLE = "vToken, no policy"
 VARIANTS = (NATIVE, IDLE, NAIVE, FIXED, PRESSURE)
 STARTUP_S, RUN_S = 600.0, 3600.0
+FAILURES = (ClientError, DemoError, TrainedModelError, httpx.HTTPError, OSError, ValueError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +88,7 @@ def memory_share(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     try:
         result = _measured(args)
-    except (ClientError, DemoError, TrainedModelError, targets.TargetError, ValueError) as error:
+    except FAILURES as error:
         print(f"vtoken bench client: {error}", file=sys.stderr)
         return 1
     finish(result, path=args.json or FOLDER / f"{result.bench}.json", markdown=args.markdown)

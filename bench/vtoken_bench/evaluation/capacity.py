@@ -26,7 +26,6 @@ from vtoken_bench.evaluation.points import (
     Setting,
     figures,
     pick,
-    speed,
     spread,
     variant_points,
 )
@@ -196,7 +195,6 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
             "bound",
             "of the bound [%]",
             "charged [blocks]",
-            "tok/s there",
         ],
         [],
         [
@@ -216,7 +214,6 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
                 ]
             )
             bound = _bound(chosen)
-            there = pick(chosen, concurrency=int(found.median))
             own = charge(pick(runs, kind=OWN, pool=pool))
             table.rows.append(
                 [
@@ -225,7 +222,6 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
                     f"{bound:.1f}",
                     f"{100 * found.median / int(bound):.0f}",
                     0 if variant == NATIVE else own,
-                    str(spread([speed(r) for r in there])) if there else None,
                 ]
             )
             result.claims.append(
