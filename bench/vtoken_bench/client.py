@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from vtoken.demo.server import DemoError, Server, any_free_port
 from vtoken.demo.trained_model import TrainedModelError
@@ -191,6 +192,7 @@ class Servers:
             startup_timeout_s=STARTUP_S,
             stock=stock,
         ) as server:
+            before_s = cpu_s(server.pid)
             answered = self._client.run(
                 server.url,
                 tokenizer=model,
@@ -200,8 +202,10 @@ class Servers:
                 result=self._folder / f"{name}.json",
                 timeout_s=RUN_S,
             )
+            used_s = cpu_s(server.pid) - before_s
             counters = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=30.0).text
         return answered.metrics | {
+            "server_cpu_s": used_s,
             "found": workload.found_in(model, repeat, answered.texts),
             "preemptions": counter(counters, "vllm:num_preemptions_total") or 0.0,
             "evicted_tokens": evicted_tokens(variant, counters),
@@ -230,6 +234,13 @@ class Servers:
         if self._target.device == "cuda":
             flags.append("--vtoken-experimental-cuda")
         return flags
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and of those below it that run."""
+    parent = psutil.Process(pid)
+    times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
+    return float(sum(time.user + time.system for time in times))
 
 
 def file_name(variant: str) -> str:

@@ -38,6 +38,7 @@ RATIOS = (
     ("ttft_p95_ms", "TTFT p95"),
     ("tpot_p50_ms", "TPOT p50"),
     ("itl_p95_ms", "ITL p95"),
+    ("server_cpu_s", "server CPU"),
 )
 AGAINST = ((PRESSURE, NAIVE), (FIXED, NAIVE))  # beside every server against native
 CLAIMS = (
@@ -45,6 +46,7 @@ CLAIMS = (
     ("e2el_p95_ms", "request latency p95"),
     ("ttft_p95_ms", "time to first token p95"),
     ("itl_p95_ms", "time between tokens p95"),
+    ("server_cpu_s", "server CPU"),
 )
 
 
@@ -93,6 +95,7 @@ def _metrics_table(runs: Sequence[Run], names: Sequence[str], memory: float) -> 
             "difference to native [points]",
             "request p50 [s]",
             "request p95 [s]",
+            "server CPU [s]",
             "preemptions",
         ],
         [],
@@ -102,6 +105,7 @@ def _metrics_table(runs: Sequence[Run], names: Sequence[str], memory: float) -> 
             "repeat [95% interval, Student t of the mean logarithm]",
             "facts found: exact 95% interval; difference: answers to the same prompts, Tango's 95% "
             "interval",
+            "server CPU: of all its processes for the run and two requests before it",
         ],
     )
     native: Labels = {"variant": NATIVE}
@@ -119,6 +123,7 @@ def _metrics_table(runs: Sequence[Run], names: Sequence[str], memory: float) -> 
                     str(spread([run.figure(f"e2el_{p}_ms") / 1e3 for run in chosen]))
                     for p in ("p50", "p95")
                 ],
+                str(figures(chosen, "server_cpu_s")),
                 str(figures(chosen, "preemptions")),
             ]
         )
@@ -146,7 +151,7 @@ def ratios_table(runs: Sequence[Run], names: Sequence[str]) -> Table:
         [],
         [
             "geometric mean [95% interval, Student t of the mean logarithm]; output tok/s: more is "
-            "better; latencies: less is better"
+            "better; latencies and CPU: less is better"
         ],
     )
     pairs = [(name, NATIVE) for name in names if name != NATIVE]

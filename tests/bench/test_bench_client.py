@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from tests.support.waiting import until
 from vtoken_bench import client, client_report
 from vtoken_bench.client import IDLE, VARIANTS, Servers
 from vtoken_bench.evaluation.answers import FIXED, PRESSURE
@@ -60,7 +65,7 @@ def runs(*speeds: dict[str, float]) -> list[Run]:
             names = [f"{m}_p{p}_ms" for m in METRICS for p in PERCENTILES]
             one: dict[str, Any] = dict.fromkeys(names, 1e6 / fast)
             one |= {"output_tokens_per_second": fast, "requests_per_second": fast / 128}
-            one |= {"preemptions": 0.0, "found": [True, variant != NAIVE]}
+            one |= {"preemptions": 0.0, "server_cpu_s": 80.0, "found": [True, variant != NAIVE]}
             out.append(Run({"variant": variant}, repeat, one, 60.0, f"day {repeat}", "abc"))
     return out
 
@@ -208,6 +213,15 @@ def test_a_server_that_is_not_what_it_should_be_is_refused(
         client.evicted_tokens(variant, metrics(wrong))
 
 
+async def test_cpu_time_is_of_a_process_and_those_below_it() -> None:
+    endless = f"{sys.executable} -c 'while True: pass' & wait"
+    with subprocess.Popen(["sh", "-c", endless], start_new_session=True) as process:
+        try:
+            await until(lambda: client.cpu_s(process.pid) > 0.1, "no CPU time is counted")
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_a_counter_is_summed_over_its_labels() -> None:
     text = (
         "# HELP vllm:num_preemptions_total Preemptions\n"
@@ -237,7 +251,7 @@ def test_a_result_has_its_tables_claims_sentence_and_chart() -> None:
     row = dict(zip(result.tables[0].columns, result.tables[0].rows[2], strict=True))
     assert row["facts found [%]"] == "50 [12 .. 88]"
     assert str(row["difference to native [points]"]).startswith("-50 [")
-    assert len(result.claims) == 4 * 4
+    assert len(result.claims) == 4 * 5  # servers, metrics
     claim = next(c for c in result.claims if c.what.endswith("tokens a second of native, " + FIXED))
     assert (claim.row, claim.unit, claim.repeats) == ("Real client", "x", 3)
     assert claim.values == pytest.approx([1.25, 125 / 80, 125 / 90])
