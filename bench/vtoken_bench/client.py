@@ -1,4 +1,4 @@
-"""Compare native vLLM, an idle plugin, naive-evict and vToken as servers under a real client.
+"""Compare native vLLM, naive-evict and vToken as servers under a real client.
 
 The load is the one of the evaluation's curve: chats with a fact to find, and a KV cache for the
 share --memory of what the clients' requests need. The client is `vllm bench serve` in its own
@@ -36,7 +36,7 @@ from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import client_report
 from vtoken_bench import target as targets
 from vtoken_bench.engines import thread_environment
-from vtoken_bench.evaluation.answers import FIXED, PRESSURE, configured
+from vtoken_bench.evaluation.answers import FIXED, PRESSURE
 from vtoken_bench.evaluation.chats import FactChats
 from vtoken_bench.evaluation.curve import points_at
 from vtoken_bench.evaluation.points import Comparison, Point, Setting
@@ -49,8 +49,7 @@ from vtoken_bench.target import TRAINED, Target, as_flags
 
 MEMORY = 0.45  # as one pool of the curve
 REPEATS = 8  # as the curve
-IDLE = "vToken, no policy"
-VARIANTS = (NATIVE, IDLE, NAIVE, FIXED, PRESSURE)
+VARIANTS = (NATIVE, NAIVE, FIXED, PRESSURE)  # as on the curve
 STARTUP_S, RUN_S = 600.0, 3600.0
 FAILURES = (ClientError, DemoError, TrainedModelError, httpx.HTTPError, OSError, ValueError)
 
@@ -108,7 +107,7 @@ def _measured(args: argparse.Namespace) -> Result:
         repeats=1 if args.quick else args.repeats,
         on_gpu=target.device == "cuda",
     )
-    points = variants(setting, args.memory)
+    points = points_at(setting, {}, args.memory)
     model = targets.model_folder(args.model).name
     folder = (FOLDER / name).absolute()
     log = Log(FOLDER / "evaluation" / f"{name}.jsonl")
@@ -139,13 +138,6 @@ def _measured(args: argparse.Namespace) -> Result:
     runs = measure([comparison], log, servers, f"client, {model}")
     client_report.report(result, model, runs, args.memory)
     return result
-
-
-def variants(setting: Setting, memory: float) -> list[Point]:
-    """The curve's load with this share of the memory, in every configuration."""
-    points = {str(point.labels["variant"]): point for point in points_at(setting, {}, memory)}
-    points[IDLE] = configured(points[NATIVE], IDLE, {})
-    return [points[name] for name in VARIANTS]
 
 
 class Servers:
@@ -227,10 +219,9 @@ class Servers:
             return flags
         state = self._folder / f"{file_name(str(point.labels['variant']))}-state"
         flags += [f"--vtoken-state-dir={state}", "--vtoken-calibration=off"]
-        if point.config:
-            settings = {"evict_when": "always"} | point.config
-            settings["policy"] = settings["policy"]["name"]
-            flags += [f"--vtoken-{name.replace('_', '-')}={v}" for name, v in settings.items()]
+        settings = {"evict_when": "always"} | point.config
+        settings["policy"] = settings["policy"]["name"]
+        flags += [f"--vtoken-{name.replace('_', '-')}={v}" for name, v in settings.items()]
         if self._target.device == "cuda":
             flags.append("--vtoken-experimental-cuda")
         return flags
@@ -255,8 +246,6 @@ def evicted_tokens(variant: str, metrics: str) -> float | None:
     found = counter(metrics, "vllm:vtoken_evicted_tokens_total")
     if variant == NATIVE:
         right, expected = found is None, "no counter"
-    elif variant == IDLE:
-        right, expected = found == 0, "0"
     elif variant == PRESSURE:
         right, expected = found is not None, "a counter"  # 0 with memory for all
     else:

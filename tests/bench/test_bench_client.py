@@ -15,8 +15,9 @@ import pytest
 
 from tests.support.waiting import until
 from vtoken_bench import client, client_report
-from vtoken_bench.client import IDLE, VARIANTS, Servers
+from vtoken_bench.client import VARIANTS, Servers
 from vtoken_bench.evaluation.answers import FIXED, PRESSURE
+from vtoken_bench.evaluation.curve import points_at
 from vtoken_bench.evaluation.points import Point, Run, Setting
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE
 from vtoken_bench.output import as_text, new_result
@@ -48,7 +49,7 @@ def result_file(**changes: Any) -> dict[str, Any]:
 
 
 def points(memory: float = 0.45) -> dict[str, Point]:
-    return {str(p.labels["variant"]): p for p in client.variants(SETTING, memory)}
+    return {str(p.labels["variant"]): p for p in points_at(SETTING, {}, memory)}
 
 
 def flags(variant: str, num_engines: int = 1, device: Device = "cpu") -> list[str]:
@@ -70,7 +71,7 @@ def runs(*speeds: dict[str, float]) -> list[Run]:
     return out
 
 
-SPEEDS = {NATIVE: 100.0, IDLE: 100.0, NAIVE: 50.0, FIXED: 125.0, PRESSURE: 120.0}
+SPEEDS = {NATIVE: 100.0, NAIVE: 50.0, FIXED: 125.0, PRESSURE: 120.0}
 TWO = (SPEEDS, SPEEDS | {NATIVE: 80.0})
 THREE = (*TWO, SPEEDS | {NATIVE: 90.0})
 
@@ -171,10 +172,6 @@ def test_the_servers_differ_in_vtokens_flags_alone() -> None:
     assert not [flag for flag in native if "vtoken" in flag]
     for variant in VARIANTS[1:]:
         assert [flag for flag in flags(variant) if not flag.startswith("--vtoken-")] == native
-    assert [flag.partition("=")[0] for flag in flags(IDLE) if "vtoken" in flag] == [
-        "--vtoken-state-dir",
-        "--vtoken-calibration",
-    ]
     fixed, naive, pressure = (set(flags(name)) for name in (FIXED, NAIVE, PRESSURE))
     assert {"--vtoken-policy=keydiff", "--vtoken-budget-ratio=0.3333"} <= fixed
     assert "--vtoken-evict-when=always" in fixed
@@ -199,7 +196,6 @@ def metrics(evicted: float | None) -> str:
     ("variant", "right", "wrong"),
     [
         (NATIVE, None, 0.0),
-        (IDLE, 0.0, 3.0),
         (NAIVE, 3.0, 0.0),
         (FIXED, 3.0, None),
         (PRESSURE, 0.0, None),
@@ -248,10 +244,10 @@ def test_a_result_has_its_tables_claims_sentence_and_chart() -> None:
     result = new_result("client", "make bench-client", {"model": "tiny"})
     client_report.report(result, "tiny", runs(*THREE), 0.45)
     assert len(result.tables) == 3
-    row = dict(zip(result.tables[0].columns, result.tables[0].rows[2], strict=True))
+    row = dict(zip(result.tables[0].columns, result.tables[0].rows[1], strict=True))
     assert row["facts found [%]"] == "50 [12 .. 88]"
     assert str(row["difference to native [points]"]).startswith("-50 [")
-    assert len(result.claims) == 4 * 5  # servers, metrics
+    assert len(result.claims) == 3 * 5  # servers, metrics
     claim = next(c for c in result.claims if c.what.endswith("tokens a second of native, " + FIXED))
     assert (claim.row, claim.unit, claim.repeats) == ("Real client", "x", 3)
     assert claim.values == pytest.approx([1.25, 125 / 80, 125 / 90])
@@ -260,7 +256,7 @@ def test_a_result_has_its_tables_claims_sentence_and_chart() -> None:
     assert [bars.name for bars in chart.panels[0].bars] == list(VARIANTS)
     assert chart.panels[0].bars[0].values == [90.0]
     assert result.measured == {"tiny": "day 0 to day 2 at abc"}
-    assert result.seconds == 900.0
+    assert result.seconds == 720.0
     assert "vToken, pressure / naive-evict" in as_text(result)
 
 
