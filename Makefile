@@ -15,6 +15,8 @@ FORWARD := $(if $(THREADS),--threads $(THREADS))
 on = $(filter-out 0 no false,$(1))
 
 export PYTHON
+# Without bytecode every process of an engine compiles all of vLLM and torch that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak gpu-kit wheel constraints clean
