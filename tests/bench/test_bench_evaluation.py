@@ -13,7 +13,7 @@ from vtoken.core.config.values import default_config, merge_patch
 from vtoken.wire import ConfigValues
 from vtoken_bench.code import commit
 from vtoken_bench.evaluation import capacity, frontier, goodput, memory, stability
-from vtoken_bench.evaluation.command import EXPERIMENTS, is_new, repeats_of, stamp
+from vtoken_bench.evaluation.command import EXPERIMENTS, is_new, repeats_of
 from vtoken_bench.evaluation.points import (
     Comparison,
     EngineSpec,
@@ -23,6 +23,7 @@ from vtoken_bench.evaluation.points import (
     ratios,
     speed,
     spread,
+    stamp,
 )
 from vtoken_bench.evaluation.running import measure
 from vtoken_bench.evaluation.variants import (

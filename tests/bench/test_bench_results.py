@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from vtoken_bench import main
+from vtoken_bench import client_report, main
 from vtoken_bench.charts import Bars, Chart, Line, Panel, digest, draw, file_names, source_of
 from vtoken_bench.claims import Claim
-from vtoken_bench.evaluation.command import EXPERIMENTS, stamp
-from vtoken_bench.evaluation.points import Run
+from vtoken_bench.client import MEMORY
+from vtoken_bench.evaluation.command import EXPERIMENTS
+from vtoken_bench.evaluation.points import Run, stamp
 from vtoken_bench.log import Entry
 from vtoken_bench.output import (
     KEPT,
     LOADS,
     PAGES,
     SECTION,
+    WITH_LOADS,
     Result,
     Table,
     commit_of,
@@ -137,14 +140,22 @@ def test_loads_of_the_newest_code_are_published_without_numbers_of_requests(tmp_
     ]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PUBLISHED_LOADS.glob("*.jsonl")), ids=lambda path: path.stem
-)
-def test_published_loads_give_the_published_result(path: Path) -> None:
-    experiment, published = (
-        EXPERIMENTS[path.stem],
-        read(path.parents[1] / f"evaluation-{path.stem}.json"),
-    )
+REPORTS = {
+    "evaluation-causes": EXPERIMENTS["causes"].report,
+    "evaluation-curve": EXPERIMENTS["curve"].report,
+    "client": partial(client_report.report, memory=MEMORY),
+}
+
+
+def test_every_published_load_is_reported() -> None:
+    names = {path.stem for path in PUBLISHED_LOADS.glob("*.jsonl")}
+    assert names == {name.removeprefix("evaluation-") for name in REPORTS} == {*WITH_LOADS}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_published_loads_give_the_published_result(name: str) -> None:
+    path = PUBLISHED_LOADS / f"{name.removeprefix('evaluation-')}.jsonl"
+    published = read(PUBLISHED_LOADS.parent / f"{name}.json")
     loads = [msgspec.json.decode(line, type=Entry) for line in path.read_bytes().splitlines()]
     runs = [
         Run(load.key["labels"], load.key["repeat"], load.value, load.seconds, load.at, load.commit)
@@ -152,7 +163,7 @@ def test_published_loads_give_the_published_result(path: Path) -> None:
     ]
     (model,) = published.measured
     result = Result(published.bench, published.command, {}, [])
-    experiment.report(result, model, runs)
+    REPORTS[name](result, model, runs)
     assert result.claims == published.claims
     assert result.sentences == published.sentences
     assert msgspec.to_builtins(result.tables) == msgspec.to_builtins(published.tables)
