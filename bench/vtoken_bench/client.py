@@ -7,7 +7,7 @@ each run, and ratios compare runs of the same repeat. What is in the log of an e
 code is not measured again.
 
 With --data-parallel-size N each server has N engines, which share the memory and the clients, and
-one API process.
+one API process. On CPU an engine has one thread, unless --threads says otherwise.
 
 `vllm bench serve` needs packages that a server does not need. Create an environment for it:
 
@@ -36,20 +36,18 @@ from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import client_report
 from vtoken_bench import target as targets
 from vtoken_bench.engines import thread_environment
-from vtoken_bench.evaluation.answers import FIXED, PRESSURE
+from vtoken_bench.evaluation.answers import CONFIGS, PRESSURE
 from vtoken_bench.evaluation.chats import FactChats
-from vtoken_bench.evaluation.curve import points_at
+from vtoken_bench.evaluation.curve import EXPERIMENT, MEMORY, points_at
 from vtoken_bench.evaluation.points import Comparison, Point, Setting
 from vtoken_bench.evaluation.running import measure
-from vtoken_bench.evaluation.variants import NAIVE, NATIVE
+from vtoken_bench.evaluation.variants import NATIVE
 from vtoken_bench.log import Log
 from vtoken_bench.output import FOLDER, Result, finish, new_result
 from vtoken_bench.serving_client import ClientError, ServingClient
 from vtoken_bench.target import TRAINED, Target, as_flags
 
-MEMORY = 0.45  # as one pool of the curve
-REPEATS = 8  # as the curve
-VARIANTS = (NATIVE, NAIVE, FIXED, PRESSURE)  # as on the curve
+VARIANTS = (NATIVE, *CONFIGS)
 STARTUP_S, RUN_S = 600.0, 3600.0
 FAILURES = (ClientError, DemoError, TrainedModelError, httpx.HTTPError, OSError, ValueError)
 
@@ -65,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a vllm executable; the interpreter beside it runs the client (default: %(default)s)",
     )
     add("--model", default=TRAINED, help="a name as for `evaluation`, or a folder (%(default)s)")
-    add("--repeats", type=int, default=REPEATS, help="runs of each server (default %(default)s)")
+    add(
+        "--repeats",
+        type=int,
+        default=EXPERIMENT.repeats,
+        help="runs of each server (default %(default)s)",
+    )
     add(
         "--memory",
         type=memory_share,
@@ -110,10 +113,7 @@ def _measured(args: argparse.Namespace) -> Result:
     points = points_at(setting, {}, args.memory)
     model = targets.model_folder(args.model).name
     folder = (FOLDER / name).absolute()
-    log = Log(FOLDER / "evaluation" / f"{name}.jsonl")
-    if args.again:
-        log.path.unlink(missing_ok=True)
-        log = Log(log.path)
+    log = Log.opened(FOLDER / "evaluation" / f"{name}.jsonl", again=args.again)
     servers = Servers(ServingClient(args.client), target, num_engines, folder)
     command = targets.make_target("bench-client", args)
     if num_engines > 1:
@@ -168,27 +168,22 @@ class Servers:
         self._folder.mkdir(parents=True, exist_ok=True)
         model = targets.model_folder(point.engine.model)
         name = f"{file_name(variant)}-{repeat + 1}"
-        stock = point.engine.stock
-        threads = self._target.threads
+        requests = workload.requests(model, point.num_requests, repeat)
         with Server(
             str(model),
             port=any_free_port(),
             arguments=self.server_arguments(point),
             log=self._folder / f"{name}-server.log",
-            environment={
-                "HF_HUB_OFFLINE": "1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "VTOKEN_ENABLED": "0" if stock else "1",
-                **({} if threads is None else thread_environment(threads)),
-            },
+            environment=self.environment(point),
             startup_timeout_s=STARTUP_S,
-            stock=stock,
+            stock=point.engine.stock,
         ) as server:
             before_s = cpu_s(server.pid)
             answered = self._client.run(
                 server.url,
                 tokenizer=model,
                 prompts=workload.texts(model, point.num_requests, repeat),
+                prompt_tokens=sum(len(request["prompt"]) for request in requests),
                 new_tokens=workload.num_new,
                 num_clients=point.concurrency,
                 result=self._folder / f"{name}.json",
@@ -201,6 +196,18 @@ class Servers:
             "found": workload.found_in(model, repeat, answered.texts),
             "preemptions": counter(counters, "vllm:num_preemptions_total") or 0.0,
             "evicted_tokens": evicted_tokens(variant, counters),
+        }
+
+    def environment(self, point: Point) -> dict[str, str]:
+        """Of the server of `point`, over this process's."""
+        threads = self._target.threads
+        if threads is None and self._num_engines > 1 and self._target.device == "cpu":
+            threads = 1  # by vLLM's choice all engines would share one core
+        return {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VTOKEN_ENABLED": "0" if point.engine.stock else "1",
+            **thread_environment(threads),
         }
 
     def server_arguments(self, point: Point) -> list[str]:

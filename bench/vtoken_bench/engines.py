@@ -47,7 +47,7 @@ class Engine:
             stdout=subprocess.DEVNULL,
             stderr=self._log,
             pass_fds=(write,),
-            env=os.environ | ({} if threads is None else thread_environment(threads)),
+            env=os.environ | thread_environment(threads),
             text=True,
         )
         os.close(write)
@@ -104,8 +104,13 @@ def ask_in_turns(asked: Sequence[tuple[Engine, dict[str, Any]]]) -> list[dict[st
     return replies
 
 
-def thread_environment(count: int) -> dict[str, str]:
-    """For a process with one engine: `count` threads a forward, on whatever cores are free."""
+def thread_environment(count: int | None) -> dict[str, str]:
+    """For processes with engines: `count` threads a forward, on whatever cores are free.
+
+    None: vLLM's choice.
+    """
+    if count is None:
+        return {}
     return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(count)}
 
 

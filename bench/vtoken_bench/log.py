@@ -33,6 +33,13 @@ class Log:
     `code`: the version of the measured code; None: of this code.
     """
 
+    @classmethod
+    def opened(cls, path: Path, *, again: bool) -> Log:
+        """`again`: without what was measured before."""
+        if again:
+            path.unlink(missing_ok=True)
+        return cls(path)
+
     def __init__(self, path: Path, code: str | None = None) -> None:
         self.path = path
         self._code = code_version() if code is None else code

@@ -2,7 +2,7 @@
 
 The client shares neither interpreter nor packages with the servers: the interpreter beside the
 `vllm` executable starts it, isolated from PYTHONPATH. A run counts only if every request was
-answered with an output of the requested length; otherwise ClientError is raised.
+answered with a prompt and an output of the requested length; otherwise ClientError is raised.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class ServingClient:
         *,
         tokenizer: Path,
         prompts: Sequence[str],
+        prompt_tokens: int,
         new_tokens: int,
         num_clients: int,
         result: Path,
@@ -90,7 +91,8 @@ class ServingClient:
     ) -> Answered:
         """Send the prompts to the server at `url`, `num_clients` at a time; each gets `new_tokens`.
 
-        Beside the file `result` there will be its prompts and its log.
+        `prompt_tokens`: of all prompts together. Beside the file `result` there will be its prompts
+        and its log.
         """
         lines = result.with_suffix(".prompts.jsonl")
         lines.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
@@ -126,7 +128,8 @@ class ServingClient:
         if found.returncode or not result.is_file():
             output = (found.stdout + found.stderr)[-2000:]
             raise ClientError(f"vllm bench serve ended with status {found.returncode}:\n{output}")
-        return read_result(json.loads(result.read_text()), len(prompts), new_tokens)
+        document = json.loads(result.read_text())
+        return read_result(document, len(prompts), prompt_tokens, new_tokens)
 
 
 def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -145,9 +148,15 @@ def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProces
         raise ClientError(f"the client did not finish within {timeout_s:.0f} s") from None
 
 
-def read_result(document: dict[str, Any], num_requests: int, new_tokens: int) -> Answered:
-    """What is in a result file. Raises ClientError if an answer is missing or shorter."""
-    expected = {"completed": num_requests, "total_output_tokens": num_requests * new_tokens}
+def read_result(
+    document: dict[str, Any], num_requests: int, prompt_tokens: int, new_tokens: int
+) -> Answered:
+    """What is in a result file. Raises ClientError if its prompts or answers are not the load's."""
+    expected = {
+        "completed": num_requests,
+        "total_input_tokens": prompt_tokens,
+        "total_output_tokens": num_requests * new_tokens,
+    }
     for name, number in expected.items():
         if document[name] != number:
             raise ClientError(f"{name} is {document[name]} in the client's result, not {number}")

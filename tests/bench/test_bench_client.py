@@ -38,6 +38,7 @@ def result_file(**changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "duration": 12.5,
         "completed": 6,
+        "total_input_tokens": 611,
         "total_output_tokens": 300,
         "request_throughput": 0.48,
         "output_throughput": 24.0,
@@ -48,14 +49,17 @@ def result_file(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def points(memory: float = 0.45) -> dict[str, Point]:
-    return {str(p.labels["variant"]): p for p in points_at(SETTING, {}, memory)}
+def points() -> dict[str, Point]:
+    return {str(p.labels["variant"]): p for p in points_at(SETTING, {}, 0.45)}
+
+
+def servers(num_engines: int = 1, device: Device = "cpu", threads: int | None = None) -> Servers:
+    runner = cast(ServingClient, None)  # no load is run
+    return Servers(runner, Target(device=device, threads=threads), num_engines, Path("/bench"))
 
 
 def flags(variant: str, num_engines: int = 1, device: Device = "cpu") -> list[str]:
-    runner = cast(ServingClient, None)  # no load is run
-    servers = Servers(runner, Target(device=device), num_engines, Path("/bench"))
-    return servers.server_arguments(points()[variant])
+    return servers(num_engines, device).server_arguments(points()[variant])
 
 
 def runs(*speeds: dict[str, float]) -> list[Run]:
@@ -77,7 +81,7 @@ THREE = (*TWO, SPEEDS | {NATIVE: 90.0})
 
 
 def test_metrics_and_outputs_come_from_the_clients_result_file() -> None:
-    found = read_result(result_file(), 6, 50)
+    found = read_result(result_file(), 6, 611, 50)
     assert found.texts == ["one", "two"]
     assert found.metrics["seconds"] == 12.5
     assert found.metrics["output_tokens_per_second"] == 24.0
@@ -90,6 +94,7 @@ def test_metrics_and_outputs_come_from_the_clients_result_file() -> None:
     ("changes", "message"),
     [
         ({"completed": 5}, "completed is 5 in the client's result, not 6"),
+        ({"total_input_tokens": 617}, "total_input_tokens is 617 .* not 611"),
         ({"total_output_tokens": 299}, "total_output_tokens is 299 .* not 300"),
     ],
 )
@@ -97,7 +102,7 @@ def test_a_run_with_other_counts_than_requested_is_refused(
     changes: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ClientError, match=message):
-        read_result(result_file(**changes), 6, 50)
+        read_result(result_file(**changes), 6, 611, 50)
 
 
 def executable(folder: Path, script: str) -> Path:
@@ -125,6 +130,7 @@ def test_a_failed_client_is_reported_with_its_last_output(tmp_path: Path) -> Non
             "http://127.0.0.1:1",
             tokenizer=tmp_path,
             prompts=["a", "b"],
+            prompt_tokens=611,
             new_tokens=50,
             num_clients=2,
             result=tmp_path / "result.json",
@@ -141,6 +147,7 @@ def test_a_load_leaves_its_prompts_beside_its_result(tmp_path: Path) -> None:
         "http://127.0.0.1:1",
         tokenizer=tmp_path,
         prompts=["a", "b"],
+        prompt_tokens=611,
         new_tokens=50,
         num_clients=2,
         result=name,
@@ -186,6 +193,19 @@ def test_the_engines_of_a_server_share_the_memory() -> None:
     assert {"--data-parallel-size=2", "--api-server-count=1"} <= set(two)
     assert "--num-gpu-blocks-override=48" in flags(NATIVE)  # and vLLM's null block
     assert "--num-gpu-blocks-override=24" in two
+
+
+@pytest.mark.parametrize(
+    ("num_engines", "device", "threads", "expected"),
+    [(1, "cpu", None, None), (1, "cpu", 2, "2"), (2, "cpu", None, "1"), (2, "cuda", None, None)],
+)
+def test_engines_on_a_cpu_have_a_core_each(
+    num_engines: int, device: Device, threads: int | None, expected: str | None
+) -> None:
+    found = servers(num_engines, device, threads).environment(points()[NATIVE])
+    assert found.get("OMP_NUM_THREADS") == expected
+    assert found.get("VLLM_CPU_OMP_THREADS_BIND") == (None if expected is None else "nobind")
+    assert found["VTOKEN_ENABLED"] == "0"
 
 
 def metrics(evicted: float | None) -> str:

@@ -113,7 +113,7 @@ def test_the_ladder_leads_from_eviction_alone_to_the_defaults_one_change_a_rung(
     # One budget for all, and the load of one of the curve's pools: its gain is taken apart here.
     assert all(point.keep is None for point in points.values())
     assert len({settings(name)["budget_ratio"] for name in steps}) == 1
-    (pool,) = [c for c in curve.comparisons(SETTING) if c.points[0].labels["pool"] == causes.MEMORY]
+    (pool,) = [c for c in curve.comparisons(SETTING) if c.points[0].labels["pool"] == curve.MEMORY]
     of_curve = {str(point.labels["variant"]): replace(point, labels={}) for point in pool.points}
     for variant in (NATIVE, NAIVE, FIXED):
         assert replace(points[variant], labels={}) == of_curve[variant]

@@ -13,8 +13,8 @@ import pytest
 from vtoken_bench import client_report, main
 from vtoken_bench.charts import Bars, Chart, Line, Panel, digest, draw, file_names, source_of
 from vtoken_bench.claims import Claim
-from vtoken_bench.client import MEMORY
 from vtoken_bench.evaluation.command import EXPERIMENTS
+from vtoken_bench.evaluation.curve import MEMORY
 from vtoken_bench.evaluation.points import Run, stamp
 from vtoken_bench.log import Entry
 from vtoken_bench.output import (

@@ -28,7 +28,7 @@ from vtoken_bench.evaluation.answers import (
     answer_cells,
     configured,
 )
-from vtoken_bench.evaluation.curve import CLIENTS, points_at
+from vtoken_bench.evaluation.curve import CLIENTS, MEMORY, points_at
 from vtoken_bench.evaluation.effects import Effect, bounds
 from vtoken_bench.evaluation.goodput import GOALS, busy_speed
 from vtoken_bench.evaluation.points import (
@@ -46,7 +46,6 @@ from vtoken_bench.evaluation.points import (
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE, PAPER, VARIANTS
 from vtoken_bench.output import Result, Table
 
-MEMORY = 0.45  # of what the clients' requests need at their end, as one pool of the curve
 MOST_RUNNING = (3, 4, 5)  # the pool holds 3.5 requests in full
 TUNING = 1  # repeats
 TUNED = "native, tuned"

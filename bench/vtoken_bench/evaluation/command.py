@@ -118,10 +118,7 @@ def run(args: argparse.Namespace) -> int:
 def _part(
     experiment: Experiment, target: targets.Target, folder: Path, args: argparse.Namespace
 ) -> None:
-    log = Log(folder / "evaluation" / f"{experiment.name}.jsonl")
-    if args.again:
-        log.path.unlink(missing_ok=True)
-        log = Log(log.path)
+    log = Log.opened(folder / "evaluation" / f"{experiment.name}.jsonl", again=args.again)
     command = f"{targets.make_target('bench-evaluation', args)} ARGS='--parts {experiment.name}'"
     name = f"evaluation-{experiment.name}"
     setup = target.described() | {"repeats": ""}  # its place; `repeats_of` the runs

@@ -42,7 +42,8 @@ from vtoken_bench.output import Result, Table
 # Speeds are of the time until the last request arrives, when ten have ended. Eight repeats give 144
 # pairs of answers.
 CLIENTS, REQUESTS, QUICK_REQUESTS = 8, 18, 10
-POOLS = (1.0, 0.7, 0.45, 0.25)  # of what the clients' requests need at their end
+MEMORY = 0.45  # the pool that the causes and the client over HTTP have too
+POOLS = (1.0, 0.7, MEMORY, 0.25)  # of what the clients' requests need at their end
 QUICK_POOLS = (1.0, 0.25)
 
 
