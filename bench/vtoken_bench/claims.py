@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 # Order of the claims: rows that the paper lacks, then the paper's rows in its order.
 ROWS = (
     "Causes",
-    "Goodput",
     "Loss",
     "Curve",
     "Pressure",
@@ -41,13 +40,12 @@ HEADLINES = (
     ("Curve", "100% of the demand: throughput of native, vToken, fixed budget", TRAINED),
     ("Curve", "45% of the demand: throughput of native, vToken, fixed budget", TRAINED),
     ("Curve", "25% of the demand: throughput of native, vToken, fixed budget", TRAINED),
-    ("Goodput", "half the memory, tova at 0.33: throughput of native", DEMO),
     (
-        "Goodput",
-        "half the memory, tova at 0.5: throughput of naive-evict, packing taken out",
+        "Curve",
+        "45% of the demand: throughput of naive-evict, packing taken out, vToken, fixed budget",
         TRAINED,
     ),
-    ("Goodput", "half the memory, tova at 0.33: goodput of native", TRAINED),
+    ("Curve", "45% of the demand: throughput of native, vToken, fixed budget", DEMO),
     ("Loss", "ample memory, short prompts: throughput lost, vToken", TRAINED),
     ("Loss", "ample memory, short prompts: throughput lost, vToken", DEMO),
     ("Pressure", "Saturated: tokens a second of pressure, of native", TRAINED),

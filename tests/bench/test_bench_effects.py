@@ -243,6 +243,16 @@ def test_the_curve_has_speed_and_answers_of_the_same_runs() -> None:
     assert all(len(claim.values) == 4 for claim in result.claims)
 
 
+def test_a_model_that_finds_no_fact_has_speed_alone() -> None:
+    runs = curve_runs()
+    for run in runs:
+        run.figures["found"] = [False] * 4
+    result = new_result("evaluation-curve", "make bench-evaluation", {})
+    curve.report(result, "demo", runs)
+    assert [panel.y_label for panel in result.charts[0].panels] == ["times native's"]
+    assert not any("facts" in text for text in result.sentences)
+
+
 def test_pools_of_the_curve_are_shares_of_what_the_clients_need() -> None:
     found = curve.comparisons(SETTING)
     assert all(comparison.fresh for comparison in found)

@@ -12,7 +12,7 @@ import pytest
 from vtoken.core.config.values import default_config, merge_patch
 from vtoken.wire import ConfigValues
 from vtoken_bench.code import commit
-from vtoken_bench.evaluation import capacity, frontier, goodput, memory, stability
+from vtoken_bench.evaluation import capacity, curve, frontier, memory, stability
 from vtoken_bench.evaluation.command import EXPERIMENTS, is_new, repeats_of
 from vtoken_bench.evaluation.points import (
     Comparison,
@@ -246,15 +246,11 @@ def test_repeats_are_those_that_ran() -> None:
     assert repeats_of(raw) == "demo 1 to 2, trained 1"
 
 
-def test_goodput_counts_waiting_and_stops_at_natives_median() -> None:
-    # arrival, first token, end, tokens: 0.1, 0.2 and 0.4 s a token
-    native = run({}, requests=[[0, 1, 1, 10], [0, 1, 2, 10], [0, 3, 4, 10]], seconds=4.0)
-    assert goodput.native_median_s(native) == pytest.approx(0.2)
-    assert goodput.within(native, 0.2) == pytest.approx(2 / 4.0)
+def test_packing_is_taken_out_of_the_time() -> None:
     busy = {"tokens": 15, "seconds": 2.0}
     packed = run({}, busy=busy, seconds=4.0, pack_us=1_000_000)
-    assert goodput.unpacked_speed(packed) == pytest.approx(10.0)
-    assert goodput.unpacked_speed(run({}, busy=busy, seconds=4.0)) == pytest.approx(7.5)
+    assert curve.unpacked_speed(packed) == pytest.approx(10.0)
+    assert curve.unpacked_speed(run({}, busy=busy, seconds=4.0)) == pytest.approx(7.5)
 
 
 def held(variant: str, blocks: float, f: float, tokens: str) -> Run:

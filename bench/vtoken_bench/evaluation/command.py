@@ -22,8 +22,8 @@ from vtoken_bench.evaluation import (
     causes,
     curve,
     frontier,
-    goodput,
     hybrid,
+    loss,
     memory,
     prefixes,
     pressure,
@@ -40,7 +40,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         causes.EXPERIMENT,
-        goodput.EXPERIMENT,
+        loss.EXPERIMENT,
         curve.EXPERIMENT,
         pressure.EXPERIMENT,
         memory.EXPERIMENT,
@@ -57,7 +57,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 # What a trained model on a CPU has time for; the tiny model shows the shape of all of it.
 SLOW_PARTS = (
     "causes",
-    "goodput",
+    "loss",
     "curve",
     "pressure",
     "memory",
@@ -70,7 +70,7 @@ SLOW_PARTS = (
     "hybrid",
 )
 SECOND_PARTS = ("capacity",)  # of another architecture: the paper's check on a larger model
-TRAINED_PARTS = ("causes", "curve", "pressure")  # nothing to find out from random weights
+TRAINED_PARTS = ("causes", "pressure")  # nothing to find out from random weights
 MOST_ENGINES = {"cpu": 4, "cuda": 2}  # open at a time
 MOST_TOGETHER = {"cpu": 9, "cuda": 0}  # 1.5 GiB each with the trained model
 

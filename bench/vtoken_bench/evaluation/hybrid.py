@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vtoken_bench.evaluation.goodput import busy_speed
 from vtoken_bench.evaluation.points import (
     Comparison,
     Experiment,
@@ -16,6 +15,7 @@ from vtoken_bench.evaluation.points import (
     Point,
     Run,
     Setting,
+    busy_speed,
     figures,
     pick,
     ratios,

@@ -310,6 +310,11 @@ def speed(run: Run) -> float:
     return run.figure("tokens") / run.figure("seconds")
 
 
+def busy_speed(run: Run) -> float:
+    """The same while every client had a request, without the end of the run."""
+    return run.figure("busy.tokens") / run.figure("busy.seconds")
+
+
 def _number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"

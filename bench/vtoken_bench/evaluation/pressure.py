@@ -25,6 +25,7 @@ from vtoken_bench.evaluation.answers import (
     paired_answers,
     points_shown,
 )
+from vtoken_bench.evaluation.effects import Effect
 from vtoken_bench.evaluation.points import (
     Comparison,
     Experiment,
@@ -34,7 +35,6 @@ from vtoken_bench.evaluation.points import (
     Setting,
     figures,
     pick,
-    ratios,
     speed,
     spread,
 )
@@ -125,11 +125,16 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         },
     }
     for (what, goal), (figure, situation, one, other) in pairs.items():
-        found = ratios(
-            pick(runs, situation=situation), figure, {"variant": one}, {"variant": other}
-        )
+        found = _ratio(runs, figure, situation, one, other)
         if found is not None:
-            result.claims.append(found.claim("Pressure", what, model, "x", "", goal))
+            result.claims.append(found.claim("Pressure", what, model, goal))
+
+
+def _ratio(
+    runs: Sequence[Run], figure: Callable[[Run], float], situation: str, one: str, other: str
+) -> Effect | None:
+    """`one` over `other` under the same load; None where `other` did not run."""
+    return Effect.of(pick(runs, situation=situation), figure, {"variant": one}, {"variant": other})
 
 
 def _cpu(run: Run) -> float:
@@ -138,6 +143,10 @@ def _cpu(run: Run) -> float:
 
 def _ttft(run: Run) -> float:
     return run.figure("ttft_ms.p50")
+
+
+def _ttft_p95(run: Run) -> float:
+    return run.figure("ttft_ms.p95")
 
 
 def _pairs_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -152,8 +161,10 @@ def _loads(model: str, runs: Sequence[Run]) -> Table:
             "load",
             "variant",
             "tokens/s",
+            "x native",
             "TTFT p50 [s]",
             "TTFT p95 [s]",
+            "TTFT p95 x native",
             "between tokens p50 [ms]",
             "kept [%]",
             "facts found",
@@ -162,21 +173,28 @@ def _loads(model: str, runs: Sequence[Run]) -> Table:
         ],
         [],
         [
-            "load: of native's saturated rate; kept: live share of a request's tokens at its end, "
-            "mean",
+            "load: of native's saturated rate; median [range]; x native: geometric mean of the "
+            "ratios of the same repeat [95% interval, Student t of the mean logarithm]",
+            "kept: live share of a request's tokens at its end, mean",
             "facts found: answers with every string of the fact, all repeats together",
         ],
     )
     for situation, variant in _pairs_of(runs):
         chosen = pick(runs, situation=situation, variant=variant)
         answers = found(chosen)
-        waits = [spread([r.figure(f"ttft_ms.{p}") / 1e3 for r in chosen]) for p in ("p50", "p95")]
+        waits = [spread([of(r) / 1e3 for r in chosen]) for of in (_ttft, _ttft_p95)]
+        faster, waiting = (
+            None if variant == NATIVE else _ratio(runs, of, situation, variant, NATIVE)
+            for of in (speed, _ttft_p95)
+        )
         table.rows.append(
             [
                 situation,
                 variant,
                 str(spread([speed(run) for run in chosen])),
+                None if faster is None else str(faster),
                 *map(str, waits),
+                None if waiting is None else str(waiting),
                 str(figures(chosen, "itl_ms.p50")),
                 str(spread([100 * kept(run) for run in chosen])),
                 f"{sum(answers)} of {len(answers)}",
