@@ -39,7 +39,7 @@ PAGES = tuple(
     for page in ("results", "results-parts", "costs", "quality", "gpu", "pressure", "deploy")
 )
 SHOWN_RAW = {"grounds"}  # benchmarks whose raw results are published: one character a sample
-WITH_LOADS = ("causes", "curve", "client", "pressure", "loss")
+WITH_LOADS = ("causes", "curve", "floors", "client", "pressure", "loss")
 BULKY = ("requests", "output_ids", "reference_ids")  # a number or more for every request or token
 KEPT = "results"  # the folder beside a page that holds its JSON files and SVGs
 LOADS = "loads"  # the folder in it

@@ -143,6 +143,7 @@ def test_loads_of_the_newest_code_are_published_without_numbers_of_requests(tmp_
 REPORTS = {
     "evaluation-causes": EXPERIMENTS["causes"].report,
     "evaluation-curve": EXPERIMENTS["curve"].report,
+    "evaluation-floors": EXPERIMENTS["floors"].report,
     "evaluation-loss": EXPERIMENTS["loss"].report,
     "evaluation-pressure": EXPERIMENTS["pressure"].report,
     "client": partial(client_report.report, memory=MEMORY),

@@ -21,6 +21,7 @@ from vtoken_bench.evaluation import (
     capacity,
     causes,
     curve,
+    floors,
     frontier,
     hybrid,
     loss,
@@ -42,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         causes.EXPERIMENT,
         loss.EXPERIMENT,
         curve.EXPERIMENT,
+        floors.EXPERIMENT,
         pressure.EXPERIMENT,
         memory.EXPERIMENT,
         memory.LONG,
@@ -59,6 +61,7 @@ SLOW_PARTS = (
     "causes",
     "loss",
     "curve",
+    "floors",
     "pressure",
     "memory",
     "long",
@@ -70,7 +73,7 @@ SLOW_PARTS = (
     "hybrid",
 )
 SECOND_PARTS = ("capacity",)  # of another architecture: the paper's check on a larger model
-TRAINED_PARTS = ("causes", "pressure")  # nothing to find out from random weights
+TRAINED_PARTS = ("causes", "floors", "pressure")  # nothing to find out from random weights
 MOST_ENGINES = {"cpu": 4, "cuda": 2}  # open at a time
 MOST_TOGETHER = {"cpu": 9, "cuda": 0}  # 1.5 GiB each with the trained model
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vtoken_bench.charts import Chart, Line, Panel
+from vtoken_bench.claims import Claim
 from vtoken_bench.evaluation.answers import (
     FIXED,
     POLICY,
@@ -88,9 +89,40 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds the table, the sentence, the chart and the claims."""
     pools = list(dict.fromkeys(float(run.labels["pool"]) for run in runs))
     variants = list(dict.fromkeys(str(run.labels["variant"]) for run in runs))
-    table = Table(
+    title = (
         f"{model}: memory from all of the demand of {CLIENTS} clients to a quarter of it, {POLICY} "
-        "at a third of the prompt",
+        "at a third of the prompt"
+    )
+    result.tables.append(table(title, runs, pools, variants))
+    for pool in pools:
+        result.claims += claims(model, runs, pool, variants)
+        here = pick(runs, pool=pool)
+        unpacked = Effect.of(here, unpacked_speed, {"variant": FIXED}, {"variant": NAIVE})
+        assert unpacked is not None  # both are in every repeat
+        what = f"{pool:.0%} of the demand: throughput of naive-evict, packing taken out, {FIXED}"
+        result.claims.append(
+            unpacked.claim("Curve", what, model, NAIVE_GOAL if pool == MEMORY else "")
+        )
+    result.sentences += [f"**{model}**, {sentence(runs, name)}" for name in (PRESSURE, FIXED)]
+    result.charts.append(_chart(model, runs, pools, variants))
+
+
+def claims(model: str, runs: Sequence[Run], pool: float, variants: Sequence[str]) -> list[Claim]:
+    """The gain over native of each variant."""
+    what = f"{pool:.0%} of the demand: throughput of native,"
+    return [
+        gain(runs, pool, name).claim("Curve", f"{what} {name}", model)
+        for name in variants
+        if name != NATIVE
+    ]
+
+
+def table(
+    title: str, runs: Sequence[Run], pools: Sequence[float], variants: Sequence[str]
+) -> Table:
+    """One row a pool and variant; every pool has native."""
+    found = Table(
+        title,
         [
             "memory, variant",
             "tok/s",
@@ -114,22 +146,8 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
             "kept: live share of a request's tokens at its end, mean",
         ],
     )
-    for pool in pools:
-        for variant in variants:
-            table.rows.append(_row(runs, pool, variant))
-            if variant != NATIVE:
-                what = f"{pool:.0%} of the demand: throughput of native, {variant}"
-                result.claims.append(gain(runs, pool, variant).claim("Curve", what, model))
-        here = pick(runs, pool=pool)
-        unpacked = Effect.of(here, unpacked_speed, {"variant": FIXED}, {"variant": NAIVE})
-        assert unpacked is not None  # both are in every repeat
-        what = f"{pool:.0%} of the demand: throughput of naive-evict, packing taken out, {FIXED}"
-        result.claims.append(
-            unpacked.claim("Curve", what, model, NAIVE_GOAL if pool == MEMORY else "")
-        )
-    result.tables.append(table)
-    result.sentences += [f"**{model}**, {sentence(runs, name)}" for name in (PRESSURE, FIXED)]
-    result.charts.append(_chart(model, runs, pools, variants))
+    found.rows += [_row(runs, pool, variant) for pool in pools for variant in variants]
+    return found
 
 
 def _row(runs: Sequence[Run], pool: float, variant: str) -> list[str | int | float | None]:
