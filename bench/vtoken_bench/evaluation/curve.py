@@ -176,16 +176,16 @@ def _row(runs: Sequence[Run], pool: float, variant: str) -> list[str | int | flo
 
 
 def sentence(runs: Sequence[Run], variant: str) -> str:
-    """Where the variant gains nothing over native; elsewhere what it gains and costs in answers.
+    """Where no difference to native is shown; elsewhere its ratio and what it costs in answers.
 
-    It gains at a pool if the whole interval of its ratio is above 1.
+    A difference is shown at a pool if the interval of its ratio does not have 1.
     """
     pools = sorted({float(run.labels["pool"]) for run in runs}, reverse=True)
     gains = {pool: gain(runs, pool, variant) for pool in pools}
-    wins = [pool for pool in pools if gains[pool].verdict() == "more"]
-    even = [pool for pool in pools if pool not in wins]
-    parts = [f"no gain is shown with memory for {_percents(even)} of the demand"] if even else []
-    for pool in wins:
+    even = [pool for pool in pools if gains[pool].verdict() == "undecided"]
+    shown = f"no difference is shown with memory for {_percents(even)} of the demand"
+    parts = [shown] if even else []
+    for pool in sorted(gains.keys() - {*even}, reverse=True):
         here: Labels = {"pool": pool, "variant": variant}
         pairs = paired_answers(runs, here, {"pool": pool, "variant": NATIVE})
         answers = f", facts found {points_shown(pairs.difference())} points"
