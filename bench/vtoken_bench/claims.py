@@ -37,6 +37,7 @@ HEADLINES = (
     ("Curve", "70% of the demand: throughput of native, vToken, pressure", TRAINED),
     ("Curve", "45% of the demand: throughput of native, vToken, pressure", TRAINED),
     ("Curve", "25% of the demand: throughput of native, vToken, pressure", TRAINED),
+    ("Curve", "25% of the demand: throughput of native, vToken, pressure, floor half", TRAINED),
     ("Curve", "100% of the demand: throughput of native, vToken, fixed budget", TRAINED),
     ("Curve", "45% of the demand: throughput of native, vToken, fixed budget", TRAINED),
     ("Curve", "25% of the demand: throughput of native, vToken, fixed budget", TRAINED),
