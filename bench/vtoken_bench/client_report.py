@@ -14,7 +14,7 @@ from vtoken_bench.evaluation.answers import (
     points_shown,
 )
 from vtoken_bench.evaluation.curve import CLIENTS
-from vtoken_bench.evaluation.effects import Effect
+from vtoken_bench.evaluation.effects import SHOWN, Effect
 from vtoken_bench.evaluation.points import Labels, Run, figures, pick, spread, stamp
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE
 from vtoken_bench.output import Result, Table
@@ -101,8 +101,7 @@ def _metrics_table(runs: Sequence[Run], names: Sequence[str], memory: float) -> 
         [],
         [
             "median [range] of the repeats; tok/s: of the whole run, its end included, when "
-            "clients have no further request; x native: geometric mean of the ratios of the same "
-            "repeat [95% interval, Student t of the mean logarithm]",
+            f"clients have no further request; x native: {SHOWN}",
             "facts found: exact 95% interval; difference: answers to the same prompts, Tango's 95% "
             "interval",
             "server CPU: of all its processes for the run and two requests before it",

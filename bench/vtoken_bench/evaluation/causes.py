@@ -29,7 +29,7 @@ from vtoken_bench.evaluation.answers import (
     configured,
 )
 from vtoken_bench.evaluation.curve import CLIENTS, MEMORY, points_at
-from vtoken_bench.evaluation.effects import Effect, bounds
+from vtoken_bench.evaluation.effects import Effect, bounds, over_native
 from vtoken_bench.evaluation.points import (
     Comparison,
     Experiment,
@@ -151,12 +151,10 @@ def _complete(runs: Sequence[Run]) -> list[Run]:
 def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds the variants, the factors with their shares, the sentence, the chart and the claims."""
     factors = ladder(runs)
-    one, native = {"variant": FIXED}, {"variant": NATIVE}
-    whole = Effect.of(_complete(runs), busy_speed, one, native)
-    assert whole is not None  # both are in every repeat
+    whole = over_native(_complete(runs), busy_speed, FIXED)
     limit = fastest_limit(runs)
     tuned: Labels = {"variant": TUNED, "limit": limit}
-    over_tuned = Effect.of(runs, busy_speed, one, tuned)
+    over_tuned = Effect.of(runs, busy_speed, {"variant": FIXED}, tuned)
     result.tables += [
         _variants_table(model, runs, limit),
         _factors_table(model, factors, whole),

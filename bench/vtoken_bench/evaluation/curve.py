@@ -23,7 +23,7 @@ from vtoken_bench.evaluation.answers import (
     paired_answers,
     points_shown,
 )
-from vtoken_bench.evaluation.effects import Effect
+from vtoken_bench.evaluation.effects import SHOWN, Effect, over_native
 from vtoken_bench.evaluation.points import (
     Comparison,
     Experiment,
@@ -70,10 +70,7 @@ def points_at(setting: Setting, labels: Labels, pool: float) -> list[Point]:
 
 def gain(runs: Sequence[Run], pool: float, variant: str) -> Effect:
     """Tokens a second of native's, while every client had a request."""
-    here = pick(runs, pool=pool)
-    found = Effect.of(here, busy_speed, {"variant": variant}, {"variant": NATIVE})
-    assert found is not None  # native runs beside every variant
-    return found
+    return over_native(pick(runs, pool=pool), busy_speed, variant)
 
 
 def unpacked_speed(run: Run) -> float:
@@ -87,15 +84,13 @@ def unpacked_speed(run: Run) -> float:
 
 def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds the table, the sentence, the chart and the claims."""
-    pools = list(dict.fromkeys(float(run.labels["pool"]) for run in runs))
-    variants = list(dict.fromkeys(str(run.labels["variant"]) for run in runs))
     title = (
         f"{model}: memory from all of the demand of {CLIENTS} clients to a quarter of it, {POLICY} "
         "at a third of the prompt"
     )
-    result.tables.append(table(title, runs, pools, variants))
-    for pool in pools:
-        result.claims += claims(model, runs, pool, variants)
+    result.tables.append(table(title, runs))
+    for pool in _pools(runs):
+        result.claims += claims(model, runs, pool)
         here = pick(runs, pool=pool)
         unpacked = Effect.of(here, unpacked_speed, {"variant": FIXED}, {"variant": NAIVE})
         assert unpacked is not None  # both are in every repeat
@@ -104,22 +99,28 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
             unpacked.claim("Curve", what, model, NAIVE_GOAL if pool == MEMORY else "")
         )
     result.sentences += [f"**{model}**, {sentence(runs, name)}" for name in (PRESSURE, FIXED)]
-    result.charts.append(_chart(model, runs, pools, variants))
+    result.charts.append(_chart(model, runs))
 
 
-def claims(model: str, runs: Sequence[Run], pool: float, variants: Sequence[str]) -> list[Claim]:
+def _pools(runs: Sequence[Run]) -> list[float]:
+    return list(dict.fromkeys(float(run.labels["pool"]) for run in runs))
+
+
+def _variants(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(str(run.labels["variant"]) for run in runs))
+
+
+def claims(model: str, runs: Sequence[Run], pool: float) -> list[Claim]:
     """The gain over native of each variant."""
     what = f"{pool:.0%} of the demand: throughput of native,"
     return [
         gain(runs, pool, name).claim("Curve", f"{what} {name}", model)
-        for name in variants
+        for name in _variants(runs)
         if name != NATIVE
     ]
 
 
-def table(
-    title: str, runs: Sequence[Run], pools: Sequence[float], variants: Sequence[str]
-) -> Table:
+def table(title: str, runs: Sequence[Run]) -> Table:
     """One row a pool and variant; every pool has native."""
     found = Table(
         title,
@@ -139,14 +140,15 @@ def table(
         ],
         [],
         [
-            "tok/s: while every client had a request, median [range]; x native: geometric mean of "
-            "the ratios of the same repeat [95% interval, Student t of the mean logarithm]",
+            f"tok/s: while every client had a request, median [range]; x native: {SHOWN}",
             "facts found: exact 95% interval; difference: answers to the same prompts, Tango's 95% "
             "interval; gained: found by the variant alone, lost: by native alone",
             "kept: live share of a request's tokens at its end, mean",
         ],
     )
-    found.rows += [_row(runs, pool, variant) for pool in pools for variant in variants]
+    found.rows += [
+        _row(runs, pool, variant) for pool in _pools(runs) for variant in _variants(runs)
+    ]
     return found
 
 
@@ -180,7 +182,7 @@ def sentence(runs: Sequence[Run], variant: str) -> str:
 
     A difference is shown at a pool if the interval of its ratio does not have 1.
     """
-    pools = sorted({float(run.labels["pool"]) for run in runs}, reverse=True)
+    pools = sorted(_pools(runs), reverse=True)
     gains = {pool: gain(runs, pool, variant) for pool in pools}
     even = [pool for pool in pools if gains[pool].verdict() == "undecided"]
     shown = f"no difference is shown with memory for {_percents(even)} of the demand"
@@ -206,9 +208,8 @@ def _percents(pools: Sequence[float]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _chart(
-    model: str, runs: Sequence[Run], pools: Sequence[float], variants: Sequence[str]
-) -> Chart:
+def _chart(model: str, runs: Sequence[Run]) -> Chart:
+    pools, variants = _pools(runs), _variants(runs)
     x = [100 * pool for pool in pools]
     speed = Panel(f"{model}: tokens a second", "memory [% of the demand]", "times native's")
     speed.lines.append(Line(NATIVE, x[:1], [1.0], reference=True))

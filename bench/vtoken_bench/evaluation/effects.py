@@ -12,6 +12,10 @@ from statistics import fmean
 
 from vtoken_bench.claims import Claim
 from vtoken_bench.evaluation.points import Labels, Run, paired, spread
+from vtoken_bench.evaluation.variants import NATIVE
+
+# How tables show an effect, for their notes.
+SHOWN = "geometric mean of the ratios of the same repeat [95% interval, Student t of the mean logarithm]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,13 @@ class Effect:
 
     def __str__(self) -> str:
         return f"{self.factor:.2f}{bounds(self.interval())}"
+
+
+def over_native(runs: Sequence[Run], figure: Callable[[Run], float], variant: str) -> Effect:
+    """`figure` of the variant over native's, which is in every repeat of `runs`, all of one load."""
+    found = Effect.of(runs, figure, {"variant": variant}, {"variant": NATIVE})
+    assert found is not None
+    return found
 
 
 def bounds(interval: tuple[float, float] | None, form: str = ".2f") -> str:

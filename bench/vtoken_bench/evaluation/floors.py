@@ -8,7 +8,6 @@ from __future__ import annotations
 from vtoken_bench.evaluation.answers import BUDGET, CONFIGS, POLICY, PRESSURE, configured
 from vtoken_bench.evaluation.curve import claims, points_at, table
 from vtoken_bench.evaluation.points import Comparison, Experiment, Run, Setting
-from vtoken_bench.evaluation.variants import NATIVE
 from vtoken_bench.output import Result
 
 POOL = 0.25
@@ -28,10 +27,9 @@ def comparisons(setting: Setting) -> list[Comparison]:
 
 def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds the table and the claims."""
-    variants = [NATIVE, *VARIANTS]
     title = f"{model}: memory for {POOL:.0%} of the demand, {POLICY}, by floor"
-    result.tables.append(table(title, runs, [POOL], variants))
-    result.claims += claims(model, runs, POOL, variants)
+    result.tables.append(table(title, runs))
+    result.claims += claims(model, runs, POOL)
 
 
 EXPERIMENT = Experiment(

@@ -5,17 +5,16 @@ vToken can only lose there. A second process of native vLLM shows the noise betw
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from vtoken_bench.evaluation.effects import Effect
+from vtoken_bench.evaluation.effects import SHOWN, over_native
 from vtoken_bench.evaluation.points import (
     Comparison,
     Experiment,
-    Labels,
     Point,
     Run,
     Setting,
+    cpu_seconds,
     figures,
     pick,
     speed,
@@ -58,41 +57,22 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         f"{model}: ample memory, 64 + 64 tokens, {CLIENTS} clients",
         ["variant", "tok/s", "x native", "CPU time x native", "between tokens p50 [ms]"],
         [],
-        [
-            "tok/s: median [range]; ratios: geometric mean of the ratios of the same repeat [95% "
-            f"interval, Student t of the mean logarithm]; {AGAIN}: a second process of it"
-        ],
+        [f"tok/s: median [range]; ratios: {SHOWN}; {AGAIN}: a second process of it"],
     )
     for variant in dict.fromkeys(str(run.labels["variant"]) for run in runs):
         chosen = pick(runs, variant=variant)
-        native = variant == NATIVE
-        ratios = [None, None] if native else [_ratio(runs, of, variant) for of in (speed, _cpu)]
-        table.rows.append(
-            [
-                variant,
-                str(spread([speed(run) for run in chosen])),
-                *[None if ratio is None else str(ratio) for ratio in ratios],
-                str(figures(chosen, "itl_ms.p50")),
-            ]
-        )
-        if native:
+        shown = str(spread([speed(run) for run in chosen]))
+        between = str(figures(chosen, "itl_ms.p50"))
+        if variant == NATIVE:
+            table.rows.append([variant, shown, None, None, between])
             continue
-        lost = spread([100 * (1 - value) for value in _ratio(runs, speed, variant).values])
+        speeds, cpu = (over_native(runs, figure, variant) for figure in (speed, cpu_seconds))
+        table.rows.append([variant, shown, str(speeds), str(cpu), between])
+        lost = spread([100 * (1 - value) for value in speeds.values])
         what = f"ample memory, short prompts: throughput lost, {variant}"
         goal = "" if variant == AGAIN else GOAL  # that is noise, not vToken's
         result.claims.append(lost.claim("Loss", what, model, "%", "1.0 (indirection alone)", goal))
     result.tables.append(table)
-
-
-def _ratio(runs: list[Run], figure: Callable[[Run], float], variant: str) -> Effect:
-    one: Labels = {"variant": variant}
-    found = Effect.of(runs, figure, one, {"variant": NATIVE})
-    assert found is not None  # native runs beside every variant
-    return found
-
-
-def _cpu(run: Run) -> float:
-    return run.figure("cpu_seconds")
 
 
 EXPERIMENT = Experiment(

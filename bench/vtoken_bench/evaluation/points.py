@@ -315,6 +315,11 @@ def busy_speed(run: Run) -> float:
     return run.figure("busy.tokens") / run.figure("busy.seconds")
 
 
+def cpu_seconds(run: Run) -> float:
+    """CPU time of the engine's steps."""
+    return run.figure("cpu_seconds")
+
+
 def _number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"

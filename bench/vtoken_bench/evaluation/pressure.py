@@ -25,7 +25,7 @@ from vtoken_bench.evaluation.answers import (
     paired_answers,
     points_shown,
 )
-from vtoken_bench.evaluation.effects import Effect
+from vtoken_bench.evaluation.effects import SHOWN, Effect
 from vtoken_bench.evaluation.points import (
     Comparison,
     Experiment,
@@ -33,6 +33,7 @@ from vtoken_bench.evaluation.points import (
     Point,
     Run,
     Setting,
+    cpu_seconds,
     figures,
     pick,
     speed,
@@ -111,7 +112,12 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds what each variant does under each load, the paired answers, and the claims."""
     result.tables += [_loads(model, runs), _answers(model, runs)]
     pairs: dict[tuple[str, str], tuple[Callable[[Run], float], str, str, str]] = {
-        ("Ample: CPU time of pressure, of policy none", "<= 1.01"): (_cpu, AMPLE, PRESSURE, NONE),
+        ("Ample: CPU time of pressure, of policy none", "<= 1.01"): (
+            cpu_seconds,
+            AMPLE,
+            PRESSURE,
+            NONE,
+        ),
         ("Saturated: tokens a second of pressure, of a fixed budget", ">= 0.97"): (
             speed,
             SATURATED,
@@ -135,10 +141,6 @@ def _ratio(
 ) -> Effect | None:
     """`one` over `other` under the same load; None where `other` did not run."""
     return Effect.of(pick(runs, situation=situation), figure, {"variant": one}, {"variant": other})
-
-
-def _cpu(run: Run) -> float:
-    return run.figure("cpu_seconds")
 
 
 def _ttft(run: Run) -> float:
@@ -173,8 +175,7 @@ def _loads(model: str, runs: Sequence[Run]) -> Table:
         ],
         [],
         [
-            "load: of native's saturated rate; median [range]; x native: geometric mean of the "
-            "ratios of the same repeat [95% interval, Student t of the mean logarithm]",
+            f"load: of native's saturated rate; median [range]; x native: {SHOWN}",
             "kept: live share of a request's tokens at its end, mean",
             "facts found: answers with every string of the fact, all repeats together",
         ],
