@@ -15,7 +15,10 @@ from vtoken_bench.evaluation.points import Labels, Run, paired, spread
 from vtoken_bench.evaluation.variants import NATIVE
 
 # How tables show an effect, for their notes.
-SHOWN = "geometric mean of the ratios of the same repeat [95% interval, Student t of the mean logarithm]"
+SHOWN = (
+    "geometric mean of the ratios of the same repeat [95% interval, Student t of the mean "
+    "logarithm]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Effect:
 
 
 def over_native(runs: Sequence[Run], figure: Callable[[Run], float], variant: str) -> Effect:
-    """`figure` of the variant over native's, which is in every repeat of `runs`, all of one load."""
+    """`figure` of the variant over native's, which is in every repeat; `runs` are of one load."""
     found = Effect.of(runs, figure, {"variant": variant}, {"variant": NATIVE})
     assert found is not None
     return found
