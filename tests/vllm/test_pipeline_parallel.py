@@ -266,6 +266,7 @@ def test_scores_of_two_stages_are_those_of_one(
 ) -> None:
     probe = {"layers": [], "heads": [], **probe}
     change = {"policy": {"name": policy, "params": params}, "probe": probe}
+    patch(two_stages, policy={"name": "streaming_llm"})  # or the last case's parameters stay
     patch(two_stages, **change)
     tokens, logs, scores = scored_run(two_stages, greedy, PROMPTS, NUM_NEW)
     with engine(**args(**change, recycle=False)) as one:
