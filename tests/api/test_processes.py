@@ -26,7 +26,10 @@ from tests.support.served_core import THETA_F, with_holes
 from tests.support.waiting import until
 from vtoken import wire
 from vtoken.wire import commands
+from vtoken_api.processes.member import LOCK_NAME, SOCKET_NAME
+from vtoken_api.processes.messages import Call, Head, Line, Question
 from vtoken_api.settings import SHARED_FOLDER, shared_folder
+from vtoken_api.state.lock import FileLock
 from vtoken_api.state.pending import SUFFIX, Making, Pending
 
 ANA = {"X-VToken-Actor": "ana"}
@@ -282,6 +285,31 @@ async def test_owner_killed_under_load_loses_nothing_and_refuses_nobody(
         assert seqs[-1] - seqs[0] == len(seqs) - 1, "the recording has a gap"
         assert config == revisions
         assert all("Traceback" not in process.log() for process in four)
+
+
+async def test_owner_that_ends_between_head_and_body_is_replaced(one: LiveEngine) -> None:
+    """The test is the first owner, and ends at that point."""
+    head = Head(200, [(b"content-length", b"1000")])
+    async with api_processes(0, [one]) as processes:
+        lock = FileLock(processes.shared / LOCK_NAME)
+        assert lock.acquire()
+        calls: list[str] = []
+
+        async def begin_and_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            line = Line(reader, writer)
+            question = await line.receive(Question)
+            if isinstance(question, Call) and question.scope.path.endswith("/config"):
+                calls.append(question.scope.method)
+                await line.send(head)
+                server.close()
+                lock.release()
+            line.close()
+
+        server = await asyncio.start_unix_server(begin_and_end, processes.shared / SOCKET_NAME)
+        other = await processes.start()
+        result = await patch(other, theta_f=0.5)
+        assert calls == ["PATCH"]
+        assert [entry.revision for entry in await audit(other)] == [result.revision]
 
 
 async def test_owner_killed_between_two_engines_leaves_none_behind() -> None:

@@ -319,6 +319,7 @@ async def test_unrelated_changes_of_other_clients_are_only_logged(
     async with running(served.url) as (app, pilot):
         await pilot.press("p")
         await until(lambda: "Reclamation paused" in messages(app), "not paused")
+        core.steps(2)  # with this revision, which else were overtaken
         core.call("patch_config", actor="ana", patch={"batch_size": 8})
         await until(
             lambda: any(e.data.get("actor") == "ana" for e in app.source.feed.model.events),

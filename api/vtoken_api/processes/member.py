@@ -6,8 +6,8 @@ way. It answers every call, wherever the call came in. The others keep their str
 1. The owner holds a lock in the folder that the processes share. The kernel takes it back when the
    process ends, and the next one that asks gets it.
 2. While there is no owner, calls wait, at most HANDOVER_S.
-3. A call whose owner ended before it began to answer is asked again, marked as such. A change has
-   an id from the first time on, so it is not made twice.
+3. A call whose owner ended before the first piece of its answer's body came is asked again, marked
+   as such. A change has an id from the first time on, so it is not made twice.
 4. An owner that is asked to end, as by SIGTERM, resigns before it has served its last client.
 5. An answer that has begun is not begun anew: the client's connection ends.
 """
@@ -135,9 +135,9 @@ class Member:
             async with asyncio.timeout(ANSWER_S):
                 head: Answer = await line.receive(Answer)
             assert isinstance(head, Head)
+            piece: Answer = await line.receive(Answer)
             begun = True
             await send({"type": "http.response.start", **structs.asdict(head)})
-            piece: Answer = await line.receive(Answer)
             while isinstance(piece, Piece):
                 await send({"type": "http.response.body", "body": piece.data, "more_body": True})
                 piece = await line.receive(Answer)
