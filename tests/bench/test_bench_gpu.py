@@ -473,7 +473,8 @@ def test_make_bench_runs_gpu_parts_first_and_continues_after_a_failure(tmp_path:
 
     def made(accel: str, **values: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
         calls.unlink(missing_ok=True)
-        settings = {"ACCEL": accel, "SETUP": "", "BIN": str(stubs), **values}
+        outer = {"JOBS": "", "ARGS": ""}  # what this suite was called with
+        settings = {**outer, "ACCEL": accel, "SETUP": "", "BIN": str(stubs), **values}
         done = subprocess.run(
             ["make", "bench", *(f"{name}={value}" for name, value in settings.items())],
             cwd=tmp_path,
