@@ -141,7 +141,7 @@ def test_control_without_growth_in_the_shortage_requests_are_preempted_above_the
 def load_windows(policy: dict[str, Any] | None = None, lag: int = 0) -> CoreEngine:
     """Requests whose windows grow with them, as long as they are shorter."""
     engine = make(
-        policy, lag=lag, window=40, budget_tokens=12, interval_tokens=1, headroom_blocks=1
+        policy, lag=lag, window=40, budget_tokens=12, interval_tokens=4, headroom_blocks=1
     )
     for i in range(8):
         engine.add(f"r{i}", 6 + i, max_tokens=50, seed=i)
@@ -419,7 +419,7 @@ def test_shares_are_whole_blocks_down_to_the_floor(
         np.array([data.draw(SIZES) for _ in range(k)]),
         (live + drafts) // size + 1,
         np.array([data.draw(st.integers(0, 1)) for _ in range(k)]),
-        np.array([data.draw(st.integers(0, 8 * size)) for _ in range(k)]),
+        np.array([data.draw(st.integers(1, 8)) for _ in range(k)]),
         np.array([data.draw(st.integers(0, tokens - 1)) for tokens in live.tolist()]),
         drafts,
     )
@@ -429,16 +429,11 @@ def test_shares_are_whole_blocks_down_to_the_floor(
     assert (given <= givers.most_blocks(size)).all()
     assert (kept[given == 0] == live[given == 0]).all()
     assert (kept[given > 0] >= givers.floor[given > 0]).all()
+    assert ((kept[given > 0] + 1 + drafts) % size == 0).all()
     most = int(givers.most_blocks(size).sum())
     assert min(blocks, most) <= given.sum() <= min(most, blocks + 8)
     obsolete = needed_blocks(live, size) - needed_blocks(live - givers.forgotten, size)
     obsolete = np.minimum(obsolete, givers.most_blocks(size))
-    lost, alone = live - kept, given > obsolete
-    fills = (kept + 1 + drafts) % size == 0
-    interval = np.minimum(givers.interval, givers.most_blocks(size) * size)
-    assert fills[(given > 0) & ~alone].all()
-    assert (fills | (kept == givers.floor) | (lost == interval))[alone].all()
-    assert ((kept == givers.floor) | (lost >= interval))[alone].all()
     if (given > obsolete).any():
         assert (given >= obsolete).all()
     important = givers.priority == 0
@@ -454,26 +449,6 @@ def test_whoever_keeps_the_largest_share_gives_first() -> None:
     assert kept[1] == 160  # it has lost half
     assert kept[0] < 160
     assert kept[2] < 64
-
-
-@pytest.mark.parametrize(
-    ("floor", "interval", "forgotten", "keeps"),
-    [
-        (100, 32, 0, 100),  # not 111, which the next token but one would outgrow
-        (100, 8, 0, 104),
-        (100, 0, 0, 111),
-        (50, 32, 0, 80),
-        (100, 32, 4, 111),  # forgotten tokens fill the block
-    ],
-)
-def test_a_request_gives_an_interval_at_a_time_if_its_floor_allows_it(
-    floor: int, interval: int, forgotten: int, keeps: int
-) -> None:
-    one = np.ones(1, dtype=np.int64)
-    givers = Givers(
-        112 * one, 200 * one, floor * one, 8 * one, 0 * one, interval * one, forgotten * one
-    )
-    assert share_out(givers, 1, block_size=16).tolist() == [keeps]
 
 
 # ---------------------------------------------------------------- documents

@@ -116,7 +116,7 @@ class Outlook:
         budgets = [self._rules(table).budget_tokens for table in tables]
         return self._runtime.admission.givers(rows)._replace(
             floor=np.array(budgets, dtype=np.int64),
-            interval=self._intervals(tables),
+            step_blocks=np.maximum(1, -(-self._intervals(tables) // self._size)),
         )
 
     def _intervals(self, tables: list[TokenTable]) -> Ints:

@@ -1,17 +1,15 @@
 """Who gives tokens when memory is short, and how many: water-filling over running requests.
 
 Pure functions of columns, independent of policies and tables. A shortage is in blocks. A request
-gives whole blocks: it is cut down to at most the live tokens that, with those of the next step,
-fill its remaining blocks, so that packing it returns every block that it gives.
+gives whole blocks: it is cut down to a number of live tokens that, with those of the next step,
+fill its blocks, so that packing it returns every block that it gives.
 
 1. blocks that forgotten tokens fill go before all others
 2. requests of the least important priority give first (vLLM: the greatest number)
-3. of these, whoever keeps the largest share of its tokens gives next, the blocks of an interval at
-   a time, so that requests become equal in the share that they keep
-4. a request that has less than that left to give gives only after all others
+3. of these, whoever keeps the largest share of its tokens gives next, `step_blocks` at a time, so
+   that requests become equal in the share that they keep
+4. a request that has less than `step_blocks` left to give gives only after all others
 5. no request is cut down below its floor
-6. a request that gives other tokens than forgotten ones gives an interval of them if its floor
-   allows it: its last block then has room, and it does not give again a token later
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ class Givers(NamedTuple):
 
     `live` and `tokens`: live tokens, and all tokens ever computed. `floor`: the fewest live tokens.
     `private_blocks`: held blocks that nobody else holds. `priority`: vLLM's, lower is more
-    important. `interval`: how many tokens each gives at a time. `forgotten`: the live tokens that
-    die before all others. `max_drafts`: the most drafts of each in a step.
+    important. `step_blocks`: how many blocks each gives at a time. `forgotten`: the live tokens
+    that die before all others. `max_drafts`: the most drafts of each in a step.
     """
 
     live: Ints
@@ -38,7 +36,7 @@ class Givers(NamedTuple):
     floor: Ints
     private_blocks: Ints
     priority: Ints
-    interval: Ints
+    step_blocks: Ints
     forgotten: Ints
     max_drafts: int = 0
 
@@ -59,13 +57,12 @@ def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
     """The live tokens [k] that each request keeps so that `blocks` blocks are given, or all that
     there are. Equal to `givers.live` where a request gives nothing.
     """
-    most_blocks = givers.most_blocks(block_size)
-    most, tokens = most_blocks.tolist(), givers.tokens.tolist()
+    most = givers.most_blocks(block_size).tolist()
     needed = givers.needed_blocks(givers.live, block_size)
+    tokens, priority = givers.tokens.tolist(), givers.priority.tolist()
+    step = givers.step_blocks.tolist()
     remaining = givers.live - givers.forgotten
-    obsolete_blocks = needed - givers.needed_blocks(remaining, block_size)
-    obsolete, priority = obsolete_blocks.tolist(), givers.priority.tolist()
-    step = np.maximum(1, -(-givers.interval // block_size)).tolist()
+    obsolete = (needed - givers.needed_blocks(remaining, block_size)).tolist()
     given = [0] * len(most)
 
     def turn(i: int) -> tuple[bool, int, bool, float, int]:
@@ -85,8 +82,5 @@ def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
         else:
             heapq.heappop(queue)
     gives = np.array(given, dtype=np.int64)
-    kept = (needed - gives) * block_size - 1 - givers.max_drafts
-    at_a_time = np.minimum(givers.interval, most_blocks * block_size)
-    room = np.minimum(kept, np.maximum(givers.floor, givers.live - at_a_time))
-    kept = np.where(gives > obsolete_blocks, room, kept)
+    kept: Ints = (needed - gives) * block_size - 1 - givers.max_drafts
     return np.where(gives > 0, kept, givers.live)

@@ -278,7 +278,7 @@ class Admission:
             state.due.floor[rows],
             private,
             np.array([self._priority(names[row]) for row in rows.tolist()], dtype=np.int64),
-            state.due.interval[rows],
+            np.maximum(1, -(-state.due.interval[rows] // state.geometry.block_size)),
             forgotten,
             state.max_drafts,
         )
