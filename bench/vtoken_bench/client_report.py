@@ -15,7 +15,15 @@ from vtoken_bench.evaluation.answers import (
 )
 from vtoken_bench.evaluation.curve import CLIENTS
 from vtoken_bench.evaluation.effects import SHOWN, Effect
-from vtoken_bench.evaluation.points import Labels, Run, figures, pick, spread, stamp
+from vtoken_bench.evaluation.points import (
+    Labels,
+    Run,
+    figures,
+    pick,
+    spread,
+    stamp,
+    variants_of,
+)
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE
 from vtoken_bench.output import Result, Table
 
@@ -52,7 +60,7 @@ CLAIMS = (
 
 def report(result: Result, model: str, runs: Sequence[Run], memory: float) -> None:
     """Adds tables, sentence, chart and claims of the runs of one model."""
-    names = [str(name) for name in dict.fromkeys(run.labels["variant"] for run in runs)]
+    names = variants_of(runs)
     result.tables = [
         _metrics_table(runs, names, memory),
         _latencies_table(runs, names),

@@ -28,6 +28,7 @@ from vtoken_bench.evaluation.points import (
     pick,
     spread,
     variant_points,
+    variants_of,
 )
 from vtoken_bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE, PAPER
 from vtoken_bench.evaluation.workloads import Workload, budget_tokens
@@ -205,7 +206,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
     )
     names = list(dict.fromkeys(str(run.labels["pool"]) for run in fixed))
     for number, pool in enumerate(names):
-        for variant in dict.fromkeys(str(r.labels["variant"]) for r in pick(fixed, pool=pool)):
+        for variant in variants_of(pick(fixed, pool=pool)):
             chosen = pick(fixed, pool=pool, variant=variant)
             found = spread(
                 [
@@ -266,7 +267,7 @@ def _demand_table(model: str, runs: list[Run]) -> Table:
         ["variant", *[f"C = {count}" for count in counts]],
         [],
     )
-    for variant in dict.fromkeys(str(run.labels["variant"]) for run in runs):
+    for variant in variants_of(runs):
         cells: list[str | int | float | None] = [
             int(figures(runs, "used_blocks.peak", variant=variant, concurrency=c).median)
             for c in counts
@@ -277,7 +278,7 @@ def _demand_table(model: str, runs: list[Run]) -> Table:
 
 def _demand_chart(model: str, runs: list[Run]) -> Chart:
     lines = []
-    for variant in dict.fromkeys(str(run.labels["variant"]) for run in runs):
+    for variant in variants_of(runs):
         found = sorted(pick(runs, variant=variant), key=lambda r: r.labels["concurrency"])
         lines.append(
             Line(

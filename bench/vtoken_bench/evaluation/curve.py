@@ -35,6 +35,7 @@ from vtoken_bench.evaluation.points import (
     figures,
     pick,
     spread,
+    variants_of,
 )
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE
 from vtoken_bench.grounds.paired import share
@@ -106,16 +107,12 @@ def _pools(runs: Sequence[Run]) -> list[float]:
     return list(dict.fromkeys(float(run.labels["pool"]) for run in runs))
 
 
-def _variants(runs: Sequence[Run]) -> list[str]:
-    return list(dict.fromkeys(str(run.labels["variant"]) for run in runs))
-
-
 def claims(model: str, runs: Sequence[Run], pool: float) -> list[Claim]:
     """The gain over native of each variant."""
     what = f"{pool:.0%} of the demand: throughput of native,"
     return [
         gain(runs, pool, name).claim("Curve", f"{what} {name}", model)
-        for name in _variants(runs)
+        for name in variants_of(runs)
         if name != NATIVE
     ]
 
@@ -147,7 +144,7 @@ def table(title: str, runs: Sequence[Run]) -> Table:
         ],
     )
     found.rows += [
-        _row(runs, pool, variant) for pool in _pools(runs) for variant in _variants(runs)
+        _row(runs, pool, variant) for pool in _pools(runs) for variant in variants_of(runs)
     ]
     return found
 
@@ -209,7 +206,7 @@ def _percents(pools: Sequence[float]) -> str:
 
 
 def _chart(model: str, runs: Sequence[Run]) -> Chart:
-    pools, variants = _pools(runs), _variants(runs)
+    pools, variants = _pools(runs), variants_of(runs)
     x = [100 * pool for pool in pools]
     speed = Panel(f"{model}: tokens a second", "memory [% of the demand]", "times native's")
     speed.lines.append(Line(NATIVE, x[:1], [1.0], reference=True))

@@ -23,6 +23,7 @@ from vtoken_bench.evaluation.points import (
     spread,
     stock_of,
     variant_points,
+    variants_of,
 )
 from vtoken_bench.evaluation.variants import DEFAULTS, NAIVE, NATIVE
 from vtoken_bench.output import Result, Table
@@ -133,7 +134,7 @@ def _select(table: Table, workload: str, policy: str, runs: list[Run]) -> dict[s
     bound = SLACK * figures(reference, "itl_ms.p95").median
     base = best_under(pick(runs, variant=NAIVE), bound)
     assert base is not None  # naive-evict at C_ref is within its own bound
-    for variant in dict.fromkeys(str(run.labels["variant"]) for run in runs):
+    for variant in variants_of(runs):
         best = best_under(pick(runs, variant=variant), bound)
         name = f"{workload}, {policy}, {variant}"
         if best is None:
@@ -163,7 +164,7 @@ def _scan(model: str, workload: str, policy: str, runs: list[Run]) -> Table:
         [],
         ["* somebody was preempted or waited; medians over the repeats"],
     )
-    for variant in dict.fromkeys(str(run.labels["variant"]) for run in runs):
+    for variant in variants_of(runs):
         cells: list[str | int | float | None] = [variant]
         for count in counts:
             chosen = pick(runs, variant=variant, clients=count)
@@ -200,7 +201,7 @@ def _fragmentation(model: str, runs: list[Run]) -> Table:
 
 def _panel(workload: str, policy: str, runs: list[Run]) -> Panel:
     lines = []
-    for variant in dict.fromkeys(str(run.labels["variant"]) for run in runs):
+    for variant in variants_of(runs):
         found = pick(runs, variant=variant)
         counts = sorted({int(run.labels["clients"]) for run in found})
         spreads = [spread([speed(r) for r in pick(found, clients=c)]) for c in counts]

@@ -21,6 +21,7 @@ from vtoken_bench.evaluation.points import (
     spread,
     stock_of,
     variant_points,
+    variants_of,
 )
 from vtoken_bench.evaluation.variants import DEFAULTS, NATIVE
 from vtoken_bench.evaluation.workloads import Workload
@@ -59,7 +60,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         [],
         [f"tok/s: median [range]; ratios: {SHOWN}; {AGAIN}: a second process of it"],
     )
-    for variant in dict.fromkeys(str(run.labels["variant"]) for run in runs):
+    for variant in variants_of(runs):
         chosen = pick(runs, variant=variant)
         shown = str(spread([speed(run) for run in chosen]))
         between = str(figures(chosen, "itl_ms.p50"))

@@ -257,6 +257,11 @@ def figures(runs: Sequence[Run], path: str, **labels: str | int | float) -> Spre
     return spread(found)
 
 
+def variants_of(runs: Sequence[Run]) -> list[str]:
+    """The variants of the runs, each once, in their order."""
+    return list(dict.fromkeys(str(run.labels["variant"]) for run in runs))
+
+
 def pick(runs: Sequence[Run], **labels: str | int | float) -> list[Run]:
     return [r for r in runs if all(r.labels.get(k) == v for k, v in labels.items())]
 

@@ -19,6 +19,7 @@ from vtoken_bench.evaluation.points import (
     ratios,
     same_tokens,
     speed,
+    variants_of,
 )
 from vtoken_bench.evaluation.variants import DEFAULTS, NAIVE, PAPER, VARIANTS
 from vtoken_bench.evaluation.workloads import Workload
@@ -98,7 +99,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
     for degree in sorted({int(run.labels["degree"]) for run in runs}):
         at = pick(runs, degree=degree)
         naive = pick(at, variant=NAIVE)
-        for variant in dict.fromkeys(str(run.labels["variant"]) for run in at):
+        for variant in variants_of(at):
             chosen = pick(at, variant=variant)
             cells: list[str | int | float | None] = [
                 f"{degree}, {variant}",

@@ -24,6 +24,7 @@ from vtoken_bench.evaluation.points import (
     spread,
     stock_of,
     variant_points,
+    variants_of,
 )
 from vtoken_bench.evaluation.variants import DEFAULTS, NAIVE, PAPER
 from vtoken_bench.output import Result, Table
@@ -98,7 +99,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
     panels = []
     for clients in sorted({int(run.labels["clients"]) for run in runs}):
         at = pick(runs, clients=clients)
-        variants = [str(v) for v in dict.fromkeys(run.labels["variant"] for run in at)]
+        variants = variants_of(at)
         for variant in variants:
             chosen = pick(at, variant=variant)
             name = f"{clients}, {variant}"
