@@ -6,6 +6,10 @@ The paper's form takes the mean over heads, ranks each token alone and keeps no 
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from vtoken.policies.base import (
     Heads,
     LowestScores,
@@ -14,13 +18,18 @@ from vtoken.policies.base import (
     Recent,
     register,
 )
-from vtoken.policies.signals import Signal
+from vtoken.policies.signals import Anchor, Signal
+
+AnchorChoice = Annotated[
+    Anchor, Meta(description="average key of the tokens live now, or of every token seen so far")
+]
 
 
 class KeyDiffParams(LowestScoresParams, frozen=True):
     recent: Recent = 16
     heads: Heads = "max"
     pool_radius: PoolRadius = 3
+    anchor: AnchorChoice = "live"
 
 
 @register
@@ -32,4 +41,6 @@ class KeyDiff(LowestScores):
 
     def signal(self) -> Signal:
         p = self.params
-        return Signal("key_difference", 0, p.heads, p.layers, p.pool, p.pool_radius)
+        return Signal(
+            "key_difference", 0, p.heads, p.layers, p.pool, p.pool_radius, anchor=p.anchor
+        )

@@ -17,6 +17,7 @@ slack at the end. Invariants of each row r in use, with o = first_token[r]:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from vtoken.base.compiled import kernel
 from vtoken.base.errors import MirrorMismatchError
 from vtoken.base.rows import Rows
 from vtoken.core.protocol.step import RequestSteps
-from vtoken.policies.signals import Accumulator, Signal, make_accumulator
+from vtoken.policies.signals import Accumulator, SeenKeys, Signal, make_accumulator
 
 MakeAccumulator = Callable[[Signal], Accumulator]
 Ints32 = npt.NDArray[np.int32]
@@ -123,14 +124,19 @@ class MirrorColumns(Rows):
 
 
 class Mirror:
-    """The mirror of one request: row `row` of `mirrors`. `accumulators`: its attention signals."""
+    """The mirror of one request: row `row` of `mirrors`. `accumulators`: its attention signals.
 
-    __slots__ = ("_kept", "accumulators", "mirrors", "row")
+    `seen`: the keys that were seen for its signals of keys. The mirror of a request is dropped only
+    while all its tokens are live, so they lose nothing by it.
+    """
+
+    __slots__ = ("_kept", "accumulators", "mirrors", "row", "seen")
 
     def __init__(self, mirrors: Mirrors, row: int) -> None:
         self.mirrors = mirrors
         self.row = row
         self.accumulators: dict[Signal, Accumulator] = {}
+        self.seen: defaultdict[Signal, SeenKeys] = defaultdict(SeenKeys)
         self._kept: Sequence[Signal] = ()
 
     @property

@@ -15,6 +15,7 @@ from vtoken.policies.signals.accumulators import (
 )
 from vtoken.policies.signals.kind import (
     WARM_QUERIES,
+    AnchoredKeyKind,
     Array,
     AttentionKind,
     KeyKind,
@@ -23,7 +24,8 @@ from vtoken.policies.signals.kind import (
     kind_of,
 )
 from vtoken.policies.signals.neighbours import SIMILAR, pooled, redundancy
-from vtoken.policies.signals.signal import Aggregate, Signal
+from vtoken.policies.signals.seen import SeenKeys
+from vtoken.policies.signals.signal import Aggregate, Anchor, Signal
 
 __all__ = [
     "HOST",
@@ -31,11 +33,14 @@ __all__ = [
     "WARM_QUERIES",
     "Accumulator",
     "Aggregate",
+    "Anchor",
+    "AnchoredKeyKind",
     "Array",
     "Arrays",
     "AttentionKind",
     "KeyKind",
     "Kind",
+    "SeenKeys",
     "Signal",
     "accelerate",
     "broken_kinds",

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from vtoken.base.arrays import namespace
 from vtoken.policies.packages import load_group
 
 GROUP = "vtoken.signals"
@@ -87,6 +88,23 @@ class KeyKind(Kind):
     queries = "none"
 
 
+class AnchoredKeyKind(KeyKind):
+    """A number made of a token's key and of an *anchor*: a sum over tokens, of the live ones or, as
+    `Signal.anchor` says, of every one so far. Subclasses define `summands` and `against`.
+    """
+
+    def summands(self, keys: Array) -> Array:
+        """What each of the keys [..., n, D] adds to the anchor, of the same shape."""
+        raise NotImplementedError
+
+    def against(self, keys: Array, anchor: Array) -> Array:
+        """The numbers [..., n] of keys [..., n, D] with the anchor [..., D]."""
+        raise NotImplementedError
+
+    def numbers(self, values: Array) -> Array:
+        return self.against(values, namespace(values).sum(self.summands(values), axis=-2))
+
+
 BUILT_IN: dict[str, Kind] = {}
 
 
@@ -144,6 +162,8 @@ def validate(cls: type[Kind]) -> None:
         )
     if isinstance(kind, AttentionKind):
         _validate_attention(kind, values, found)
+    elif isinstance(kind, AnchoredKeyKind) and kind.summands(values).shape != values.shape:
+        raise ValueError(f"{cls.name}: summands of another shape than its keys")
 
 
 def _validate_attention(kind: AttentionKind, rows: Array, numbers: Array) -> None:

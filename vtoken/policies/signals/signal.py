@@ -16,7 +16,9 @@ signal is computed in these steps, in this order. The first four are each a mean
                 all currently live keys, a mean over probed heads and layers; see `redundancy`. Not
                 for signals of keys; none where `mix_lambda` is 1
 
-A signal of keys has a number for each head of each layer in place of rows.
+A signal of keys has a number for each head of each layer in place of rows. Its *anchor*, if its
+kind has one, is a sum over the live tokens, or over all tokens *seen*: those that were live at this
+or an earlier reading of the signal, since the request began or was computed anew.
 
 Rows exist for every computed prompt query (not for prefix-cache hits) and for the decode query of
 every `probe.every_steps`-th step: these are the *probed* queries.
@@ -35,10 +37,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-from vtoken.policies.signals.kind import WARM_QUERIES, Kind, kind_of
+from vtoken.policies.signals.kind import WARM_QUERIES, AnchoredKeyKind, Kind, kind_of
 
 Array = TypeVar("Array")  # of numpy or of torch
 Aggregate = Literal["mean", "max"]
+Anchor = Literal["live", "seen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Signal:
     layers: tuple[int, ...] = ()
     heads: tuple[int, ...] = ()
     mix_lambda: float = 1.0
+    anchor: Anchor = "live"
 
     def __post_init__(self) -> None:
         if (self.window_queries > 0) != (self.definition.queries == "window"):
@@ -72,6 +76,10 @@ class Signal:
             raise ValueError(f"mix_lambda = {self.mix_lambda} is not in 0 .. 1")
         if self.is_mixed and self.of_keys:
             raise ValueError(f"{self.kind} is a signal of keys, which redundancy is not mixed into")
+        if self.anchor not in get_args(Anchor):
+            raise ValueError(f"anchor = {self.anchor!r} is neither live nor seen")
+        if self.anchor == "seen" and not isinstance(self.definition, AnchoredKeyKind):
+            raise ValueError(f"{self.kind} has no anchor")
         if self.sums_rows and "max" in (self.over_heads, self.over_layers):
             raise ValueError(f"{self.kind} takes the mean over heads and layers, not the maximum")
 
@@ -166,6 +174,8 @@ class Signal:
         ]
         if self.pool_radius:
             parts.append(f"{self.pool} over {self.pool_radius} neighbours a side")
+        if self.anchor == "seen":
+            parts.append("anchor of all tokens seen")
         if self.is_mixed:
             parts.append(f"less redundancy, lambda {self.mix_lambda:g}")
         kind = f"{self.kind}({self.window_queries})" if self.window_queries else self.kind

@@ -20,7 +20,7 @@ import torch
 
 from vtoken.base.arrays import Ints, Ragged
 from vtoken.core.protocol.mirror import Mirror
-from vtoken.policies.signals import SIMILAR, Signal
+from vtoken.policies.signals import SIMILAR, AnchoredKeyKind, Signal
 from vtoken.vllm.drafts import NO_DRAFTS
 from vtoken.vllm.worker.heads import RankHeads
 from vtoken.vllm.worker.limits import MAX_LOGITS
@@ -254,11 +254,14 @@ def key_values(
     layers: Mapping[int, torch.Tensor],
     num_heads: int,
     heads: RankHeads = ALL_HEADS,
+    anchors: dict[int, torch.Tensor] | None = None,
+    num_new: int = 0,
 ) -> torch.Tensor:
     """A rank's part [P, n] of a key signal of the tokens in `slots` [n], the input of `folded`.
 
     `layers`: the keys [N, S, Hkv, D] of this stage's layers, by their index in the signal's.
-    `num_heads`: query heads of this rank.
+    `num_heads`: query heads of this rank. `anchors` as in `SeenKeys`: the newest `num_new` tokens
+    are added to them; None: the anchor is that of the tokens in `slots`.
     """
     use_max = signal.over_heads == "max"
     empty = float("-inf") if use_max else 0.0
@@ -268,8 +271,13 @@ def key_values(
         return parts
     divisor = divisor_of(signal, heads, num_heads)
     for number, layer in layers.items():
-        values = _by_head(signal, slots, layer)
-        num_kv_heads = values.shape[1]
+        num_kv_heads = layer.shape[2]
+        anchor = None
+        if anchors is not None:
+            if number not in anchors:
+                anchors[number] = torch.zeros(num_kv_heads, layer.shape[3], device=slots.device)
+            anchor = anchors[number]
+        values = _by_head(signal, slots, layer, anchor, num_new)
         if own is not None:
             values = _pick(values, [head * num_kv_heads // num_heads for head in own], dim=1)
         part = parts[number if signal.parts > 1 else 0]
@@ -281,17 +289,30 @@ def key_values(
     return parts
 
 
-def _by_head(signal: Signal, slots: torch.Tensor, layer: torch.Tensor) -> torch.Tensor:
-    """The key signal [n, Hkv] of each KV head of `layer` [N, S, Hkv, D].
+def _by_head(
+    signal: Signal,
+    slots: torch.Tensor,
+    layer: torch.Tensor,
+    anchor: torch.Tensor | None,
+    num_new: int,
+) -> torch.Tensor:
+    """The key signal [n, Hkv] of each KV head of `layer` [N, S, Hkv, D]. Adds the newest `num_new`
+    tokens to the `anchor` [Hkv, D], if there is one.
 
     As many heads at once as have `MAX_KEYS` keys of all heads, and at least one.
     """
-    num_kv_heads = layer.shape[2]
+    kind, num_kv_heads = signal.definition, layer.shape[2]
     at_once = max(1, MAX_KEYS * num_kv_heads // len(slots))
-    found = [
-        signal.definition.numbers(gather_keys(heads, slots).transpose(0, 1))
-        for heads in layer.split(at_once, dim=2)
-    ]
+    found = []
+    for first in range(0, num_kv_heads, at_once):
+        heads = slice(first, first + at_once)
+        keys = gather_keys(layer[:, :, heads], slots).transpose(0, 1)
+        if anchor is None:
+            found.append(kind.numbers(keys))
+            continue
+        assert isinstance(kind, AnchoredKeyKind)
+        anchor[heads] += kind.summands(keys[:, len(slots) - num_new :]).sum(dim=1)
+        found.append(kind.against(keys, anchor[heads]))
     return torch.cat(found).transpose(0, 1)
 
 

@@ -160,8 +160,12 @@ class RequestedScores:
                 ids, slots = mirror.live()
                 self._owners[key] = ids, mirror.num_tokens
                 layers = {i: keys(n) for i, n in self._stages.own_layers(key[1]).items()}
+                anchors, num_new = None, 0
+                if key[1].anchor == "seen":
+                    seen = mirror.seen[key[1]]
+                    anchors, num_new = seen.anchors, seen.advance(ids, mirror.num_tokens)
                 self._parts[key] = key_values(
-                    key[1], self._upload(slots), layers, num_heads, ranks.heads
+                    key[1], self._upload(slots), layers, num_heads, ranks.heads, anchors, num_new
                 )
         for key, slots in self._slots.items():
             own = [keys(layer) for layer in self._stages.own_layers(key[1]).values()]

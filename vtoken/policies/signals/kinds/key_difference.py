@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vtoken.base.arrays import namespace
-from vtoken.policies.signals.kind import Array, KeyKind, register
+from vtoken.policies.signals.kind import AnchoredKeyKind, Array, register
 
 
 def unit(keys: Array) -> Array:
@@ -13,14 +13,15 @@ def unit(keys: Array) -> Array:
 
 
 @register
-class KeyDifference(KeyKind):
-    """-cos(k_t, mean of k / |k| over the live tokens)."""
+class KeyDifference(AnchoredKeyKind):
+    """-cos(k_t, mean of k / |k| over the tokens of the anchor)."""
 
     name = "key_difference"
     summary = "minus the cosine of its key and the mean of the normalised keys"
     depth_percent = 47
 
-    def numbers(self, values: Array) -> Array:
-        xp, keys = namespace(values), unit(values)
-        anchor = unit(xp.mean(keys, axis=-2, keepdims=True))
-        return -xp.sum(keys * anchor, axis=-1)
+    def summands(self, keys: Array) -> Array:
+        return unit(keys)
+
+    def against(self, keys: Array, anchor: Array) -> Array:
+        return -namespace(keys).sum(unit(keys) * unit(anchor)[..., None, :], axis=-1)
