@@ -14,7 +14,9 @@ from tests.support import plain_signals
 from vtoken.policies.signals import (
     WARM_QUERIES,
     Accumulator,
+    AnchoredKeyKind,
     KeyKind,
+    SeenKeys,
     Signal,
     by_id,
     make_accumulator,
@@ -179,6 +181,38 @@ def test_numbers_of_keys_are_those_of_plain_python(name: str) -> None:
     keys = np.random.default_rng(0).normal(size=(3, 20, 8)).astype(np.float32)
     expected = [plain_signals.of_keys(name, head) for head in keys]
     np.testing.assert_allclose(BUILT_IN[name].numbers(keys), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_anchor_can_be_made_of_other_keys_than_those_compared_with_it() -> None:
+    keys = np.random.default_rng(1).normal(size=(3, 20, 8)).astype(np.float32) + 0.5
+    seen, kind = keys[:, :13], BUILT_IN["key_difference"]
+    assert isinstance(kind, AnchoredKeyKind)
+    found = kind.against(keys, kind.summands(seen).sum(axis=1))
+    expected = [plain_signals.of_keys(kind.name, *heads) for heads in zip(keys, seen, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("readings", "new"),
+    [
+        ([([0, 1, 2], 3), ([0, 1, 2, 3], 4)], [3, 1]),
+        ([([0, 1, 2], 3), ([0, 2, 3, 4], 5)], [3, 2]),
+        ([([0, 1, 2], 3), ([0, 5], 7)], [3, 1]),
+        ([([0, 1, 2], 3), ([0, 1], 3), ([4], 5)], [3, 0, 1]),
+    ],
+    ids=["one came", "one died", "some came and died", "none came"],
+)
+def test_a_reading_adds_the_tokens_that_came_since(readings: Any, new: list[int]) -> None:
+    seen = SeenKeys()
+    assert [seen.advance(np.array(ids), num_tokens) for ids, num_tokens in readings] == new
+
+
+def test_only_a_signal_of_a_kind_with_an_anchor_names_one() -> None:
+    assert "anchor of all tokens seen" in str(Signal("key_difference", anchor="seen"))
+    assert "anchor" not in str(Signal("key_difference"))
+    for kind, anchor in (("key_norm", "seen"), ("attention_last", "seen"), ("key_difference", "x")):
+        with pytest.raises(ValueError, match="anchor"):
+            Signal(kind, anchor=anchor)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- neighbours

@@ -25,14 +25,17 @@ def of_queries(kind: str, got: Sequence[float], seen: Sequence[int]) -> float:
     }[kind]
 
 
-def of_keys(kind: str, keys: Any) -> Any:
-    """The numbers [n] of the keys [n, D] of one head."""
+def of_keys(kind: str, keys: Any, seen: Any = None) -> Any:
+    """The numbers [n] of the keys [n, D] of one head; `seen` [m, D]: those that an anchor is made
+    of, by default `keys`.
+    """
     keys = np.asarray(keys, dtype=np.float64)
     norms = np.sqrt((keys**2).sum(axis=1))
     if kind == "key_norm":
         return -norms
     assert kind == "key_difference"
-    mean = sum(key / norm for key, norm in zip(keys, norms, strict=True)) / len(keys)
+    seen = keys if seen is None else np.asarray(seen, dtype=np.float64)
+    mean = sum(key / np.sqrt(key @ key) for key in seen) / len(seen)
     return np.array([-(key @ mean) for key in keys]) / (norms * np.sqrt(mean @ mean))
 
 

@@ -39,6 +39,7 @@ SIGNALS = {
     ),
     "d": (
         Signal("key_difference", layers=TWO),
+        Signal("key_difference", 0, "max", layers=TWO, anchor="seen"),
         Signal("attention_last", 0, "max", "max", "max", 3, TWO),
         Signal("key_norm", layers=ONE, heads=(3,)),
         Signal("attention_window", 6, pool="max", pool_radius=1, layers=TWO, mix_lambda=0.1),

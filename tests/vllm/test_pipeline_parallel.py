@@ -250,6 +250,7 @@ MORE_SCORES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "maxima over stages": ("tova", MAXIMA, {"layers": [0, 3]}),
     "rows of the first stage alone": ("tova", {"heads": "max"}, {"layers": [0, 1]}),
     "keys over stages": ("knorm", MAXIMA, {"layers": [0, 2]}),
+    "keys seen over stages": ("keydiff", {**MAXIMA, "anchor": "seen"}, {"layers": [0, 2]}),
     "redundancy over stages": ("r_kv", R_KV, {"layers": [0, 2]}),
 }
 CASES = {**SCORES, **MORE_SCORES} if os.environ.get("VTOKEN_ALL_MODELS") else SCORES

@@ -4,6 +4,7 @@ parts that tensor-parallel ranks hold.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from tests.support import plain_signals
-from vtoken.core.protocol.mirror import Mirrors
+from vtoken.core.protocol.mirror import BlockTables, Mirrors
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
 from vtoken.policies.signals import pooled as pooled_on_host
@@ -68,7 +69,9 @@ class Memory:
 
     def keys_of(self, signal: Signal, heads: RankHeads) -> torch.Tensor:
         layers = {i: mine_of_keys(self.keys[layer], heads) for i, layer in enumerate(signal.layers)}
-        return key_values(signal, self.slots, layers, HEADS // heads.num_ranks, heads)
+        anchors: Any = {} if signal.anchor == "seen" else None
+        num_heads = HEADS // heads.num_ranks
+        return key_values(signal, self.slots, layers, num_heads, heads, anchors, LIVE)
 
     def redundancy_of(self, signal: Signal, heads: RankHeads) -> torch.Tensor:
         layers = [mine_of_keys(self.keys[layer], heads) for layer in signal.layers]
@@ -118,13 +121,15 @@ def expected_rows(memory: Memory, signal: Signal, num_new: int) -> torch.Tensor:
     return rows[-signal.num_rows(num_new) :]
 
 
-def expected_keys(memory: Memory, signal: Signal) -> torch.Tensor:
+def expected_keys(memory: Memory, signal: Signal, seen: torch.Tensor | None = None) -> torch.Tensor:
+    """`seen`: the slots of the tokens that the anchor is made of, by default the live ones."""
     of_layers = []
     for layer in signal.layers:
         key, of_heads = memory.flat(layer), []
+        anchors = key if seen is None else memory.keys[layer].flatten(0, 1)[seen].double()
         for head in signal.heads or range(HEADS):
-            own = key[:, head * KV_HEADS // HEADS]
-            of_heads.append(torch.from_numpy(plain_signals.of_keys(signal.kind, own.numpy())))
+            of_head = [k[:, head * KV_HEADS // HEADS].numpy() for k in (key, anchors)]
+            of_heads.append(torch.from_numpy(plain_signals.of_keys(signal.kind, *of_head)))
         of_layers.append(over(of_heads, signal.over_heads))
     return over(of_layers, signal.over_layers)
 
@@ -146,7 +151,9 @@ def signals(kind: Any, window: int = 0) -> list[Signal]:
 
 
 ROWS = signals("attention_window", 3) + signals("attention_sum")
-KEYS = signals("key_norm") + signals("key_difference")
+LIVE_KEYS = signals("key_norm") + signals("key_difference")
+SEEN_KEYS = [replace(signal, anchor="seen") for signal in signals("key_difference")]
+KEYS = LIVE_KEYS + SEEN_KEYS
 MIXED = [
     Signal("attention_window", 3, layers=layers, heads=heads, mix_lambda=0.1)
     for layers in ((1,), (0, 2))
@@ -187,6 +194,43 @@ def test_key_signals_are_those_of_the_definition(signal: Signal) -> None:
     found = folded(signal, memory.keys_of(signal, RankHeads()))
     expected = expected_keys(memory, signal)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads_at_once", [1, KV_HEADS])
+@pytest.mark.parametrize("signal", SEEN_KEYS, ids=str)
+def test_an_anchor_of_all_tokens_seen_keeps_those_that_died(
+    signal: Signal, heads_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read 12 tokens; then two died and six came; then one died; then the request starts anew."""
+    monkeypatch.setattr(probing, "MAX_KEYS", 1 if heads_at_once == 1 else 4096)
+    memory, num_tokens = Memory(), 18
+    slots = memory.slots[:num_tokens]
+    mirrors = Mirrors.of({"a": slots.numpy()})
+    scores = HostScores(memory.keys.__getitem__, HEADS)
+    plan = StepPlan(0)
+    plan.want_scores = (("a", signal),)
+
+    def read(dead: list[int], num: int) -> torch.Tensor:
+        columns, first = mirrors.columns, int(mirrors.columns.first_token[mirrors["a"].row])
+        columns.slots[first : first + num] = slots[:num].numpy()
+        columns.slots[[first + token for token in dead]] = -1
+        columns.num_tokens[mirrors["a"].row] = num
+        columns.num_live[mirrors["a"].row] = num - len(dead)
+        found = scores.finish([], plan, mirrors, Ranks())()["a", signal]
+        alive = [token for token in range(num) if token not in dead]
+        memory.slots = slots[alive]
+        return torch.from_numpy(found[alive]).double()
+
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    for dead, num in (([], 12), ([2, 7], num_tokens), ([2, 7, 11], num_tokens)):
+        found = read(dead, num)
+        torch.testing.assert_close(found, expected_keys(memory, signal, slots[:num]), **close)
+    assert float((found - expected_keys(memory, signal)).abs().max()) > 1e-3
+    mirrors.drop(["a"])
+    mirrors.place(["a"], np.array([num_tokens]), S, BlockTables.of([[1, 2, 3, 4, 5]]))
+    slots = torch.arange(S, S + num_tokens)
+    found = read([2], num_tokens)
+    torch.testing.assert_close(found, expected_keys(memory, signal), **close)
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 4, 64])

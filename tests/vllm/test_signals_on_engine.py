@@ -54,6 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "knorm, maxima": ("knorm", MAXIMA),
     "keydiff": ("keydiff", {"heads": "mean", "pool_radius": 0}),
     "keydiff, maximum over heads": ("keydiff", {"heads": "max", "pool_radius": 1}),
+    "keydiff, all tokens seen": ("keydiff", {"heads": "mean", "anchor": "seen"}),
     "a signal of another package": ("least_attention", {}),
 }
 PROBES: dict[str, dict[str, Any]] = {
@@ -187,6 +188,7 @@ class Plain:
         self.keys: dict[int, dict[int, float]] = {}  # length -> token -> number
         self.live: dict[int, list[int]] = {}
         self.redundancy: dict[int, dict[int, float]] = {}  # length -> token -> redundancy
+        self.seen: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)  # layer, KV head
 
     def add(self, forward: Forward) -> None:
         signal, live = self.signal, forward.live
@@ -197,11 +199,22 @@ class Plain:
             keys = forward.keys[layer]
             return [keys[head * len(keys) // num_heads] for head in heads]
 
+        def seen_of(layer: int) -> list[Any]:
+            if signal.anchor == "live":
+                return [None] * len(heads)
+            num_kv_heads = len(forward.keys[layer])
+            return [np.array(self.seen[layer, h * num_kv_heads // num_heads]) for h in heads]
+
+        for layer, keys in forward.keys.items():
+            for head, key in enumerate(keys):
+                self.seen[layer, head] += [*key[len(key) - forward.appended :]]
+
         self.live[live[-1] + 1] = live
         of_layers = []
         for layer in signal.layers:
             if signal.of_keys:
-                found = [of_keys(signal.kind, key.numpy()) for key in keys_of(layer)]
+                read = zip(keys_of(layer), seen_of(layer), strict=True)
+                found = [of_keys(signal.kind, key.numpy(), seen) for key, seen in read]
                 values = [torch.from_numpy(each) for each in found]
             else:
                 values = [forward.attentions[layer][head] for head in heads]

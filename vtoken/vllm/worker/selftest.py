@@ -13,6 +13,7 @@ names the case, and the engine does not start. Uses one attention layer and no s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from vtoken.base.arrays import Ints
 from vtoken.base.errors import SelfTestError
 from vtoken.core.protocol.mirror import Mirrors
 from vtoken.core.protocol.step import StepPlan
-from vtoken.policies.signals import Signal, redundancy
+from vtoken.policies.signals import AnchoredKeyKind, Signal, redundancy
 from vtoken.policies.signals.kind import kinds
 from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath, Read
 from vtoken.vllm.worker.probe import ProbedRequest
@@ -182,4 +183,9 @@ def _one_query_signals(layers: tuple[int, ...]) -> list[Signal]:
     """A signal of every kind that needs no more than one probed query."""
     windows = {name: int(kind.queries == "window") for name, kind in kinds().items()}
     signals = [Signal(name, window, layers=layers) for name, window in windows.items()]
+    signals += [
+        replace(signal, anchor="seen")
+        for signal in signals
+        if isinstance(signal.definition, AnchoredKeyKind)
+    ]
     return [signal for signal in signals if signal.warm_queries <= 1]
