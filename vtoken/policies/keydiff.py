@@ -1,7 +1,10 @@
 """KeyDiff: tokens whose keys resemble the average key are the least useful (arXiv 2504.15364).
 
-The paper's form takes the mean over heads, ranks each token alone and keeps no window: `heads`
-"mean", `pool_radius` 0, `recent` 1.
+The paper's form takes the mean over heads, ranks each token alone, keeps no window and averages the
+keys of the live tokens: `heads` "mean", `pool_radius` 0, `recent` 1, `anchor` "live".
+
+The default is the average of every token seen. A cut removes what resembles the average, so that of
+the live tokens moves towards what is left, and the next cut ranks by it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from vtoken.policies.base import (
 from vtoken.policies.signals import Anchor, Signal
 
 AnchorChoice = Annotated[
-    Anchor, Meta(description="average key of the tokens live now, or of every token seen so far")
+    Anchor, Meta(description="whose average key: of the live tokens, or of every token seen so far")
 ]
 
 
@@ -29,7 +32,7 @@ class KeyDiffParams(LowestScoresParams, frozen=True):
     recent: Recent = 16
     heads: Heads = "max"
     pool_radius: PoolRadius = 3
-    anchor: AnchorChoice = "live"
+    anchor: AnchorChoice = "seen"
 
 
 @register

@@ -17,7 +17,7 @@ INTERVAL_TOKENS = 8
 PAPER_PARAMS: dict[str, dict[str, Any]] = {
     "fastgen": {"queries": 512},
     "h2o": {"recent_ratio": 0.5, "sinks": 0, "pool_radius": 0},
-    "keydiff": {"recent": 1, "heads": "mean", "pool_radius": 0},
+    "keydiff": {"recent": 1, "heads": "mean", "pool_radius": 0, "anchor": "live"},
     "knorm": {"recent": 1, "pool_radius": 0},
     "r_kv": {"window": 8, "mix_lambda": 0.1, "pool": "max", "pool_radius": 3},
     "scissorhands": {"history_queries": 400},
