@@ -12,7 +12,7 @@ import pytest
 from vtoken.core.config.values import default_config, merge_patch
 from vtoken.wire import ConfigValues
 from vtoken_bench.code import commit
-from vtoken_bench.evaluation import capacity, curve, frontier, memory, stability
+from vtoken_bench.evaluation import capacity, curve, frontier, memory, relocation, stability
 from vtoken_bench.evaluation.command import EXPERIMENTS, is_new, repeats_of
 from vtoken_bench.evaluation.points import (
     Comparison,
@@ -274,6 +274,44 @@ def test_memory_claims_are_against_naive_evict_of_the_same_repeat() -> None:
     row = result.tables[0].rows[-1]
     assert row[0] == f"h2o, {DEFAULTS}"
     assert row[-1] == "no"  # other tokens than naive-evict's
+
+
+def reclaiming(variant: str, seconds: float, moved_tokens: int, copy_us: int) -> Run:
+    return run(
+        {"clients": 8, "variant": variant},
+        steps=100,
+        seconds=seconds,
+        tokens=800,
+        plan_us=2_000,
+        copy_us=copy_us,
+        pack_us=1_000,
+        hook_seconds={"scheduler": 0.005, "worker": 0.010},
+        step_ms={"p50": 8.0},
+        itl_ms={"p95": 10.0 * seconds},
+        relocations=moved_tokens // 4,
+        moved_tokens=moved_tokens,
+        block_size=32,
+    )
+
+
+def test_the_cost_of_reclaiming_is_shown_by_part_and_by_copied_token() -> None:
+    result = new_result("evaluation-relocation", "make bench-evaluation", {})
+    runs = [reclaiming(NAIVE, 2.0, 0, 0), reclaiming(PAPER, 1.0, 200, 4_000)]
+    relocation.report(result, "demo", runs)
+    parts, copies = result.tables
+    assert parts.rows == [
+        [f"8, {NAIVE}", "8.00", "20.0", "0.00", "10.0", "30.0", "100", "0.80"],
+        [f"8, {PAPER}", "8.00", "20.0", "40.0", "10.0", "30.0", "60.0", "1.60"],
+    ]
+    assert copies.rows == [
+        [f"8, {NAIVE}", "0.00", "0.00", None, None, None, None],
+        [f"8, {PAPER}", "50.0", "200", "20.0", "640", "2.00", "0.50"],
+    ]
+    assert {claim.what: claim.value for claim in result.claims} == {
+        f"8, {PAPER}: tok/s against naive-evict": 2.0,
+        f"8, {PAPER}: p95 between tokens against naive-evict": 0.5,
+    }
+    assert [len(panel.bars) for panel in result.charts[0].panels] == [5]
 
 
 def outputs(variant: str, *output_ids: list[int], dtype: str = "float32") -> Run:
