@@ -56,7 +56,7 @@ SOCKET_NAME = "owner"
 TICK_S = 0.25  # between two looks at the lock
 PAUSE_S = 0.05  # between two attempts to reach an owner
 HANDOVER_S = 15.0
-ANSWER_S = 60.0  # the longest that an answer takes to begin
+ANSWER_S = 60.0  # the longest that an answer takes to begin, with the first piece of its body
 RETRY_S = 5.0  # after an error of this process
 HEALTH_S = 1.0  # between two questions for the owner's health
 CHANGE_HEADER = b"x-vtoken-change"
@@ -134,8 +134,8 @@ class Member:
             await line.send(call)
             async with asyncio.timeout(ANSWER_S):
                 head: Answer = await line.receive(Answer)
-            assert isinstance(head, Head)
-            piece: Answer = await line.receive(Answer)
+                assert isinstance(head, Head)
+                piece: Answer = await line.receive(Answer)
             begun = True
             await send({"type": "http.response.start", **structs.asdict(head)})
             while isinstance(piece, Piece):
