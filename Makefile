@@ -43,7 +43,7 @@ test-fast: $(SETUP) ## tests without engine and torch, in less than two minutes 
 
 test-gpu: $(SETUP) ## the tests that need a CUDA device [JOBS=4]
 	@rm -f .bench/gpu/tests.xml
-	@$(BIN)/pytest tests/gpu -n $(or $(JOBS),4) --junitxml=.bench/gpu/tests.xml $(ARGS)
+	@$(BIN)/pytest tests/gpu -n $(or $(JOBS),4) --dist loadgroup --junitxml=.bench/gpu/tests.xml $(ARGS)
 
 test-models: $(SETUP) ## every model and arrangement of docs/models.md and docs/deploy.md, on the engine
 	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py tests/vllm/test_hybrids.py \

@@ -1,8 +1,8 @@
 """vToken's engine on CUDA: the same tokens whatever reclamation does, with graphs and without.
 
-float32 with the Triton backend and greedy decoding: only the placement differs, and its rounding is
-far below the distance between the best two tokens. The cache size is fixed, so that several engines
-fit one device; equal runs are made once a process.
+float32 with the Triton backend and greedy decoding: only the placement differs, which changes no
+bit. The cache size is fixed, so that several engines fit one device. Stock vLLM is one process; an
+engine with vToken goes from one configuration to the next, with an empty prefix cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,48 +19,71 @@ import pytest
 pytest.importorskip("vllm")
 
 SCRIPT = """
-import json, sys
+import json, os, sys
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 from vtoken.vllm import engine_args
 from vllm import LLM, SamplingParams
 
-model, config, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
-extra = {} if config is None else engine_args(
-    config | {"verify_ratio": 0.5}, experimental_cuda=True, check_every_step=True
+model, configs, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+extra = {} if configs is None else engine_args(
+    {"verify_ratio": 0.5}, experimental_cuda=True, check_every_step=True
 )
 llm = LLM(model, dtype="float32", max_model_len=1024, block_size=16, seed=0,
           num_gpu_blocks_override=512, kv_cache_memory_bytes=64 << 20, gpu_memory_utilization=0.05,
           attention_backend="TRITON_ATTN", **options, **extra)
+scheduler = llm.llm_engine.engine_core.engine_core.scheduler
 prompts = [{"prompt_token_ids": [(7 * i + j) % 120 + 3 for j in range(60 + 40 * i)]}
            for i in range(6)]
 params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-tokens = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+found = {}
+for name, config in (configs or {"stock": None}).items():
+    counted = {}
+    if config is not None:
+        scheduler.vtoken_controller.patch_config(config, actor="test")
+        before = scheduler.vtoken.counters
+        before = (before.tokens.evicted, before.reclamation.moved_tokens)
+    assert llm.reset_prefix_cache()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    found[name] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
+    if config is not None:
+        after = scheduler.vtoken.counters
+        found[name]["evicted"] = after.tokens.evicted - before[0]
+        found[name]["moved"] = after.reclamation.moved_tokens - before[1]
 print()
-print(json.dumps(tokens))
+print(json.dumps(found))
 """
 POLICIES = ("streaming_llm", "h2o", "scissorhands", "keydiff")
-EVICTING = {
-    "policy": {"name": "streaming_llm"},
+EVICTING: dict[str, Any] = {
     "budget_tokens": 64,
     "interval_tokens": 16,
     "evict_when": "always",
+    "reclamation": "auto",
+    "recycle": True,
+    "theta_f": 0.25,
+    "low_watermark_blocks": 64,
 }
-NAIVE = EVICTING | {"reclamation": "off"}
-EAGER = EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 500}
-EAGERLY: dict[str, Any] = {"enforce_eager": True}
+WAYS = {
+    "naive": EVICTING | {"reclamation": "off"},
+    "relocated": EVICTING | {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 500},
+    "recycled": EVICTING,
+}
+CONFIGS: dict[str, Any] = {"dense": {"policy": {"name": "none"}}}
+CONFIGS |= {
+    f"{policy}, {way}": config | {"policy": {"name": policy}}
+    for policy in POLICIES
+    for way, config in WAYS.items()
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "graphs": {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]}},
+    "eager": {"enforce_eager": True},
+}
 
 
-def generate(model: Path, config: Any, options: dict[str, Any]) -> Any:
-    return _generate(model, json.dumps(config), json.dumps(options))
-
-
-@cache
-def _generate(model: Path, config: str, options: str) -> Any:
-    environment = {**os.environ}
-    if config == "null":
-        environment.pop("VTOKEN_ENABLED", None)
+def generate(model: Path, configs: dict[str, Any] | None, options: dict[str, Any]) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(model), config, options],
-        env=environment,
+        [sys.executable, "-c", SCRIPT, str(model), json.dumps(configs), json.dumps(options)],
+        env=os.environ | {"VTOKEN_ENABLED": "0" if configs is None else "1"},
         capture_output=True,
         text=True,
         timeout=280,
@@ -71,17 +93,32 @@ def _generate(model: Path, config: str, options: str) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_without_eviction_the_tokens_are_stock_vllms(demo_model: Path) -> None:
-    assert generate(demo_model, {}, {}) == generate(demo_model, None, {})
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(options, id=name, marks=pytest.mark.xdist_group(name))
+        for name, options in OPTIONS.items()
+    ],
+)
+def options(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
-@pytest.mark.parametrize("options", [{}, EAGERLY], ids=["graphs", "eager"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_reclamation_changes_no_token(
-    demo_model: Path, options: dict[str, Any], policy: str
+@pytest.fixture(scope="module")
+def runs(demo_model: Path, options: dict[str, Any]) -> Any:
+    return generate(demo_model, CONFIGS, options)
+
+
+def test_without_eviction_the_tokens_are_stock_vllms(
+    demo_model: Path, options: dict[str, Any], runs: Any
 ) -> None:
-    chosen = {"policy": {"name": policy}}
-    naive = generate(demo_model, NAIVE | chosen, options)
-    assert generate(demo_model, EAGER | chosen, options) == naive
-    assert generate(demo_model, EVICTING | chosen, options) == naive
-    assert naive != generate(demo_model, {}, options)  # eviction does change them
+    assert runs["dense"]["tokens"] == generate(demo_model, None, options)["stock"]["tokens"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_reclamation_changes_no_token(runs: Any, policy: str) -> None:
+    naive, relocated, recycled = (runs[f"{policy}, {way}"] for way in WAYS)
+    assert relocated["tokens"] == naive["tokens"]
+    assert recycled["tokens"] == naive["tokens"]
+    assert naive["tokens"] != runs["dense"]["tokens"]  # eviction does change them
+    assert naive["evicted"] and relocated["moved"] and not naive["moved"]

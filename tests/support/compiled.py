@@ -28,9 +28,9 @@ LOGITS = {"query": "*bf16", "key": "*bf16", "table": INTS, "queries": INTS, "tab
 LOGITS |= {"seq_lens": INTS, "logits": FLOATS, "tile_max": FLOATS, "tile_sum": FLOATS}
 LOGITS |= {"scale": "fp32", "soft_cap": "fp32", "query_row": INT, "key_slot": INT}
 LOGITS |= {"key_head": INT, "table_row": INT, "width": INT, "tiles": INT}
-SUM = {"logits": FLOATS, "tile_max": FLOATS, "tile_sum": FLOATS, "seq_lens": INTS}
-SUM |= {"sinks": FLOATS, "scores": FLOATS, "chosen": INTS, "num_chosen": INT, "divisor": "fp32"}
-SUM |= {"score_row": INT, "width": INT, "tiles": INT}
+NORM = {"tile_max": FLOATS, "tile_sum": FLOATS, "sinks": FLOATS, "norms": FLOATS, "tiles": INT}
+SUM = {"logits": FLOATS, "norms": FLOATS, "seq_lens": INTS, "scores": FLOATS, "chosen": INTS}
+SUM |= {"num_chosen": INT, "divisor": "fp32", "score_row": INT, "width": INT}
 COPY = {"bases": "*i64", "source": "*i64", "destination": "*i64", "num_tokens": INT}
 COPY |= {"row_words": INT}
 STRIDES = ("row_words", "query_row", "key_slot", "key_head")  # multiples of 16 in this model
@@ -77,12 +77,21 @@ CASES = (
         registers=128,
         shared_bytes=48 << 10,
     ),
+    Case(
+        "`_probe_norm_kernel`",
+        kernels._probe_norm_kernel,
+        NORM,
+        {"TILES": kernels.TILES_AT_ONCE},
+        registers=64,
+        shared_bytes=8 << 10,
+    ),
     *(
         Case(
             f"`_probe_sum_kernel`, {name}",
             kernels._probe_sum_kernel,
             SUM,
-            {"HEADS": 32, "TILES": kernels.TILES_AT_ONCE, "TILE": 64, "USE_MAX": name == "maximum"},
+            {"HEADS": 32, "AT_ONCE": kernels.HEADS_AT_ONCE, "TILE": 64}
+            | {"USE_MAX": name == "maximum"},
             registers=64,
             shared_bytes=8 << 10,
         )

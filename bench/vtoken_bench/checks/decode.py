@@ -1,4 +1,4 @@
-"""A small paged decode attention in Triton, measured if no serving kernel is installed.
+"""A small paged decode attention in Triton, measured also where no serving kernel is installed.
 
 One query a request, with a block lookup for every token, like vLLM's Triton attention. Split over
 the context; the parts are merged in torch. Never used for serving.

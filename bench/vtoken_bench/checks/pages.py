@@ -14,12 +14,19 @@ from vtoken.vllm.cuda.layout import page_view
 from vtoken_bench.checks.cases import Shape, blocks_of, oracle, scatter, slots_of
 from vtoken_bench.checks.measure import ceiling_gbs, facts, gbs, median_us, share
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Call = Callable[[], torch.Tensor]
+Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Call]
 HOPPER = 9  # compute capability; FlashAttention 3 is built for no other
 REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError)  # errors of a refusing kernel
 
 
-def flash_attention_3() -> Attend | None:
+def stand_in() -> Prepare:
+    from vtoken_bench.checks.decode import paged_decode
+
+    return partial(partial, paged_decode)
+
+
+def flash_attention_3() -> Prepare | None:
     """FlashAttention 3 of vLLM, or of the flash-attn-3 wheel; None when neither is installed."""
     try:
         function: Any = import_module("vllm.vllm_flash_attn").flash_attn_varlen_func
@@ -31,43 +38,97 @@ def flash_attention_3() -> Attend | None:
         except ImportError:
             return None
 
-    def attend(
+    def prepare(
         query: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lens: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Call:
         key, value = cache.transpose(1, 2).split(query.shape[2], dim=-1)
         if not of_vllm:
-            out: torch.Tensor = function(
-                query[:, None], key, value, cache_seqlens=lens, page_table=table, causal=True
+            call = partial(
+                function, query[:, None], key, value, cache_seqlens=lens, page_table=table
             )
-            return out.flatten(0, 1)
-        starts = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
-        varlen: torch.Tensor = function(
+            return lambda: call(causal=True).flatten(0, 1)
+        return partial(
+            function,
             q=query,
             k=key,
             v=value,
             max_seqlen_q=1,
-            cu_seqlens_q=starts,
+            cu_seqlens_q=_starts(query),
             max_seqlen_k=table.shape[1] * key.shape[1],
             seqused_k=lens,
             block_table=table,
             causal=True,
             fa_version=3,
         )
-        return varlen
 
-    return attend
+    return prepare
 
 
-def kernels() -> dict[str, Attend]:
+def triton_attention() -> Prepare | None:
+    """vLLM's Triton attention, with its backend's scratch and thresholds; None without vLLM."""
+    try:
+        backend: Any = import_module("vllm.v1.attention.backends.triton_attn")
+    except ImportError:
+        return None
+
+    def prepare(
+        query: torch.Tensor, cache: torch.Tensor, table: torch.Tensor, lens: torch.Tensor
+    ) -> Call:
+        requests, heads, dim = query.shape
+        key, value = cache.transpose(1, 2).split(dim, dim=-1)
+        few = backend.MIN_LAUNCH_GRID_SIZE_2D // key.shape[2]  # requests; else no split is needed
+        segments = backend.NUM_PAR_SOFTMAX_SEGMENTS
+        parts = torch.empty((few, heads, segments, dim), device=query.device)
+        scales = torch.ones((requests, key.shape[2]), device=query.device)
+        out = torch.empty_like(query)
+        attend = partial(
+            backend.unified_attention,
+            q=query,
+            k=key,
+            v=value,
+            out=out,
+            cu_seqlens_q=_starts(query),
+            max_seqlen_q=1,
+            seqused_k=lens,
+            max_seqlen_k=table.shape[1] * key.shape[1],
+            softmax_scale=dim**-0.5,
+            causal=True,
+            window_size=(-1, -1),
+            block_table=table,
+            softcap=0,
+            q_descale=None,
+            k_descale=scales,
+            v_descale=scales,
+            seq_threshold_3D=few,
+            num_par_softmax_segments=segments,
+            softmax_segm_output=parts,
+            softmax_segm_max=torch.empty_like(parts[..., 0]),
+            softmax_segm_expsum=torch.empty_like(parts[..., 0]),
+        )
+
+        def call() -> torch.Tensor:
+            attend()
+            return out
+
+        return call
+
+    return prepare
+
+
+def _starts(query: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
+
+
+def kernels() -> dict[str, Prepare]:
     """The installed attention kernels by name."""
-    from vtoken_bench.checks.decode import paged_decode
-
-    found: dict[str, Attend] = {"triton stand-in": paged_decode}
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == HOPPER
-    flash = flash_attention_3() if hopper else None
-    if flash is not None:
-        found["flash attention 3"] = flash
-    return found
+    cuda = torch.cuda.is_available()
+    hopper = cuda and torch.cuda.get_device_capability()[0] == HOPPER
+    found = {
+        "triton stand-in": stand_in(),
+        "vLLM's triton": triton_attention() if cuda else None,
+        "flash attention 3": flash_attention_3() if hopper else None,
+    }
+    return {name: prepare for name, prepare in found.items() if prepare is not None}
 
 
 def run(
@@ -86,10 +147,10 @@ def run(
     ceiling = ceiling_gbs(device)
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    for name, attend in kernels().items():
+    for name, prepare in kernels().items():
         try:
             for batch, context in product(batches, contexts):
-                rows.append(_case(name, attend, batch, context, shape, device, ceiling))
+                rows.append(_case(name, prepare, batch, context, shape, device, ceiling))
         except REFUSALS as error:
             failed[name] = f"{type(error).__name__}: {error}"
     return {
@@ -103,7 +164,7 @@ def run(
 
 def _case(
     kernel: str,
-    attend: Attend,
+    prepare: Prepare,
     batch: int,
     context: int,
     shape: Shape,
@@ -122,7 +183,8 @@ def _case(
         "page 1, blocks in order": (page_view(cache), slots),
         "page 1, scattered": (page_view(moved), places),
     }
-    outputs = {name: attend(query, c, table, lens) for name, (c, table) in variants.items()}
+    calls = {name: prepare(query, c, table, lens) for name, (c, table) in variants.items()}
+    outputs = {name: call() for name, call in calls.items()}
     expected = oracle(query[:1], cache, slots[:1]).float()
     first = outputs["page 1, blocks in order"]
     row: dict[str, Any] = {
@@ -134,10 +196,7 @@ def _case(
         "equal_bits_block_size": torch.equal(first, outputs[f"page {size}"]),
     }
     read = batch * context * shape.row_bytes
-    times = {
-        name: median_us(partial(attend, query, c, table, lens), device)
-        for name, (c, table) in variants.items()
-    }
+    times = {name: median_us(call, device) for name, call in calls.items()}
     base = times[f"page {size}"]
     row["us"] = times
     row["ratio_to_block_size"] = {name: share(us, base) for name, us in times.items()}

@@ -77,9 +77,9 @@ def run(
                 "max_error": float(error.abs().max()),
                 "probe_us": us,
             }
-            for name, attend in kernels().items():
+            for name, prepare in kernels().items():
                 try:
-                    attention_us = median_us(partial(attend, query, pages, slots, lens), device)
+                    attention_us = median_us(prepare(query, pages, slots, lens), device)
                 except REFUSALS as error:
                     failed[name] = f"{type(error).__name__}: {error}"
                     continue

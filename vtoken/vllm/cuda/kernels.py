@@ -19,6 +19,7 @@ MAX_WORDS = 2048  # 32-bit words of a row that one program copies at once
 TOKENS_PER_PROGRAM = 4
 MAX_ALIGNMENT = 16  # bytes of the widest load
 TILES_AT_ONCE = 64  # constant, because compiling a kernel for every length would stall the engine
+HEADS_AT_ONCE = 8
 
 
 @triton.jit
@@ -146,11 +147,32 @@ def _probe_logits_kernel(
 
 
 @triton.jit
-def _probe_sum_kernel(
-    logits,
-    tile_max,
+def _probe_norm_kernel(
+    tile_max,  # [R, Hq, tiles]
     tile_sum,
     sinks,  # [Hq] float32: one more logit of every head, -inf for none
+    norms,  # [R, Hq] float32: the logarithm of the sum of exp(logit)
+    tiles,
+    TILES: tl.constexpr,
+):
+    head = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + head
+    top = tl.zeros((1,), dtype=tl.float32) + tl.load(sinks + head)
+    total = tl.full((1,), 1.0, dtype=tl.float32)  # exp(sink - top)
+    for start in range(0, tiles, TILES):  # the first tile has a live token, so top is finite
+        part = start + tl.arange(0, TILES)
+        tops = tl.load(tile_max + row * tiles + part, mask=part < tiles, other=float("-inf"))
+        sums = tl.load(tile_sum + row * tiles + part, mask=part < tiles, other=0.0)
+        higher = tl.maximum(top, tl.max(tops, axis=0))
+        total = total * tl.exp(top - higher) + tl.sum(sums * tl.exp(tops - higher), axis=0)
+        top = higher
+    tl.store(norms + row + tl.arange(0, 1), top + tl.log(total))
+
+
+@triton.jit
+def _probe_sum_kernel(
+    logits,  # [R, Hq, width]
+    norms,  # [R, Hq]
     seq_lens,
     scores,  # [R, n] float32, added to
     chosen,  # [c] int32: heads to aggregate
@@ -158,9 +180,8 @@ def _probe_sum_kernel(
     divisor,
     score_row,
     width,
-    tiles,
     HEADS: tl.constexpr,
-    TILES: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     TILE: tl.constexpr,
     USE_MAX: tl.constexpr,
 ):
@@ -169,21 +190,21 @@ def _probe_sum_kernel(
     token = tile * TILE + tl.arange(0, TILE)
     live = token < length
     total = tl.zeros((TILE,), dtype=tl.float32)
-    for number in range(num_chosen):
-        head = tl.load(chosen + number)
+    for first in range(0, num_chosen, AT_ONCE):
+        number = first + tl.arange(0, AT_ONCE)
+        exists = number < num_chosen
+        head = tl.load(chosen + number, mask=exists, other=0)
         row = request.to(tl.int64) * HEADS + head
-        top = tl.zeros((1,), dtype=tl.float32) + tl.load(sinks + head)
-        norm = tl.full((1,), 1.0, dtype=tl.float32)  # exp(sink - top)
-        for start in range(0, tiles, TILES):  # the first tile has a live token, so top is finite
-            part = start + tl.arange(0, TILES)
-            tops = tl.load(tile_max + row * tiles + part, mask=part < tiles, other=float("-inf"))
-            sums = tl.load(tile_sum + row * tiles + part, mask=part < tiles, other=0.0)
-            higher = tl.maximum(top, tl.max(tops, axis=0))
-            norm = norm * tl.exp(top - higher) + tl.sum(sums * tl.exp(tops - higher), axis=0)
-            top = higher
-        x = tl.load(logits + row * width + token, mask=live, other=float("-inf"))
-        weight = tl.exp(x - top) / norm
-        total = tl.maximum(total, weight) if USE_MAX else total + weight
+        x = tl.load(
+            logits + row[:, None] * width + token[None, :],
+            mask=exists[:, None] & live[None, :],
+            other=float("-inf"),
+        )
+        weight = tl.exp(x - tl.load(norms + row)[:, None])
+        if USE_MAX:
+            total = tl.maximum(total, tl.max(weight, axis=0))
+        else:
+            total += tl.sum(weight, axis=0)
     at = scores + request * score_row + token
     before = tl.load(at, mask=live, other=0.0)
     after = tl.maximum(before, total) if USE_MAX else before + total / divisor
@@ -214,7 +235,7 @@ def probe_scores(
     [T, Hq, D], contiguous in (Hq, D). It reads the `seq_lens[i]` slots in row `rows[i]` of `table`
     [rows, m], in logical order; `key` [slots, H, D]. `sinks` [Hq] float32: the attention sinks,
     -inf for none. `table`, `seq_lens`, `queries`, `rows` and
-    `heads` are int32. Two launches for every chunk of requests with at most `MAX_LOGITS` logits.
+    `heads` are int32. Three launches for every chunk of requests with at most `MAX_LOGITS` logits.
     """
     width = scores.shape[1]
     chunk = max(1, MAX_LOGITS // (query.shape[1] * width))
@@ -286,11 +307,11 @@ def _probe_chunk(
         TILE=tile,
         CAPPED=soft_cap > 0.0,
     )
+    norms = torch.empty((requests, num_heads), dtype=torch.float32, device=query.device)
+    _probe_norm_kernel[(requests, num_heads)](tops, sums, sinks, norms, tiles, TILES=TILES_AT_ONCE)
     _probe_sum_kernel[(requests, tiles)](
         logits,
-        tops,
-        sums,
-        sinks,
+        norms,
         seq_lens,
         scores,
         heads,
@@ -298,9 +319,8 @@ def _probe_chunk(
         float(divisor),
         scores.stride(0),
         width,
-        tiles,
         HEADS=num_heads,
-        TILES=TILES_AT_ONCE,
+        AT_ONCE=HEADS_AT_ONCE,
         TILE=tile,
         USE_MAX=use_max,
     )

@@ -35,6 +35,15 @@ MIX_LAMBDA = 0.5  # weights attention and redundancy equally, so that an error i
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
 
+def tolerance(dtype: torch.dtype, device: torch.device) -> float:
+    """Of attention in `dtype` on `device`, of the largest |output|.
+
+    Triton multiplies float32 on CUDA in TF32, whose fraction has the 10 bits of float16's.
+    """
+    is_tf32 = device.type == "cuda" and dtype == torch.float32
+    return TOLERANCE[torch.float16 if is_tf32 else dtype]
+
+
 class SelfTest:
     """Runs all cases on one data path."""
 
@@ -101,7 +110,7 @@ class SelfTest:
         for number, read in enumerate(reads):
             expected = self._oracle(query[number].float().cpu(), read.slots)
             error = float((found[number] - expected).abs().max())
-            allowed = TOLERANCE[p.dtype] * float(expected.abs().max())
+            allowed = tolerance(p.dtype, p.device) * float(expected.abs().max())
             if not error <= allowed:  # NaN fails here too
                 raise SelfTestError(
                     f"attention over {len(read.slots)} live tokens ({case}, request {number + 1} "

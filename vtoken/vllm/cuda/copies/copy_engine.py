@@ -107,13 +107,13 @@ class CUDACopyEngine:
 
     def _copy(self, source: Ints, destination: Ints) -> None:
         move = self._direct
-        if np.intersect1d(source, destination).size:
+        if np.isin(source, destination).any():
             move = self._gathering
             if len(source) > self._gathering.chunk:
                 raise InvariantViolation(
                     "I4", f"{len(source)} moves overwrite one another's sources"
                 )
-        move(upload(source, self._device), upload(destination, self._device))
+        move(*upload(np.stack([source, destination]), self._device))  # one transfer for both
 
 
 def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
