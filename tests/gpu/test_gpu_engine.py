@@ -90,7 +90,8 @@ def generate(model: Path, configs: dict[str, Any] | None, options: dict[str, Any
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    lines = done.stdout.splitlines()  # vLLM logs there too, also at its end
+    return json.loads(next(line for line in lines if line.startswith('{"')))
 
 
 @pytest.fixture(
