@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from vtoken_bench.claims import Claim
+from vtoken_bench.evaluation.variants import NATIVE
 from vtoken_bench.output import Result, Table
 
 SHAPE = "Llama-3.1-8B"  # heads and head size of every check
@@ -81,9 +82,9 @@ def read_tests(path: Path) -> Tests | None:
 
 
 def versions(outcomes: dict[str, Outcome]) -> dict[str, str]:
-    """CUDA and Triton versions of the checks, for the setup line of the result."""
+    """Versions of the machine that ran the checks, for the setup line of the result."""
     found = [o.result["facts"] for o in outcomes.values() if isinstance(o, Finished)]
-    names = ("cuda", "triton")
+    names = ("torch", "cuda", "triton")
     return {name: str(facts[name]) for facts in found[:1] for name in names if facts.get(name)}
 
 
@@ -217,6 +218,21 @@ def _probe(result: dict[str, Any]) -> list[Answer]:
     return answers
 
 
+def _serving(result: dict[str, Any]) -> list[Answer]:
+    rows = result["rows"]
+    native = {row["repeat"]: row["seconds"] for row in rows if row["variant"] == NATIVE}
+    answers = []
+    for variant in dict.fromkeys(row["variant"] for row in rows if row["variant"] != NATIVE):
+        mine = [row for row in rows if row["variant"] == variant and row["repeat"] in native]
+        if not mine:
+            continue
+        gains = [native[row["repeat"]] / row["seconds"] for row in mine]
+        question = f"throughput of native in the same pool, {variant}"
+        claim = _claim("GPU check 6", question, gains, "x", "")
+        answers.append(Answer("6", question, _ratios(gains), "", None, claim))
+    return answers
+
+
 def _probed_against(result: dict[str, Any]) -> list[str]:
     found = [key for row in result["rows"] for key in row if key.startswith("ratio, ")]
     return [key.removeprefix("ratio, ") for key in dict.fromkeys(found)]
@@ -301,14 +317,60 @@ def _probe_table(result: dict[str, Any]) -> Table:
     return table
 
 
+def _serving_table(result: dict[str, Any]) -> Table:
+    load = result["load"]
+    table = Table(
+        f"Check 6: {load['requests']} requests of {load['prompt_tokens']:,} + {load['new_tokens']} "
+        f"tokens, {load['clients']} at a time, {result['blocks']:,} blocks",
+        [
+            "variant, repeat",
+            "seconds",
+            "between tokens p50, p95 [ms]",
+            "to the first token p50, p95 [s]",
+            "at once, mean",
+            "blocks a request",
+            "preemptions",
+            "moved tokens",
+        ],
+        [],
+        [
+            f"{SHAPE}'s shape with random weights, bfloat16, CUDA graphs; the pool holds "
+            f"{load['pool']:.0%} of what the clients' requests need at their end"
+        ],
+    )
+    for row in sorted(result["rows"], key=lambda row: row["repeat"]):
+        between, first = row["itl_ms"], row["ttft_ms"]
+        memory = row.get("memory", {})
+        table.rows.append(
+            [
+                f"{row['variant']}, {row['repeat'] + 1}",
+                row["seconds"],
+                f"{between['p50']:.1f}, {between['p95']:.1f}",
+                f"{first['p50'] / 1e3:.2f}, {first['p95'] / 1e3:.2f}",
+                row["mean_running"],
+                memory.get("blocks_per_request"),
+                row["preemptions"],
+                row.get("moved_tokens"),
+            ]
+        )
+    return table
+
+
 def _percent(share: float | None) -> str | None:
     return None if share is None else f"{share:.0%}"
 
 
-ANSWERS = {"pages": _pages, "copies": _copies, "overlap": _overlap, "probe": _probe}
+ANSWERS = {
+    "pages": _pages,
+    "copies": _copies,
+    "overlap": _overlap,
+    "probe": _probe,
+    "serving": _serving,
+}
 TABLES = {
     "pages": _pages_table,
     "copies": _copies_table,
     "overlap": _overlap_table,
     "probe": _probe_table,
+    "serving": _serving_table,
 }

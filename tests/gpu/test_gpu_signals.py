@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,8 +19,9 @@ from vtoken.vllm.cuda.copies.transfer import download
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings(action="ignore"):  # that it does not notice everything
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

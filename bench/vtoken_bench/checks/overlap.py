@@ -110,7 +110,8 @@ def _count_syncs(server: Server, engine: CUDACopyEngine | None, device: torch.de
         return None
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, acc_events=True) as profiled:
         for number in range(4):
             server.step(number, engine)
     counts = {event.key: event.count for event in profiled.key_averages()}

@@ -1,0 +1,149 @@
+"""Check 6, short: native vLLM and vToken on one GPU, with Llama-3.1-8B's shape in one small pool.
+
+    python -m vtoken_bench.serving_check [--tiny]
+
+prints one JSON array. Two engines, stock vLLM and vToken, with CUDA graphs; the loads of a repeat
+run one after another, forwards and backwards in turn. Weights and prompts are random: times and
+memory are those of the shape, and the answers mean nothing. `--tiny` runs the demo model on any
+device, for correctness only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vtoken_bench.checks.measure import facts
+from vtoken_bench.engines import Engine
+from vtoken_bench.evaluation.variants import NAIVE, NATIVE, configuration
+from vtoken_bench.target import DEMO, LLAMA_8B, Target, model_folder, paged_attention
+
+NOTHING, FIXED, PRESSURE = "vToken, nothing evicted", "vToken, fixed budget", "vToken, pressure"
+BY_ATTENTION = "vToken, fixed budget, h2o"
+BUDGET: dict[str, Any] = {
+    "policy": {"name": "keydiff"},
+    "budget_ratio": 0.5,
+    "budget_floor_tokens": 64,
+    "interval_tokens": 32,
+}
+VARIANTS: dict[str, dict[str, Any] | None] = {
+    NATIVE: None,
+    NOTHING: {"policy": {"name": "none"}},
+    NAIVE: BUDGET | {"reclamation": "off"},
+    FIXED: BUDGET,
+    PRESSURE: BUDGET | {"evict_when": "pressure"},
+    BY_ATTENTION: BUDGET | {"policy": {"name": "h2o"}},
+}
+FIGURES: tuple[str, ...] = (
+    "seconds",
+    "steps",
+    "tokens",
+    "itl_ms",
+    "ttft_ms",
+    "most_running",
+    "mean_running",
+)
+FIGURES += ("preemptions", "evicted_tokens", "moved_tokens", "hook_seconds", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`pool`: blocks, as a share of what the clients' requests need at their end."""
+
+    clients: int = 32
+    requests: int = 64
+    prompt_tokens: int = 1024
+    new_tokens: int = 384
+    pool: float = 0.45
+    repeats: int = 3
+
+    def num_blocks(self, block_size: int) -> int:
+        return round(self.pool * self.clients * -(-self.longest // block_size))
+
+    @property
+    def longest(self) -> int:
+        return self.prompt_tokens + self.new_tokens
+
+    def asked(self, seed: int, count: int) -> list[dict[str, Any]]:
+        """`count` requests with random prompts of printable bytes."""
+        rng = random.Random(seed)
+        prompts = [
+            [rng.randrange(32, 127) for _ in range(self.prompt_tokens)] for _ in range(count)
+        ]
+        return [{"prompt": prompt, "num_new": self.new_tokens} for prompt in prompts]
+
+
+TINY = Load(clients=4, requests=6, prompt_tokens=100, new_tokens=40, repeats=1)
+
+
+def run(target: Target, model: str, load: Load) -> dict[str, Any]:
+    """One row a load. Raises EngineError when an engine dies."""
+    size = target.stock_block_size
+    blocks = load.num_blocks(size)
+    args = target.engine_args(
+        model_folder(model), block_size=size, max_model_len=load.longest + 1, num_blocks=blocks
+    )
+    args["max_num_seqs"] = load.clients
+    settings = target.settings() | {"calibration": "off"}  # not this user's profile
+    configs = {"stock vLLM": None, "vToken": {"policy": {"name": "none"}}}
+    rows = []
+    with ExitStack() as started, ThreadPoolExecutor() as pool:
+        starts = [
+            pool.submit(Engine, name, config, args, settings=settings)
+            for name, config in configs.items()
+        ]
+        stock, vtoken = (started.enter_context(closing(start.result())) for start in starts)
+
+        def figures(variant: str, asked: list[dict[str, Any]], clients: int) -> dict[str, Any]:
+            request: dict[str, Any] = {"requests": asked, "concurrency": clients, "sample_every": 8}
+            patch = VARIANTS[variant]
+            if patch is None:
+                return stock.ask(request)
+            return vtoken.ask(request | {"config": configuration(patch, blocks)})
+
+        for variant in VARIANTS:  # compiles kernels
+            figures(variant, load.asked(load.repeats, 2), 2)
+        for repeat in range(load.repeats):
+            for variant in list(VARIANTS)[:: -1 if repeat % 2 else 1]:
+                found = figures(variant, load.asked(repeat, load.requests), load.clients)
+                kept = {name: found[name] for name in FIGURES if name in found}
+                rows.append({"variant": variant, "repeat": repeat} | kept)
+    return {
+        "check": "serving",
+        "model": model,
+        "load": asdict(load),
+        "blocks": blocks,
+        "rows": rows,
+    }
+
+
+def main(argv: list[str]) -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(
+        prog="python -m vtoken_bench.serving_check",
+        description=(__doc__ or "").splitlines()[0],
+    )
+    parser.add_argument("--tiny", action="store_true", help="the demo model, on any device")
+    args = parser.parse_args(argv)
+    if not args.tiny and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; --tiny checks correctness only")
+    if args.tiny:
+        device, result = torch.device("cpu"), run(Target(), DEMO, TINY)
+    else:
+        device, dtype = torch.device("cuda"), "bfloat16"
+        attention = paged_attention(torch.cuda.get_device_capability()[0], dtype)
+        target = Target("cuda", dtype, graphs=True, dummy_weights=True, attention=attention)
+        result = run(target, LLAMA_8B, Load())
+    print(json.dumps([result | {"facts": facts(device)}], indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
