@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device, else they are skipped. None has been run on a GPU yet."""
+"""Tests that need a CUDA device, else they are skipped. docs/gpu.md says which have passed."""
 
 from __future__ import annotations
 

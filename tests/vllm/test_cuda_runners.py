@@ -60,7 +60,7 @@ def refused(config: Any, *, experimental: bool) -> list[str]:
 
 def test_cuda_is_refused_without_the_opt_in() -> None:
     assert refused(configuration(), experimental=False) == [f"CUDA: {OPT_IN}"]
-    assert "never run on a GPU" in OPT_IN
+    assert "docs/gpu.md" in OPT_IN
     assert refused(configuration(), experimental=True) == []
 
 

@@ -90,7 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     trust(
         "--vtoken-experimental-cuda",
         action="store_true",
-        help="serve on CUDA; tested up to the device calls and never run on a GPU",
+        help="serve on CUDA, which is experimental: docs/gpu.md says what has run on a GPU",
     )
     trust(
         "--vtoken-calibration",

@@ -1,7 +1,7 @@
 """Triton kernels of the CUDA worker: slot copy over all layers, and the attention score probe.
 
 Imported only if Triton is used. Tests run both in Triton's interpreter on a CPU, which checks their
-logic and not their speed, and compile both; neither has run on a GPU (docs/gpu.md).
+logic and not their speed, and compile both; docs/gpu.md has their speed on a GPU.
 """
 
 from __future__ import annotations

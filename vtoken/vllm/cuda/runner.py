@@ -1,7 +1,7 @@
 """vToken in vLLM's Model Runner V2, the only one on CUDA: calls `DeviceExecutor` from V2's steps.
 
-Tests run it in V2 itself on the CPU, and nothing has run it on a GPU. It relies on these facts of
-vLLM 0.32:
+Tests run it in V2 itself on the CPU; docs/gpu.md says what has run on a GPU. It relies on these
+facts of vLLM 0.32:
 
 - `execute_model` calls `finish_requests`, `add_requests`, `update_requests` and applies the staged
   block tables, in that order, also in a step without tokens; preempted requests are finished and

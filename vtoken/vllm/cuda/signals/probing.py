@@ -6,8 +6,8 @@ piecewise in vLLM's runner, with attention as Python between two graphs. All oth
 steps keep their full graphs; `probe.every_steps` sets how many steps probe.
 
 - prompt chunks: `vtoken.vllm.worker.probe`, request by request, in plain torch
-- single queries: one row a request, and two Triton launches a layer for all requests with the same
-  aggregation over layers and heads; without Triton, request by request in plain torch
+- single queries: one row a request, and three Triton launches a layer for all requests with the
+  same aggregation over layers and heads; without Triton, request by request in plain torch
 
 Keys are read through the resident rows of `pages`, in logical order, so a row depends on which
 tokens are live and not on their slots. Both ways only launch; the host never waits.
