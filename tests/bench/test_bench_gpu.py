@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from vtoken_bench import gpu, main, overhead, target
+from vtoken_bench import gpu, main, overhead, serving_check, target
 from vtoken_bench.gpu_report import (
     COPY_SHARE,
     COPY_TOKENS,
@@ -241,7 +242,7 @@ def printed(
     equal: bool = True,
     waits: int = 0,
 ) -> dict[str, dict[str, Any]]:
-    """What the four checks print, in their form; its numbers are the report's bounds, 0 and 1."""
+    """What the checks print, in their form; its numbers are the report's bounds, 0 and 1."""
     ways = dict.fromkeys(("page 16", *WAYS), 1.0)
     page = {
         "kernel": "a kernel",
@@ -258,6 +259,9 @@ def printed(
     syncs = "host_synchronisations_in_4_steps"
     step = {"step_us": 1.0, "host_us": 1.0, syncs: 0}
     probed = {"batch": 1, "context": 1, "max_error": 0.0, "probe_us": 1.0, "ratio, a kernel": 1.0}
+    two = {"p50": 1.0, "p95": 1.0}
+    served = {"repeat": 0, "seconds": 1.0, "itl_ms": two, "ttft_ms": two}
+    served |= {"mean_running": 1.0, "preemptions": 0}
     results: dict[str, dict[str, Any]] = {
         "pages": {"rows": [page], "failed": {}},
         "copies": {"layers": 1, "rows": [copied | {"triton_exact": exact, "torch_exact": True}]},
@@ -270,6 +274,11 @@ def printed(
             ],
         },
         "probe": {"rows": [probed], "failed": {}},
+        "serving": {
+            "load": asdict(serving_check.TINY),
+            "blocks": 1,
+            "rows": [served | {"variant": name} for name in serving_check.VARIANTS],
+        },
     }
     return {name: {"check": name, "facts": FACTS, **found} for name, found in results.items()}
 
@@ -300,7 +309,7 @@ def test_results_at_the_bounds_meet_every_expectation() -> None:
     found = verdicts(reported(finished(printed())))
     assert {found[question] for question in QUESTIONS.values()} == {"met"}
     assert found["make test-gpu"] is None
-    assert sorted(found.values(), key=str)[:2] == ["", ""]  # step time and probe: none is stated
+    assert [*found.values()].count("") == 7  # step time, probe, five of serving: none is stated
 
 
 @pytest.mark.parametrize(
@@ -333,6 +342,27 @@ def test_a_kernel_that_refuses_is_named_and_the_others_are_shown() -> None:
     shown = as_markdown(reported(finished(found)))
     assert "| pages, flash attention 3 | failed: RuntimeError: page size 1 |" in shown
     assert "| a kernel, 1, 1 |" in shown
+
+
+@pytest.mark.vllm
+def test_the_short_check_of_serving_measures_every_variant_on_real_engines() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vtoken_bench.serving_check", "--tiny"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)
+    rows = {row["variant"]: row for row in result["rows"]}
+    assert [*rows] == [*serving_check.VARIANTS]
+    assert {row["tokens"] for row in rows.values()} == {6 * 40}
+    evicted = {name: row.get("evicted_tokens", 0) > 0 for name, row in rows.items()}
+    assert [*evicted.values()] == [False, False, True, True, True, True]
+    assert rows[serving_check.FIXED]["moved_tokens"]
+    assert not rows[serving_check.NAIVE]["moved_tokens"]
+    shown = as_markdown(reported(finished(printed() | {"serving": result})))
+    assert f"| {serving_check.PRESSURE}, 1 |" in shown
 
 
 JUNIT = """<testsuites><testsuite timestamp="2026-01-02T03:04:05.6" tests="3">
@@ -437,7 +467,7 @@ def test_the_bench_writes_a_result_and_fails_with_its_tests(
     result = msgspec.json.decode((tmp_path / "gpu.json").read_bytes(), type=Result)
     assert result.setup["GPU"] == DEVICE
     assert result.raw["overlap"]["result"] == printed()["overlap"]
-    assert len(result.claims) == 6
+    assert len(result.claims) == 11
 
 
 # ---------------------------------------------------------------- the report
@@ -488,7 +518,7 @@ def test_make_bench_runs_gpu_parts_first_and_continues_after_a_failure(tmp_path:
     assert done.returncode != 0
     assert "failed: test-gpu bench-overhead" in done.stderr
     assert ran == [
-        "pytest tests/gpu -n 4 --junitxml=.bench/gpu/tests.xml",
+        "pytest tests/gpu -n 4 --dist loadgroup --junitxml=.bench/gpu/tests.xml",
         "vtoken bench gpu --quick",
         "vtoken bench evaluation --model llama-8b --dummy-weights --quick",
         "vtoken bench overhead --quick",

@@ -13,7 +13,7 @@ import pytest
 
 from scripts.gpu_kit.__main__ import write_sources
 from vtoken_bench import main
-from vtoken_bench.gpu import CHECKS
+from vtoken_bench.checks.__main__ import CHECKS
 from vtoken_bench.output import Result
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("own_machine_lock")]
