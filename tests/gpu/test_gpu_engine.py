@@ -1,8 +1,10 @@
 """vToken's engine on CUDA: the same tokens whatever reclamation does, with graphs and without.
 
-float32 with the Triton backend and greedy decoding: only the placement differs, which changes no
-bit. The cache size is fixed, so that several engines fit one device. Stock vLLM is one process; an
-engine with vToken goes from one configuration to the next, with an empty prefix cache.
+float32 with the Triton backend and greedy decoding. A request without holes is read in the order of
+its slots, so relocation changes the last bits; Triton must not multiply in TF32, where it would
+change a tenth of a percent and with it near ties between victims. The cache size is fixed, so that
+several engines fit one device. Stock vLLM is one process; an engine with vToken goes from one
+configuration to the next, with an empty prefix cache.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def generate(model: Path, configs: dict[str, Any] | None, options: dict[str, Any]) -> Any:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(model), json.dumps(configs), json.dumps(options)],
-        env=os.environ | {"VTOKEN_ENABLED": "0" if configs is None else "1"},
+        env=os.environ
+        | {"VTOKEN_ENABLED": "0" if configs is None else "1", "TRITON_F32_DEFAULT": "ieee"},
         capture_output=True,
         text=True,
         timeout=280,
