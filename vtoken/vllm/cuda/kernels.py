@@ -19,7 +19,7 @@ MAX_WORDS = 2048  # 32-bit words of a row that one program copies at once
 TOKENS_PER_PROGRAM = 4
 MAX_ALIGNMENT = 16  # bytes of the widest load
 TILES_AT_ONCE = 64  # constant, because compiling a kernel for every length would stall the engine
-HEADS_AT_ONCE = 8
+HEADS_AT_ONCE = 32  # 5% faster than 8 on an H200, with 1 to 64 requests of 2,048 or 8,192 tokens
 
 
 @triton.jit
