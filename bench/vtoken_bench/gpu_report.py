@@ -331,6 +331,7 @@ def _serving_table(result: dict[str, Any]) -> Table:
             "blocks a request",
             "preemptions",
             "moved tokens",
+            "vToken's code on the host [ms a step]",
         ],
         [],
         [
@@ -351,6 +352,7 @@ def _serving_table(result: dict[str, Any]) -> Table:
                 memory.get("blocks_per_request"),
                 row["preemptions"],
                 row.get("moved_tokens"),
+                1e3 * sum(row["hook_seconds"].values()) / row["steps"],
             ]
         )
     return table

@@ -261,7 +261,7 @@ def printed(
     probed = {"batch": 1, "context": 1, "max_error": 0.0, "probe_us": 1.0, "ratio, a kernel": 1.0}
     two = {"p50": 1.0, "p95": 1.0}
     served = {"repeat": 0, "seconds": 1.0, "itl_ms": two, "ttft_ms": two}
-    served |= {"mean_running": 1.0, "preemptions": 0}
+    served |= {"mean_running": 1.0, "preemptions": 0, "steps": 1, "hook_seconds": {}}
     results: dict[str, dict[str, Any]] = {
         "pages": {"rows": [page], "failed": {}},
         "copies": {"layers": 1, "rows": [copied | {"triton_exact": exact, "torch_exact": True}]},
