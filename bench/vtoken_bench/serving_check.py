@@ -16,31 +16,24 @@ import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vtoken_bench.checks.measure import facts
-from vtoken_bench.engines import Engine
-from vtoken_bench.evaluation.variants import NAIVE, NATIVE, configuration
-from vtoken_bench.target import DEMO, LLAMA_8B, Target, model_folder, paged_attention
+from vtoken_bench.engines import Engine, prompt
+from vtoken_bench.evaluation.answers import CONFIGS, FIXED
+from vtoken_bench.evaluation.variants import NATIVE, configuration
+from vtoken_bench.target import DEMO, LLAMA_8B, Target, add_arguments, model_folder, target
 
-NOTHING, FIXED, PRESSURE = "vToken, nothing evicted", "vToken, fixed budget", "vToken, pressure"
-BY_ATTENTION = "vToken, fixed budget, h2o"
-BUDGET: dict[str, Any] = {
-    "policy": {"name": "keydiff"},
-    "budget_ratio": 0.5,
-    "budget_floor_tokens": 64,
-    "interval_tokens": 32,
-}
+NOTHING, BY_ATTENTION = "vToken, nothing evicted", f"{FIXED}, h2o"
+KEEP = {"budget_ratio": 0.5}  # of the prompt
 VARIANTS: dict[str, dict[str, Any] | None] = {
     NATIVE: None,
     NOTHING: {"policy": {"name": "none"}},
-    NAIVE: BUDGET | {"reclamation": "off"},
-    FIXED: BUDGET,
-    PRESSURE: BUDGET | {"evict_when": "pressure"},
-    BY_ATTENTION: BUDGET | {"policy": {"name": "h2o"}},
+    **{name: config | KEEP for name, config in CONFIGS.items()},
+    BY_ATTENTION: CONFIGS[FIXED] | KEEP | {"policy": {"name": "h2o"}},
 }
-FIGURES: tuple[str, ...] = (
+FIGURES = (
     "seconds",
     "steps",
     "tokens",
@@ -48,8 +41,12 @@ FIGURES: tuple[str, ...] = (
     "ttft_ms",
     "most_running",
     "mean_running",
+    "preemptions",
+    "evicted_tokens",
+    "moved_tokens",
+    "hook_seconds",
+    "memory",
 )
-FIGURES += ("preemptions", "evicted_tokens", "moved_tokens", "hook_seconds", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +70,24 @@ class Load:
     def asked(self, seed: int, count: int) -> list[dict[str, Any]]:
         """`count` requests with random prompts of printable bytes."""
         rng = random.Random(seed)
-        prompts = [
-            [rng.randrange(32, 127) for _ in range(self.prompt_tokens)] for _ in range(count)
+        return [
+            {"prompt": prompt(rng, self.prompt_tokens), "num_new": self.new_tokens}
+            for _ in range(count)
         ]
-        return [{"prompt": prompt, "num_new": self.new_tokens} for prompt in prompts]
 
 
 TINY = Load(clients=4, requests=6, prompt_tokens=100, new_tokens=40, repeats=1)
 
 
-def run(target: Target, model: str, load: Load) -> dict[str, Any]:
+def run(on: Target, model: str, load: Load) -> dict[str, Any]:
     """One row a load. Raises EngineError when an engine dies."""
-    size = target.stock_block_size
+    size = on.stock_block_size
     blocks = load.num_blocks(size)
-    args = target.engine_args(
+    args = on.engine_args(
         model_folder(model), block_size=size, max_model_len=load.longest + 1, num_blocks=blocks
     )
     args["max_num_seqs"] = load.clients
-    settings = target.settings() | {"calibration": "off"}  # not this user's profile
+    settings = on.settings() | {"calibration": "off"}  # not this user's profile
     configs = {"stock vLLM": None, "vToken": {"policy": {"name": "none"}}}
     rows = []
     with ExitStack() as started, ThreadPoolExecutor() as pool:
@@ -132,16 +129,16 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--tiny", action="store_true", help="the demo model, on any device")
     args = parser.parse_args(argv)
-    if not args.tiny and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; --tiny checks correctness only")
+    where = argparse.ArgumentParser()
+    add_arguments(where)
+    on = target(where.parse_args([]))  # the device of this machine, with its defaults
     if args.tiny:
-        device, result = torch.device("cpu"), run(Target(), DEMO, TINY)
+        result = run(on, DEMO, TINY)
+    elif on.device == "cuda":
+        result = run(replace(on, dummy_weights=True), LLAMA_8B, Load())
     else:
-        device, dtype = torch.device("cuda"), "bfloat16"
-        attention = paged_attention(torch.cuda.get_device_capability()[0], dtype)
-        target = Target("cuda", dtype, graphs=True, dummy_weights=True, attention=attention)
-        result = run(target, LLAMA_8B, Load())
-    print(json.dumps([result | {"facts": facts(device)}], indent=2))
+        parser.error("torch sees no CUDA device; --tiny checks correctness only")
+    print(json.dumps([result | {"facts": facts(torch.device(on.device))}], indent=2))
     return 0
 
 

@@ -16,6 +16,8 @@ import msgspec
 import pytest
 
 from vtoken_bench import gpu, main, overhead, serving_check, target
+from vtoken_bench.evaluation.answers import FIXED, PRESSURE
+from vtoken_bench.evaluation.variants import NAIVE
 from vtoken_bench.gpu_report import (
     COPY_SHARE,
     COPY_TOKENS,
@@ -359,10 +361,10 @@ def test_the_short_check_of_serving_measures_every_variant_on_real_engines() -> 
     assert {row["tokens"] for row in rows.values()} == {6 * 40}
     evicted = {name: row.get("evicted_tokens", 0) > 0 for name, row in rows.items()}
     assert [*evicted.values()] == [False, False, True, True, True, True]
-    assert rows[serving_check.FIXED]["moved_tokens"]
-    assert not rows[serving_check.NAIVE]["moved_tokens"]
+    assert rows[FIXED]["moved_tokens"]
+    assert not rows[NAIVE]["moved_tokens"]
     shown = as_markdown(reported(finished(printed() | {"serving": result})))
-    assert f"| {serving_check.PRESSURE}, 1 |" in shown
+    assert f"| {PRESSURE}, 1 |" in shown
 
 
 JUNIT = """<testsuites><testsuite timestamp="2026-01-02T03:04:05.6" tests="3">

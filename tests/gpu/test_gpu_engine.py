@@ -40,18 +40,16 @@ prompts = [{"prompt_token_ids": [(7 * i + j) % 120 + 3 for j in range(60 + 40 * 
 params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 found = {}
 for name, config in (configs or {"stock": None}).items():
-    counted = {}
     if config is not None:
         scheduler.vtoken_controller.patch_config(config, actor="test")
-        before = scheduler.vtoken.counters
-        before = (before.tokens.evicted, before.reclamation.moved_tokens)
+        counters = scheduler.vtoken.counters
+        evicted, moved = counters.tokens.evicted, counters.reclamation.moved_tokens
     assert llm.reset_prefix_cache()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     found[name] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
     if config is not None:
-        after = scheduler.vtoken.counters
-        found[name]["evicted"] = after.tokens.evicted - before[0]
-        found[name]["moved"] = after.reclamation.moved_tokens - before[1]
+        found[name]["evicted"] = counters.tokens.evicted - evicted
+        found[name]["moved"] = counters.reclamation.moved_tokens - moved
 print()
 print(json.dumps(found))
 """

@@ -151,37 +151,11 @@ class Memory:
         self, cache: torch.Tensor, table: torch.Tensor, lens: list[int], query: torch.Tensor
     ) -> torch.Tensor:
         """One query a request: `query` [R, Hq, D]; `cache` at page size S or 1."""
-        from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+        from vtoken_bench.checks.pages import triton_attention
 
-        requests, heads, dim = query.shape
-        key, value = cache.transpose(1, 2).split(dim, dim=-1)
-        out = torch.zeros_like(query)
-        scratch = torch.empty(requests, heads, 16, dim)
-        unified_attention(
-            q=query,
-            k=key,
-            v=value,
-            out=out,
-            cu_seqlens_q=torch.arange(requests + 1, dtype=torch.int32),
-            max_seqlen_q=1,
-            seqused_k=torch.tensor(lens, dtype=torch.int32),
-            max_seqlen_k=max(lens),
-            softmax_scale=dim**-0.5,
-            causal=True,
-            alibi_slopes=None,
-            window_size=(-1, -1),
-            block_table=table,
-            softcap=0,
-            q_descale=None,
-            k_descale=torch.ones(requests, key.shape[2]),
-            v_descale=torch.ones(requests, key.shape[2]),
-            seq_threshold_3D=64,
-            num_par_softmax_segments=16,
-            softmax_segm_output=scratch,
-            softmax_segm_max=torch.empty(requests, heads, 16),
-            softmax_segm_expsum=torch.empty(requests, heads, 16),
-        )
-        return out
+        prepare = triton_attention()
+        assert prepare is not None
+        return prepare(query, cache, table, torch.tensor(lens, dtype=torch.int32))()
 
     def oracle(self, slots: list[torch.Tensor], query: torch.Tensor) -> torch.Tensor:
         rows = self.cache.transpose(1, 2).reshape(-1, self.heads, 2 * self.dim)

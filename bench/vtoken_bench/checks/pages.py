@@ -43,10 +43,9 @@ def flash_attention_3() -> Prepare | None:
     ) -> Call:
         key, value = cache.transpose(1, 2).split(query.shape[2], dim=-1)
         if not of_vllm:
-            call = partial(
-                function, query[:, None], key, value, cache_seqlens=lens, page_table=table
-            )
-            return lambda: call(causal=True).flatten(0, 1)
+            return lambda: function(
+                query[:, None], key, value, cache_seqlens=lens, page_table=table, causal=True
+            ).flatten(0, 1)
         return partial(
             function,
             q=query,
