@@ -11,7 +11,7 @@ import gzip
 import signal
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.support.waiting import until
 from vtoken import wire
 from vtoken.wire import commands
 from vtoken_api.processes.member import LOCK_NAME, SOCKET_NAME
-from vtoken_api.processes.messages import Call, Head, Line, Question
+from vtoken_api.processes.messages import Call, Head, Line, Piece, Question
 from vtoken_api.settings import SHARED_FOLDER, shared_folder
 from vtoken_api.state.lock import FileLock
 from vtoken_api.state.pending import SUFFIX, Making, Pending
@@ -287,29 +287,53 @@ async def test_owner_killed_under_load_loses_nothing_and_refuses_nobody(
         assert all("Traceback" not in process.log() for process in four)
 
 
+@contextlib.asynccontextmanager
+async def first_owner(
+    processes: ApiProcesses, answer: Callable[[Line, Call], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """The test is the owner, and ends with the first call for `/config`, which `answer` gets."""
+    lock = FileLock(processes.shared / LOCK_NAME)
+    assert lock.acquire()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Line(reader, writer)
+        question = await line.receive(Question)
+        if isinstance(question, Call) and question.scope.path.endswith("/config"):
+            await answer(line, question)
+            server.close()
+            lock.release()
+        line.close()
+
+    server = await asyncio.start_unix_server(connected, processes.shared / SOCKET_NAME)
+    yield
+
+
 async def test_owner_that_ends_between_head_and_body_is_replaced(one: LiveEngine) -> None:
-    """The test is the first owner, and ends at that point."""
-    head = Head(200, [(b"content-length", b"1000")])
-    async with api_processes(0, [one]) as processes:
-        lock = FileLock(processes.shared / LOCK_NAME)
-        assert lock.acquire()
-        calls: list[str] = []
+    calls: list[str] = []
 
-        async def begin_and_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            line = Line(reader, writer)
-            question = await line.receive(Question)
-            if isinstance(question, Call) and question.scope.path.endswith("/config"):
-                calls.append(question.scope.method)
-                await line.send(head)
-                server.close()
-                lock.release()
-            line.close()
+    async def begin(line: Line, call: Call) -> None:
+        calls.append(call.scope.method)
+        await line.send(Head(200, [(b"content-length", b"1000")]))
 
-        server = await asyncio.start_unix_server(begin_and_end, processes.shared / SOCKET_NAME)
+    async with api_processes(0, [one]) as processes, first_owner(processes, begin):
         other = await processes.start()
         result = await patch(other, theta_f=0.5)
         assert calls == ["PATCH"]
         assert [entry.revision for entry in await audit(other)] == [result.revision]
+
+
+async def test_owner_that_ends_after_a_whole_answer_takes_no_client_along(one: LiveEngine) -> None:
+    """The client has all that `Content-Length` says, and calls again on the same connection."""
+    body = b"whole"
+
+    async def whole(line: Line, call: Call) -> None:
+        await line.send(Head(200, [(b"content-length", b"%d" % len(body))]))
+        await line.send(Piece(body))
+
+    async with api_processes(0, [one]) as processes, first_owner(processes, whole):
+        other = await processes.start()
+        assert (await other.http.get("/config")).content == body
+        assert (await other.http.get("/status")).is_success
 
 
 async def test_owner_killed_between_two_engines_leaves_none_behind() -> None:

@@ -18,7 +18,6 @@ from vtoken_api.processes.messages import (
     AGAIN,
     Admission,
     Call,
-    End,
     Head,
     HealthAnswer,
     HealthQuestion,
@@ -119,10 +118,9 @@ class Door:
                 if message["type"] == "http.response.start":
                     await line.send(Head(message["status"], list(message.get("headers", ()))))
                 elif message["type"] == "http.response.body":
-                    if message.get("body"):
-                        await line.send(Piece(bytes(message["body"])))
-                    if not message.get("more_body", False):
-                        await line.send(End())
+                    piece = Piece(bytes(message.get("body", b"")), message.get("more_body", False))
+                    if piece.data or not piece.more:
+                        await line.send(piece)
 
         scope = {**call.scope.as_dict(), AGAIN: call.again}
         await self._check(scope, replay(call, rest), send)

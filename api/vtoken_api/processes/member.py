@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import structs
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
 from vtoken import wire
 from vtoken_api.auth.check import SAFE_METHODS, AccessCheck
@@ -36,7 +36,6 @@ from vtoken_api.processes.figures import FigureFiles, Figures
 from vtoken_api.processes.messages import (
     AGAIN,
     Admission,
-    Answer,
     Call,
     Head,
     HealthAnswer,
@@ -133,15 +132,14 @@ class Member:
             nonlocal begun
             await line.send(call)
             async with asyncio.timeout(ANSWER_S):
-                head: Answer = await line.receive(Answer)
-                assert isinstance(head, Head)
-                piece: Answer = await line.receive(Answer)
+                head: Head = await line.receive(Head)
+                piece: Piece = await line.receive(Piece)
             begun = True
             await send({"type": "http.response.start", **structs.asdict(head)})
-            while isinstance(piece, Piece):
-                await send({"type": "http.response.body", "body": piece.data, "more_body": True})
-                piece = await line.receive(Answer)
-            await send({"type": "http.response.body", "body": b""})
+            await send(_body(piece))
+            while piece.more:
+                piece = await line.receive(Piece)
+                await send(_body(piece))
 
         async def here() -> None:
             own = {**scope, "headers": call.scope.headers, AGAIN: call.again}
@@ -275,6 +273,10 @@ class Member:
                 for name in ("audit", "recorder")
             ]
             self.told_health = dict.fromkeys(self.told_health, silent)
+
+
+def _body(piece: Piece) -> Message:
+    return {"type": "http.response.body", "body": piece.data, "more_body": piece.more}
 
 
 def _no_answer(detail: str) -> ProblemError:

@@ -1,8 +1,8 @@
 """What one API process asks the owner over their Unix socket, and what the owner answers.
 
 A message is its length, four bytes, and msgpack. A connection carries one question. The answer to a
-`Call` is a `Head`, pieces of the body, and an `End`; every other question has one answer. Both ends
-are processes of one server, so of one release.
+`Call` is a `Head` and pieces of the body; every other question has one answer. Both ends are
+processes of one server, so of one release.
 """
 
 from __future__ import annotations
@@ -107,11 +107,10 @@ class Head(msgspec.Struct, tag=True):
 
 
 class Piece(msgspec.Struct, tag=True):
+    """The last one says so: an owner that ends after it has left nothing open."""
+
     data: bytes
-
-
-class End(msgspec.Struct, tag=True):
-    pass
+    more: bool = False
 
 
 class Verdict(msgspec.Struct, tag=True):
@@ -127,7 +126,7 @@ class HealthAnswer(msgspec.Struct, tag=True):
     engines: dict[int, list[wire.Health]]
 
 
-Answer = Head | Piece | End | Verdict | HealthAnswer
+Answer = Head | Piece | Verdict | HealthAnswer
 
 
 class Line:
