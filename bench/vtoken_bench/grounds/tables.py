@@ -17,7 +17,7 @@ TITLES = {
     "before": "The question precedes the text",
     "turns": "The text comes in two turns, the question in a third",
     "later": "The text is evicted before the question comes",
-    "long": "The question follows 512 tokens of output; the fact is in the prompt or in the output",
+    "long": "The question follows 544 tokens of output; the fact is in the prompt or in the output",
 }
 NOTES = (
     "found: share of samples whose answer has every string of the fact [exact 95% interval]",
