@@ -67,7 +67,7 @@ HEADLINES = (
     ("Fig. 6a", "utilisation over naive-evict, chat, vToken, mean", TRAINED),
     ("Fig. 6b", "blocks against naive-evict, chat, vToken, paper", TRAINED),
     ("Fig. 6b", "blocks against naive-evict, chat, vToken", TRAINED),
-    ("Fig. 7", "throughput under the bound vs naive-evict, vToken", TRAINED),
+    ("Fig. 7", "chat, tova: throughput under the bound of naive-evict, vToken", TRAINED),
     ("Fig. 8", "largest concurrency, 5.3 footprints, native", TRAINED),
     ("Fig. 8", "largest concurrency, 5.3 footprints, vToken, paper", TRAINED),
     ("Fig. 8", "largest concurrency, 5.3 footprints, vToken", TRAINED),

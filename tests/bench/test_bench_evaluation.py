@@ -12,7 +12,7 @@ import pytest
 from vtoken.core.config.values import default_config, merge_patch
 from vtoken.wire import ConfigValues
 from vtoken_bench.code import commit
-from vtoken_bench.evaluation import capacity, curve, frontier, memory, relocation, stability
+from vtoken_bench.evaluation import capacity, frontier, memory, relocation, stability
 from vtoken_bench.evaluation.command import EXPERIMENTS, is_new, repeats_of
 from vtoken_bench.evaluation.points import (
     Comparison,
@@ -20,10 +20,12 @@ from vtoken_bench.evaluation.points import (
     Point,
     Run,
     Setting,
+    busy_speed,
     ratios,
     speed,
     spread,
     stamp,
+    unpacked,
 )
 from vtoken_bench.evaluation.running import measure
 from vtoken_bench.evaluation.variants import (
@@ -152,6 +154,59 @@ def test_the_best_concurrency_is_the_fastest_within_the_bound() -> None:
     assert frontier.best_under(runs, 0.5) is None
 
 
+def test_points_within_the_bound_are_compared_repeat_by_repeat() -> None:
+    """By variant and clients: seconds, packing in seconds, p95 between tokens in ms."""
+    points = {
+        ("native", 4): (3.0, 0.0, 8.0),
+        ("native", 8): (2.0, 0.0, 10.0),
+        ("native", 16): (1.0, 0.0, 30.0),  # faster, and beyond 1.05 times 20
+        ("naive-evict", 4): (5.0, 0.0, 15.0),
+        ("naive-evict", 8): (4.0, 2.0, 20.0),
+        ("naive-evict", 16): (3.0, 2.0, 25.0),
+        ("vToken", 4): (4.0, 0.5, 15.0),
+        ("vToken", 8): (2.0, 0.5, 20.5),
+        ("vToken", 16): (1.6, 0.4, 21.0),
+    }
+    runs = [
+        run(
+            {"workload": "chat", "clients": clients, "variant": variant}
+            | ({} if variant == "native" else {"policy": "h2o"}),
+            repeat,
+            tokens=12,
+            seconds=seconds * slowness,
+            pack_us=1e6 * packing * slowness,
+            itl_ms={"p95": p95},
+            e2e_ms={"p95": 1000.0},
+            overflowed=False,
+            memory={"f": 0.3, "bins_ratio": [0.1, 0.2, 0.3, 0.4]},
+        )
+        for (variant, clients), (seconds, packing, p95) in points.items()
+        for repeat, slowness in enumerate((1.0, 3.0, 7.0))
+    ]
+    result = new_result("evaluation-frontier", "the command", {})
+    frontier.report(result, "demo", runs)
+    (table,) = (table for table in result.tables if "within" in table.title)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["chat, h2o, native"] == [
+        21.0,
+        8,
+        2.0,
+        "2.00 [2.00 .. 2.00]",
+        "1.00 [1.00 .. 1.00]",
+        None,
+    ]
+    assert rows["chat, h2o, naive-evict"][1:] == [8, 1.0, None, None, "0.50 [0.50 .. 0.50]"]
+    assert rows["chat, h2o, vToken"][1] == 16
+    claims = {claim.what: claim.value for claim in result.claims}
+    assert claims == {
+        "chat, h2o: throughput under the bound of naive-evict, vToken": pytest.approx(2.5),
+        "chat, h2o: throughput under the bound of naive-evict, packing taken out, vToken": (
+            pytest.approx(10.0 / 6.0)
+        ),
+        "chat, h2o: throughput under the bound of native, vToken": pytest.approx(1.25),
+    }
+
+
 @pytest.mark.parametrize("truth", range(13))
 def test_bisection_finds_the_largest_concurrency_and_tries_its_neighbours(truth: int) -> None:
     fits: dict[int, bool] = {}
@@ -249,8 +304,8 @@ def test_repeats_are_those_that_ran() -> None:
 def test_packing_is_taken_out_of_the_time() -> None:
     busy = {"tokens": 15, "seconds": 2.0}
     packed = run({}, busy=busy, seconds=4.0, pack_us=1_000_000)
-    assert curve.unpacked_speed(packed) == pytest.approx(10.0)
-    assert curve.unpacked_speed(run({}, busy=busy, seconds=4.0)) == pytest.approx(7.5)
+    assert unpacked(busy_speed)(packed) == pytest.approx(10.0)
+    assert unpacked(busy_speed)(run({}, busy=busy, seconds=4.0)) == pytest.approx(7.5)
 
 
 def held(variant: str, blocks: float, f: float, tokens: str) -> Run:
@@ -304,11 +359,14 @@ def test_the_cost_of_reclaiming_is_shown_by_part_and_by_copied_token() -> None:
         [f"8, {PAPER}", "8.00", "20.0", "40.0", "10.0", "30.0", "60.0", "1.60"],
     ]
     assert copies.rows == [
-        [f"8, {NAIVE}", "0.00", "0.00", None, None, None, None],
-        [f"8, {PAPER}", "50.0", "200", "20.0", "640", "2.00", "0.50"],
+        [f"8, {NAIVE}", "0.00", "0.00", None, None, None, None, None],
+        [f"8, {PAPER}", "50.0", "200", "20.0", "640", "2.00", "2.00", "0.50"],
     ]
     assert {claim.what: claim.value for claim in result.claims} == {
         f"8, {PAPER}: tok/s against naive-evict": 2.0,
+        f"8, {PAPER}: tok/s against naive-evict, packing taken out": (
+            pytest.approx(800 / (1.0 - 0.001) / (800 / (2.0 - 0.001)))
+        ),
         f"8, {PAPER}: p95 between tokens against naive-evict": 0.5,
     }
     assert [len(panel.bars) for panel in result.charts[0].panels] == [5]

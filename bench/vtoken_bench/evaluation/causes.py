@@ -39,6 +39,7 @@ from vtoken_bench.evaluation.points import (
     Setting,
     busy_speed,
     figures,
+    packing_share,
     pick,
     spread,
     stock_of,
@@ -217,7 +218,7 @@ def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
             [figures(chosen, f"{what}_ms.{p}").median for p in ("p50", "p95")]
             for what in ("ttft", "itl")
         )
-        packing = spread([_packing(run) for run in chosen])
+        packing = spread([100 * packing_share(run) for run in chosen])
         table.rows.append(
             [
                 variant if most is None else f"{TUNED}, at most {most}",
@@ -233,11 +234,6 @@ def _variants_table(model: str, runs: Sequence[Run], limit: int) -> Table:
             ]
         )
     return table
-
-
-def _packing(run: Run) -> float:
-    """Percent of the time."""
-    return float(run.figures.get("pack_us", 0)) / (1e4 * run.figure("seconds"))
 
 
 def _factors_table(model: str, factors: Sequence[Factor], whole: Effect) -> Table:

@@ -35,6 +35,7 @@ from vtoken_bench.evaluation.points import (
     figures,
     pick,
     spread,
+    unpacked,
     variants_of,
 )
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE
@@ -74,15 +75,6 @@ def gain(runs: Sequence[Run], pool: float, variant: str) -> Effect:
     return over_native(pick(runs, pool=pool), busy_speed, variant)
 
 
-def unpacked_speed(run: Run) -> float:
-    """`busy_speed` if packing holes for attention took no time: CPU alone packs.
-
-    Packing is taken to be spread evenly over the run.
-    """
-    packing = float(run.figures.get("pack_us", 0)) / 1e6
-    return busy_speed(run) / (1 - packing / run.figure("seconds"))
-
-
 def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds the table, the sentence, the chart and the claims."""
     title = (
@@ -93,11 +85,11 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
     for pool in _pools(runs):
         result.claims += claims(model, runs, pool)
         here = pick(runs, pool=pool)
-        unpacked = Effect.of(here, unpacked_speed, {"variant": FIXED}, {"variant": NAIVE})
-        assert unpacked is not None  # both are in every repeat
+        gained = Effect.of(here, unpacked(busy_speed), {"variant": FIXED}, {"variant": NAIVE})
+        assert gained is not None  # both are in every repeat
         what = f"{pool:.0%} of the demand: throughput of naive-evict, packing taken out, {FIXED}"
         result.claims.append(
-            unpacked.claim("Curve", what, model, NAIVE_GOAL if pool == MEMORY else "")
+            gained.claim("Curve", what, model, NAIVE_GOAL if pool == MEMORY else "")
         )
     result.sentences += [f"**{model}**, {sentence(runs, name)}" for name in (PRESSURE, FIXED)]
     result.charts.append(_chart(model, runs))

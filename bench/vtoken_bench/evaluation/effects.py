@@ -70,12 +70,23 @@ class Effect:
         ]
         return found, spread([count * found - (count - 1) * value for value in left_out]).interval()
 
-    def claim(self, row: str, what: str, model: str, goal: str = "") -> Claim:
+    def claim(self, row: str, what: str, model: str, goal: str = "", paper: str = "") -> Claim:
         """The claim; its value is the geometric mean, and its interval that of logarithms."""
         low, high, values = min(self.values), max(self.values), list(self.values)
         interval = self.interval()
         return Claim(
-            row, what, model, self.factor, low, high, "x", len(values), "", goal, interval, values
+            row,
+            what,
+            model,
+            self.factor,
+            low,
+            high,
+            "x",
+            len(values),
+            paper,
+            goal,
+            interval,
+            values,
         )
 
     def __str__(self) -> str:

@@ -320,6 +320,16 @@ def busy_speed(run: Run) -> float:
     return run.figure("busy.tokens") / run.figure("busy.seconds")
 
 
+def packing_share(run: Run) -> float:
+    """Share of the time in which holes were packed for attention: CPU alone packs."""
+    return float(run.figures.get("pack_us", 0)) / (1e6 * run.figure("seconds"))
+
+
+def unpacked(speed_of: Callable[[Run], float]) -> Callable[[Run], float]:
+    """The speed if packing took no time. It is taken to be spread evenly over the run."""
+    return lambda run: speed_of(run) / (1 - packing_share(run))
+
+
 def cpu_seconds(run: Run) -> float:
     """CPU time of the engine's steps."""
     return run.figure("cpu_seconds")
