@@ -68,15 +68,13 @@ def main(argv: list[str]) -> int:
 
 def _results(args: argparse.Namespace) -> int:
     """Publish the last runs on every page. Return 1 if charts could not be drawn."""
-    code = 0
-    for page in args.file:
-        try:
-            for line in publish(page, args.folder):
-                print(line, file=sys.stderr)
-        except ImportError as error:
-            print(f"{page}: no charts, install matplotlib: {error}", file=sys.stderr)
-            code = 1
-    return code
+    try:
+        for line in publish(args.file, args.folder):
+            print(line, file=sys.stderr)
+    except ImportError as error:
+        print(f"no charts, install matplotlib: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _report(args: argparse.Namespace) -> int:

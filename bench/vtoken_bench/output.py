@@ -21,7 +21,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -241,14 +241,31 @@ def _claims(folder: Path) -> list[tuple[Claim, str]]:
     return [(claim, result.command) for result in results for claim in result.claims]
 
 
-def publish(page: Path, runs: Path) -> list[str]:
-    """Copy the runs of `page` to the folder beside it, draw their charts, fill in its sections.
+def publish(pages: Sequence[Path], runs: Path) -> list[str]:
+    """Copy the runs of `pages` to the folders beside them, fill in the sections, draw the charts.
 
+    All runs are copied first: a page's claims are of the results of every page.
     A copy has no raw measurements, except of `SHOWN_RAW`.
     Returns one line for each run or section that was skipped. Raises ImportError if a chart needs
-    matplotlib and it is missing; the page is filled in by then.
+    matplotlib and it is missing; the pages are filled in by then.
     """
-    kept, skipped = page.parent / KEPT, []
+    skipped = [line for page in pages for line in _copy_runs(page, runs)]
+    shown: list[tuple[Path, str]] = []
+    for page in pages:
+        kept = page.parent / KEPT
+        text, filled, missing = fill_in(page.read_text(), kept)
+        page.write_text(text)
+        shown += [(kept, name) for name in filled]
+        skipped += [f"{name}: no {kept}/{name}.json, section unchanged" for name in missing]
+    for kept, name in shown:
+        for file, chart in file_names(name, read(kept / f"{name}.json").charts).items():
+            draw(chart, kept / file, source=digest(chart))
+    return skipped
+
+
+def _copy_runs(page: Path, runs: Path) -> Iterator[str]:
+    """Yields a line for each run that was not copied."""
+    kept = page.parent / KEPT
     for match in SECTION.finditer(page.read_text()):
         name = match[2]
         run, copy = runs / f"{name}.json", kept / f"{name}.json"
@@ -256,19 +273,13 @@ def publish(page: Path, runs: Path) -> list[str]:
             continue
         result = read(run)
         if copy.exists() and read(copy).started > result.started:
-            skipped.append(f"{name}: not copied, {run} is older than {copy}")
+            yield f"{name}: not copied, {run} is older than {copy}"
             continue
         kept.mkdir(exist_ok=True)
         if result.bench not in SHOWN_RAW:
             result.raw = None
         _write(result, copy)
         _publish_loads(name.removeprefix("evaluation-"), runs, kept)
-    text, filled, missing = fill_in(page.read_text(), kept)
-    page.write_text(text)
-    for name in filled:
-        for file, chart in file_names(name, read(kept / f"{name}.json").charts).items():
-            draw(chart, kept / file, source=digest(chart))
-    return skipped + [f"{name}: no {kept}/{name}.json, section unchanged" for name in missing]
 
 
 def _publish_loads(part: str, runs: Path, kept: Path) -> None:

@@ -18,6 +18,7 @@ from vtoken_bench.evaluation.curve import MEMORY
 from vtoken_bench.evaluation.points import Run, stamp
 from vtoken_bench.log import Entry
 from vtoken_bench.output import (
+    CLAIMS,
     KEPT,
     LOADS,
     PAGES,
@@ -42,11 +43,16 @@ PAGE = (
 
 
 def stale(root: Path) -> list[str]:
-    """Sections and charts below `root` that differ from their JSON; sections without JSON."""
+    """Sections, claims and charts below `root` that differ from their JSON, sections without."""
     found, sections, shown = [], set(), set()
     for page in PAGES:
         text = (root / page).read_text()
         sections |= {match[2] for match in SECTION.finditer(text)}
+        found += [
+            f"{page}, claims"
+            for match in CLAIMS.finditer(text)
+            if fill_in(match[0], root / page.parent / KEPT)[0] != match[0]
+        ]
         for match in SECTION.finditer(text):
             now, filled, _ = fill_in(match[0], root / page.parent / KEPT)
             shown |= set(filled)
@@ -131,7 +137,7 @@ def test_loads_of_the_newest_code_are_published_without_numbers_of_requests(tmp_
     log.write_bytes(msgspec.json.Encoder().encode_lines(loads))
     page.parent.mkdir()
     page.write_text("<!-- bench:evaluation-curve -->\n<!-- /bench -->\n")
-    publish(page, runs)
+    publish([page], runs)
     copies = (page.parent / KEPT / LOADS / "curve.jsonl").read_bytes().splitlines()
     assert [msgspec.json.decode(line) for line in copies] == [
         load | {"value": {"tokens": 9}} for load in loads[1:]
@@ -332,6 +338,16 @@ def test_a_claim_is_reproduced_when_the_ranges_overlap(
     (line,) = [line for line in shown.splitlines() if "Memory: fewer blocks" in line]
     assert "30 [29 .. 31] %" in line
     assert line.endswith(verdict)
+
+
+def test_a_page_has_the_claims_of_a_page_after_it(tmp_path: Path) -> None:
+    first, second = tmp_path / "docs" / "first.md", tmp_path / "docs" / "second.md"
+    first.parent.mkdir()
+    first.write_text("<!-- claims all -->\n<!-- /claims -->\n")
+    second.write_text("<!-- bench:memory -->\n<!-- /bench -->\n")
+    with_claims(tmp_path / "runs" / "memory.json", claim("fewer blocks", 30.0))
+    publish([first, second], tmp_path / "runs")
+    assert "fewer blocks" in first.read_text()
 
 
 def test_claims_in_one_result_only_are_listed_and_change_nothing(
