@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.package_index import only_index
 from vtoken.demo import sizing
 from vtoken.demo.choice import Choice, choose
 from vtoken.demo.run import parse
@@ -20,9 +21,7 @@ def test_without_a_network_one_line_says_so_and_the_random_model_is_served(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for installer in ("PIP", "UV"):
-        monkeypatch.setenv(f"{installer}_NO_INDEX", "1")
-        monkeypatch.setenv(f"{installer}_FIND_LINKS", str(tmp_path))
+    only_index(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shutil.copytree(demo_model, tmp_path / "model")  # made before, which takes seconds
     choice = choose(None, tmp_path, [])

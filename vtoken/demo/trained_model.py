@@ -208,9 +208,12 @@ def _run(
             process.kill()  # no effect if it has ended
             process.wait()
         errors.seek(0)
-        lines = errors.read().strip().splitlines() or [f"exit status {process.returncode}"]
+        said = [line.strip() for line in errors.read().splitlines() if line.strip()]
     if process.returncode:
-        raise TrainedModelError(f"cannot make the trained model: {command[2]}: {lines[-1]}")
+        # The last error: one line of pip's or of a traceback, several of uv's.
+        begins = [number for number, line in enumerate(said) if "error" in line.lower()]
+        why = " ".join(said[begins[-1] if begins else -1 :]) or f"exit status {process.returncode}"
+        raise TrainedModelError(f"cannot make the trained model: {what}: {why}")
     progress.done(f"trained model: {what}: done")
 
 
