@@ -72,21 +72,10 @@ class Effect:
 
     def claim(self, row: str, what: str, model: str, goal: str = "", paper: str = "") -> Claim:
         """The claim; its value is the geometric mean, and its interval that of logarithms."""
-        low, high, values = min(self.values), max(self.values), list(self.values)
-        interval = self.interval()
+        values = list(self.values)
+        middle = self.factor, min(values), max(values)
         return Claim(
-            row,
-            what,
-            model,
-            self.factor,
-            low,
-            high,
-            "x",
-            len(values),
-            paper,
-            goal,
-            interval,
-            values,
+            row, what, model, *middle, "x", len(values), paper, goal, self.interval(), values
         )
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from vtoken_bench.charts import Chart, Line, Panel
 from vtoken_bench.evaluation.effects import SHOWN, Effect
 from vtoken_bench.evaluation.points import (
+    UNPACKED,
     Comparison,
     Experiment,
     Labels,
@@ -98,7 +99,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         [],
         [
             f"tok/s: median of the fastest number of clients within the bound; ratios: {SHOWN}",
-            "packing of holes for attention, a cost of the CPU's kernel, is taken out of both",
+            UNPACKED,
             f"paper: x naive-evict {PAPER_GAIN}",
         ],
     )
@@ -137,7 +138,6 @@ def _select(result: Result, table: Table, model: str, name: str, runs: list[Run]
     best = {
         variant: best_under(pick(runs, variant=variant), bound) for variant in variants_of(runs)
     }
-
     points: dict[str, Labels] = {
         variant: {"variant": variant, "clients": found[0]}
         for variant, found in best.items()

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from vtoken_bench.charts import Bars, Chart, Panel
 from vtoken_bench.evaluation.points import (
+    UNPACKED,
     Comparison,
     Experiment,
     Point,
@@ -96,7 +97,7 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         [
             "a copy is made in the step that plans it: on the CPU before the step's forward, with "
             "CUDA beside it",
-            "packing of holes for attention, a cost of the CPU's kernel, is taken out of both",
+            UNPACKED,
         ],
     )
     panels = []
