@@ -18,7 +18,8 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount
+from starlette.routing import Match, Mount
+from starlette.types import Scope
 
 from vtoken import wire
 from vtoken.base.credentials import read_token_file, readable_by_others
@@ -61,10 +62,7 @@ class VTokenEndpointPlugin:
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
-        mount = Mount(MOUNT_PATH, Front(self._check, self._member))
-        # Without DOTALL, a path with a line break bypasses the check and reaches the host's routes.
-        mount.path_regex = re.compile(mount.path_regex.pattern, re.DOTALL)
-        app.router.routes.append(mount)
+        app.router.routes.append(_Mount(MOUNT_PATH, Front(self._check, self._member)))
         openapi.merge_into(app, self.app, MOUNT_PATH)
         scrape.attach(app, self._service)
 
@@ -110,6 +108,26 @@ class VTokenEndpointPlugin:
     def _access_control(self) -> AccessControl | None:
         service = self._service()
         return None if service is None else service.auth
+
+
+class _Mount(Mount):
+    """The mount of the routes, which answer with and without the server's `--root-path` in the
+    path, as vLLM's own do: a proxy may have removed it. Below the mount it is always there.
+    """
+
+    def __init__(self, path: str, app: Front) -> None:
+        super().__init__(path, app)
+        # Without DOTALL, a path with a line break bypasses the check and reaches the host's routes.
+        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        if match is not Match.NONE:
+            prefix = scope.get("root_path", "").rstrip("/")
+            child["root_path"] = prefix + self.path
+            if not scope["path"].startswith(child["root_path"]):
+                child["path"] = prefix + scope["path"]
+        return match, child
 
 
 def _engine(bus: EngineBus, journal: Journal) -> Engine:

@@ -8,19 +8,27 @@ import json
 from collections.abc import AsyncIterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import websockets
 
-from tests.support.routes import bearer, check_every_route, stream_status
+from tests.support.routes import (
+    CONTROL,
+    READ,
+    bearer,
+    check_every_route,
+    hello_of,
+    stream_status,
+    token_file,
+    token_files,
+)
 from tests.support.scripted import ScriptedEngine
-from tests.support.serving import Served, serve
+from tests.support.serving import serve
 from tests.support.waiting import LIMIT_S
 from vtoken_api.stream import endpoint
 
-API_KEY, READ, CONTROL = "the-api-key-0123", "the-read-token-0123", "the-control-token-0123"
+API_KEY = "the-api-key-0123"
 ROOT = "/vtoken/v1"
 CHANGES = (("PATCH", "config"), ("POST", "undo"), ("POST", "compactions"))
 
@@ -30,31 +38,6 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
     engine = ScriptedEngine()
     yield engine
     engine.close()
-
-
-def token_file(folder: Path, name: str, token: str) -> str:
-    path = folder / name
-    path.write_text(token + "\n")
-    path.chmod(0o600)
-    return str(path)
-
-
-def token_files(folder: Path, *, read: bool, control: bool) -> dict[str, str]:
-    files = {}
-    if read:
-        files["read_token_file"] = token_file(folder, "read", READ)
-    if control:
-        files["control_token_file"] = token_file(folder, "control", CONTROL)
-    return files
-
-
-async def hello_of(served: Served, token: str | None, *, first_message: bool = False) -> Any:
-    """The first message of a stream; the token travels as header or as first message."""
-    headers = {} if first_message else bearer(token)
-    async with websockets.connect(served.stream_url, additional_headers=headers) as stream:
-        if first_message:
-            await stream.send(f'{{"type": "auth", "token": "{token}"}}')
-        return json.loads(await asyncio.wait_for(stream.recv(), LIMIT_S))
 
 
 # The rights of each caller: "-" none (401), "r" read, "c" control, "." if the server has no such
@@ -112,7 +95,7 @@ async def test_every_combination_of_tokens_grants_what_the_table_says(
                 continue
             ways = [False, True] if token and served.service.auth.access.needs_token else [False]
             for first_message in ways:
-                hello = await hello_of(served, token, first_message=first_message)
+                hello = await hello_of(served.stream_url, token, first_message=first_message)
                 assert hello["can_control"] is (may == "c")
                 assert bool(hello["read_only_reason"]) is (may != "c")
                 assert hello["can_read_text"] is (may == "c")
@@ -206,13 +189,13 @@ async def test_connections_without_a_token_are_few_and_end_soon(
             await websockets.connect(served.stream_url)
         assert refused.value.response.status_code == 429
         assert "have not sent their token" in refused.value.response.body.decode()
-        hello = await hello_of(served, API_KEY)  # a token in the header is not affected
+        hello = await hello_of(served.stream_url, API_KEY)  # a token in the header is not affected
         assert hello["type"] == "hello"
         for silent in (first, second):
             with pytest.raises(websockets.ConnectionClosedError):
                 await asyncio.wait_for(silent.recv(), LIMIT_S)
             assert silent.close_code == 4401
-        assert (await hello_of(served, API_KEY, first_message=True))["type"] == "hello"
+        assert (await hello_of(served.stream_url, API_KEY, first_message=True))["type"] == "hello"
         assert served.service.auth.refusals.counts == {429: 1, 401: 2}
 
 
@@ -240,7 +223,7 @@ async def test_server_bound_to_more_than_loopback_is_read_only_and_says_so(
 ) -> None:
     async with serve(engine.handle, host=host) as served:
         assert "read-only" in server_log.text
-        hello = await hello_of(served, None)
+        hello = await hello_of(served.stream_url, None)
         assert "bound to more than loopback" in hello["read_only_reason"]
 
 

@@ -1,4 +1,4 @@
-"""Access checks of every route of the API: without a token, with a wrong one, with a read token.
+"""Calls with tokens, and access checks of every route of the API.
 
 The routes are those of the mounted application, so an unguarded route fails.
 """
@@ -6,6 +6,9 @@ The routes are those of the mounted application, so an unguarded route fails.
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
+from typing import Any
 
 import httpx
 import websockets
@@ -13,6 +16,8 @@ from starlette.routing import Route, WebSocketRoute
 
 from tests.support.waiting import LIMIT_S
 from vtoken_api.plugin import MOUNT_PATH, build_app
+
+READ, CONTROL = "the-read-token-0123", "the-control-token-0123"
 
 
 def bearer(token: str | None) -> dict[str, str]:
@@ -66,3 +71,28 @@ async def stream_status(url: str, headers: dict[str, str]) -> int:
     except websockets.ConnectionClosedError as refused:
         return (refused.rcvd.code if refused.rcvd else 0) - 4000
     return 0
+
+
+def token_file(folder: Path, name: str, token: str) -> str:
+    path = folder / name
+    path.write_text(token + "\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def token_files(folder: Path, *, read: bool, control: bool) -> dict[str, str]:
+    files = {}
+    if read:
+        files["read_token_file"] = token_file(folder, "read", READ)
+    if control:
+        files["control_token_file"] = token_file(folder, "control", CONTROL)
+    return files
+
+
+async def hello_of(url: str, token: str | None, *, first_message: bool = False) -> Any:
+    """The first message of a stream; the token travels as header or as first message."""
+    headers = {} if first_message else bearer(token)
+    async with websockets.connect(url, additional_headers=headers) as stream:
+        if first_message:
+            await stream.send(f'{{"type": "auth", "token": "{token}"}}')
+        return json.loads(await asyncio.wait_for(stream.recv(), LIMIT_S))

@@ -163,16 +163,17 @@ async def serve(
     host: str | None = "127.0.0.1",
     port: int = 0,
     api_key: list[str] | None = None,
+    root_path: str = "",
     **settings: str | bool,
 ) -> AsyncIterator[Served]:
     """Serve engines, each by its `handle`; `host` is reported to the plugin, the socket is always
-    on loopback.
+    on loopback. `root_path`: as vLLM's `--root-path`.
 
     `settings`: fields of `ApiSettings`; the state directory is a temporary one unless named.
     """
     with tempfile.TemporaryDirectory() as state_dir:
         settings = {"state_dir": state_dir, **settings}
-        async with _serve(handles, host, port, api_key, settings) as served:
+        async with _serve(handles, host, port, api_key, root_path, settings) as served:
             yield served
 
 
@@ -182,9 +183,11 @@ async def _serve(
     host: str | None,
     port: int,
     api_key: list[str] | None,
+    root_path: str,
     settings: dict[str, str | bool],
 ) -> AsyncIterator[Served]:
     app = FastAPI()
+    app.root_path = root_path
 
     @app.get("/v1/models")
     async def models() -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken import __version__, wire
@@ -60,8 +61,8 @@ QUERY: dict[str, Any] = {
 router = APIRouter(tags=["vToken"])
 
 
-def description() -> dict[str, Any]:
-    """The AsyncAPI 3.0 document."""
+def description(root: str = "/vtoken/v1") -> dict[str, Any]:
+    """The AsyncAPI 3.0 document; `root`: the path below which the stream is."""
     sent = get_args(wire.StreamMessage)
     _, schemas = msgspec.json.schema_components(
         (*sent, AuthMessage), ref_template="#/components/schemas/{name}"
@@ -82,7 +83,7 @@ def description() -> dict[str, Any]:
         "info": {"title": "vToken stream", "version": __version__, "description": DESCRIPTION},
         "channels": {
             "stream": {
-                "address": "/vtoken/v1/stream",
+                "address": f"{root}/stream",
                 "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
                 "bindings": {"ws": {"query": QUERY}},
             }
@@ -113,5 +114,5 @@ def description() -> dict[str, Any]:
     responses=answers({"type": "object"}, "The AsyncAPI document"),
     dependencies=[Depends(query(NoQuery))],
 )
-async def get_asyncapi() -> Response:
-    return document(description())
+async def get_asyncapi(request: Request) -> Response:
+    return document(description(request.scope["root_path"]))
