@@ -585,3 +585,42 @@ def test_a_check_without_a_result_is_an_event_and_stops_nothing(
         (event,) = runtime_of(llm).events.page(0, 100, "canary").events
     assert (found.failed, found.checked) == (1, 1)
     assert event.data == {"reason": "the prompt log-probabilities are of different tokens"}
+
+
+def halve_norms(worker: Any) -> None:
+    """Other weights in place; linear layers of the CPU build keep a packed copy of theirs."""
+    for name, weight in worker.get_model().named_parameters():
+        if "norm" in name:
+            weight.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("evicting", [False, True])
+def test_no_output_is_checked_with_weights_that_changed_after_it(
+    engine: Any, greedy: Any, evicting: bool
+) -> None:
+    with engine(**args("streaming_llm" if evicting else "none")) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        add(llm, "done", PROMPTS[0], NUM_NEW)
+        run_until_checking(llm)
+        add(llm, "both", PROMPTS[1], NUM_NEW)
+        llm.llm_engine.step()
+        assert core.scheduler.vtoken_canary.num_unfinished == 1
+        add(llm, "waits", PROMPTS[2], NUM_NEW)
+        core.collective_rpc("check_health")  # as monitoring does: changes no weight
+        assert core.scheduler.vtoken_canary.num_unfinished == 1
+        core.collective_rpc(halve_norms)
+        core.collective_rpc(halve_norms)
+        outputs = {}
+        while llm.llm_engine.has_unfinished_requests():
+            outputs |= {o.request_id: o.outputs[0] for o in llm.llm_engine.step()}
+        found = finish_checks(llm)
+        events = runtime_of(llm).events.page(0, 100, "canary").events
+    assert outputs["both"].logprobs is None  # only the canary asked for them
+    assert (found.checked, found.dropped, found.skipped) == (1, 1, {"weights changed": 1})
+    if not evicting:
+        assert found.control.agreement == 1.0
+    (event,) = events
+    assert event.data == {"reason": "weights changed", "call": "halve_norms", "dropped": 2}
+    assert event.summary == (
+        "halve_norms may have changed the weights: 2 outputs of before are not checked"
+    )

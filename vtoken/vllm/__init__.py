@@ -42,9 +42,11 @@ def register() -> None:
     selector._cached_get_attn_backend.cache_clear()  # an earlier engine may have filled it
     from vtoken.vllm.engine.manager import register_spec
     from vtoken.vllm.engine.request_arguments import check_arguments
+    from vtoken.vllm.engine.weights import watch_weights
 
     register_spec()
     check_arguments()
+    watch_weights()
     EngineCore.vtoken_command = _command
 
 

@@ -280,6 +280,13 @@ ENGINE_POINTS = (
         ends_with="plugins can register utility calls",
     ),
     TouchPoint(
+        "vllm.v1.engine.core:EngineCore.collective_rpc",
+        "wrap",
+        "check no output of the quality canary with weights that changed after it",
+        ("method",),
+        ends_with="a scheduler is told of new weights",
+    ),
+    TouchPoint(
         "vllm.v1.engine.core_client:AsyncMPClient._call_utility_async",
         "call",
         "send a command to one engine of a server that has several",

@@ -29,6 +29,7 @@ from vllm.v1.request import Request, RequestStatus
 from vtoken.base.arrays import Floats
 from vtoken.core.runtime.canary import make_check
 from vtoken.core.runtime.runtime import Runtime
+from vtoken.sentences import counted
 from vtoken.vllm.engine.canary.samples import Finished, Samples
 
 CHUNK_TOKENS = 64  # few enough that a decode step takes hardly longer
@@ -264,6 +265,16 @@ class Checks:
             self._drop()
         self._runtime.canary.drop(len(self._queue))
         self._queue.clear()
+
+    def weights_changed(self, call: str) -> None:
+        """Drop what was generated until now: `call` to the workers may have changed the weights."""
+        num_dropped = self.num_unfinished + self.samples.outdate()
+        self.drop_all()
+        if num_dropped:
+            summary = f"{call} may have changed the weights: "
+            summary += f"{counted(num_dropped, 'output')} of before are not checked"
+            data = {"reason": "weights changed", "call": call, "dropped": num_dropped}
+            self._runtime.events.add(self._runtime.step, "canary", summary, data)
 
 
 def _num_left(request: Request, most: int) -> int:

@@ -60,7 +60,8 @@ class _Sample:
     """A sampled request while it runs. `draw`: uniform in 0..1. `revision`: 0 before it starts.
 
     `own`: log-probabilities of its outputs so far, None if unknown; `strip`: the client did not
-    request them. `finished`: set when the request ended and its last output is pending.
+    request them. `outdated`: the weights have changed since. `finished`: set when the request ended
+    and its last output is pending.
     """
 
     draw: float
@@ -68,6 +69,7 @@ class _Sample:
     strip: bool
     revision: int = 0
     evicted: bool = False
+    outdated: bool = False
     finished: Finished | None = None
 
     def complete(self) -> Finished | None:
@@ -135,6 +137,13 @@ class Samples:
                 if sample is not None and not sample.revision:
                     sample.revision = self._runtime.state.revision
 
+    def outdate(self) -> int:
+        """Let no request be checked that has begun; returns how many were to be."""
+        begun = [s for s in self._samples.values() if s.revision and not s.outdated]
+        for sample in begun:
+            sample.outdated = True
+        return len(begun)
+
     def preempted(self, request_id: str) -> None:
         """Call before a preempted request frees its blocks; it will recompute its context."""
         sample = self._samples.get(request_id)
@@ -166,6 +175,8 @@ class Samples:
         num_prompt = request.num_prompt_tokens
         if not _is_complete(request):
             runtime.canary.skip("aborted")
+        elif sample.outdated:
+            runtime.canary.skip("weights changed")
         elif sample.revision != runtime.state.effective[1]:
             runtime.canary.skip("revision changed")
         elif num_prompt >= limit:
