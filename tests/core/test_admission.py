@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.core.windows import Windows
+from vtoken.core.config.request_rules import Prompt
 from vtoken.core.runtime.admission import Admission, Requirement
 from vtoken.policies import make_policy
 
@@ -83,6 +84,17 @@ def test_a_policy_that_profiles_the_whole_prompt_is_counted_with_all_of_it(
     assert admission.peak_tokens("new", 1000) == 96 + 32 + CHUNK
     runtime.state.config = replace(runtime.config, policy=make_policy("fastgen", {}))
     assert admission.peak_tokens("new", 1000) == 1000
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_is_counted_with_all_of_it(
+    engine: LiveEngine,
+) -> None:
+    engine.configure(evict_during="both")
+    admission, runtime = engine.runtime.admission, engine.runtime
+    runtime.announce("new", None, prompt=Prompt(1000, is_scored=True))
+    assert admission.peak_tokens("new", 1000) == 1000
+    assert runtime.state.rules("new").evict_during == "decode"
+    assert admission.peak_tokens("other", 1000) == 96 + 32 + CHUNK
 
 
 def test_a_cached_prefix_is_held_until_the_first_chunk_is_computed(engine: LiveEngine) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer
+from tests.support.observe import Observer, runtime_of
 from tests.support.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
@@ -136,3 +136,27 @@ def test_the_eviction_at_the_prompts_end_waits_a_token_for_scores_that_come_late
         reference.generate(hf_model, prompt, 24, reference.replay(log))
         for prompt, log in zip(prompts, logs, strict=True)
     ]
+
+
+@pytest.mark.parametrize("when", ["always", "pressure"])
+def test_prompt_logprobs_equal_the_full_cache_whatever_evicts_between_chunks(
+    when: str, engine: Any
+) -> None:
+    from vllm import SamplingParams
+
+    inputs = [{"prompt_token_ids": PROMPTS[0]}] * 2
+    scored = SamplingParams(
+        temperature=0, max_tokens=2, prompt_logprobs=0, extra_args={"vtoken_report": 1}
+    )
+    plain = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+    found, config = {}, {"evict_when": when, "headroom_blocks": 2, "low_watermark_blocks": 4}
+    for policy in ("none", "streaming_llm"):
+        args = vtoken_args(policy, "both", **config)
+        with engine(**ENGINE, num_gpu_blocks_override=33, max_model_len=1024, **args) as llm:
+            _, score = llm.generate(inputs, [plain, scored], use_tqdm=False)
+            evicted = runtime_of(llm).counters.tokens.evicted
+        tokens = zip(score.prompt_logprobs[1:], PROMPTS[0][1:], strict=True)
+        found[policy] = [row[token].logprob for row, token in tokens]
+    assert evicted > 0  # of the other
+    assert found["streaming_llm"] == pytest.approx(found["none"], abs=1e-4)
+    assert score.kv_transfer_params["vtoken"]["evict_during"] == "decode"

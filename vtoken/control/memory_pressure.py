@@ -84,4 +84,5 @@ def ended_detail(ended: Finished) -> RequestDetail:
         evict_when=ended.evict_when,
     )
     detail.given_tokens, detail.ended_ts = ended.given_tokens, ended.ended_ts
+    detail.evict_during = ended.evict_during
     return detail

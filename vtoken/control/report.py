@@ -221,6 +221,7 @@ class Reporter:
                 detail.state = "waiting"
         protection = self.runtime.state.protection(request_id)
         detail.protected, detail.protection_cut = protection.spans(), list(protection.cut)
+        detail.evict_during = self.runtime.state.rules(request_id).evict_during
         detail.forgotten = [*self.runtime.state.forgotten.get(request_id, ())]
         return detail
 

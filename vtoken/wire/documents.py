@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from vtoken.wire.doc import Doc, OfEngine, PackedArray
-from vtoken.wire.settings import ConfigValues, EvictWhen, PlannerName, PolicyChoice, Trial
+from vtoken.wire.settings import (
+    ConfigValues,
+    EvictionPhase,
+    EvictWhen,
+    PlannerName,
+    PolicyChoice,
+    Trial,
+)
 from vtoken.wire.status import Gate, Status
 
 RequestState = Literal["running", "waiting", "preempted", "finished"]
@@ -238,6 +245,7 @@ class RequestDetail(RequestRow):
     ended_ts: float | None = None  # of a finished request; the newest 1,024 can be looked up
     # [start, end) of token ids that die before all others, ascending; protected ones do not die.
     forgotten: list[tuple[int, int]] = []
+    evict_during: EvictionPhase = "decode"  # "decode" also if its prompt's logprobs are asked for
 
 
 class TokenRow(Doc):

@@ -53,12 +53,14 @@ class Prompt:
     """A request's prompt, as far as the rules need it.
 
     `find_parts` is called when a part may be protected. `is_embedded`: the prompt came as
-    embeddings, so it has no token ids.
+    embeddings, so it has no token ids. `is_scored`: its log-probabilities are asked for, so nothing
+    is evicted while it is computed.
     """
 
     num_tokens: int = 0
     find_parts: Callable[[], PromptParts] = lambda: NO_PARTS
     is_embedded: bool = False
+    is_scored: bool = False
 
 
 @dataclass(slots=True)
@@ -131,6 +133,7 @@ class RequestRules:
             "budget_tokens": budget,
             "interval_tokens": interval,
             "evict_when": when,
+            "evict_during": "decode" if self.prompt.is_scored else config.evict_during,
         }
         if all(getattr(config, name) == value for name, value in own.items()):
             return config, protected

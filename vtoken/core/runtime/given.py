@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vtoken.wire import EvictWhen
+from vtoken.wire import EvictionPhase, EvictWhen
 
 WINDOW_S = 10.0
 MAX_FINISHED = 1024
@@ -57,6 +57,7 @@ class Finished:
     policy: str
     budget_tokens: int
     evict_when: EvictWhen
+    evict_during: EvictionPhase
 
     @property
     def live_tokens(self) -> int:
@@ -77,6 +78,7 @@ class Finished:
             "policy": self.policy,
             "budget_tokens": self.budget_tokens,
             "evict_when": self.evict_when,
+            "evict_during": self.evict_during,
         }
 
 

@@ -232,6 +232,7 @@ class Runtime:
                 rules.policy.name,
                 rules.budget_tokens,
                 rules.evict_when,
+                rules.evict_during,
             )
         )
 

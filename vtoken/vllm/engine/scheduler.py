@@ -254,6 +254,7 @@ class VTokenSchedulerMixin:
                 request.num_prompt_tokens,
                 partial(self._chats.parts, request.prompt_token_ids),
                 is_embedded=request.prompt_embeds is not None,
+                is_scored=getattr(request.sampling_params, "prompt_logprobs", None) is not None,
             ),
         )
         self.vtoken_canary.samples.arrived(request)
