@@ -18,6 +18,7 @@ from textual.pilot import Pilot
 from scripts.screenshots import tour
 from scripts.screenshots.fleet import Silence
 from scripts.screenshots.scenarios import SCENARIOS, Scenario
+from vtoken.client import AsyncClient, Server
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
@@ -55,7 +56,7 @@ async def take(
         runs.setdefault((scenario.source, scenario.size), []).append(name)
     for (source, columns_rows), names in runs.items():
         if source == "fleet":
-            app = ConsoleApp(url, token=token)
+            app = ConsoleApp(Server(url, token))
             async with app.run_test(size=columns_rows, notifications=True) as pilot:
                 await _until(app, pilot, url, lambda app: app.is_ready and app.fleet.is_shown)
                 await pilot.pause(settle_s)
@@ -71,7 +72,7 @@ async def take(
                 app = ConsoleApp(recording.name, recording=recording)
             else:
                 guided = source == "guide"
-                app = ConsoleApp(url, token=token, guided=guided)
+                app = ConsoleApp(Server(url, token), guided=guided)
             async with app.run_test(size=columns_rows, notifications=True) as pilot:
                 await _first_data(app, pilot, url)
                 await pilot.pause(settle_s)
@@ -80,7 +81,7 @@ async def take(
                     written += _save(app, out, name)
                     await _back(app, pilot, SCENARIOS[name])
     if TOUR in views:
-        app = ConsoleApp(url, token=token)
+        app = ConsoleApp(Server(url, token))
         async with app.run_test(size=tour.SIZE, notifications=True) as pilot:
             await _first_data(app, pilot, url)
             await pilot.pause(settle_s)
@@ -111,8 +112,6 @@ async def _until(
 
 async def _flight(url: str, token: str | None, folder: Path) -> Path:
     """Downloads the server's flight recording into `folder`."""
-    from vtoken.client import AsyncClient, Server
-
     client = AsyncClient(Server(url, token))
     try:
         content = await client.recording(REPLAY_S)

@@ -51,6 +51,7 @@ def test_the_public_names() -> None:
         "Stream",
         "StreamClosed",
         "StreamGap",
+        "TLSFailed",
         "Unauthorized",
         "Unreachable",
         "VTokenError",

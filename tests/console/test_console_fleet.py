@@ -90,7 +90,7 @@ async def test_changes_on_a_dashboard_are_made_on_all_engines_of_its_server() ->
 
 
 async def test_a_named_engine_is_the_start_page_and_is_changed_alone() -> None:
-    async with several(2) as (served, cores), running(served.url, engine=1) as (app, pilot):
+    async with several(2) as (served, cores), running(Server(served.url, engine=1)) as (app, pilot):
         await until(lambda: "engine 1 of 2" in screen_text(app), "no engine in the header")
         await pilot.press("p")
         await until(lambda: cores[1].runtime.config.reclamation == "auto", "not resumed")

@@ -14,7 +14,7 @@ from tests.support.core.live import LiveEngine
 from tests.support.served_core import several
 from tests.support.serving import Served
 from vtoken import wire
-from vtoken.client import Client
+from vtoken.client import Client, Server
 
 NUM_POINTS, SPAN_S = 290, 300
 
@@ -72,7 +72,7 @@ async def test_each_engine_has_a_history_of_its_own() -> None:
     async with several(2) as (served, cores):
         remember(cores[0], free=5)
         remember(cores[1], free=9)
-        async with running(served.url, engine=0) as (app, pilot):
+        async with running(Server(served.url, engine=0)) as (app, pilot):
 
             def shown(free: int) -> bool:
                 row = app.source.feed.series.window(SPAN_S, 30).row("free_blocks")

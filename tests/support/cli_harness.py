@@ -47,7 +47,7 @@ async def run(*arguments: str, **env: str) -> Ran:
 
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("VTOKEN_URL", "VTOKEN_TOKEN"):
+        for name in ("VTOKEN_URL", "VTOKEN_TOKEN", "VTOKEN_CAFILE", "SSL_CERT_FILE"):
             patch.delenv(name, raising=False)
         for name, value in env.items():
             patch.setenv(name, value)

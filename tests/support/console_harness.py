@@ -17,6 +17,7 @@ from tests.support import waiting
 from tests.support.core.live import LiveEngine, make_engine, make_quiet
 from tests.support.serving import Served
 from vtoken import wire
+from vtoken.client import Server
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.outcome import Outcome
@@ -113,10 +114,10 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 
 @contextlib.asynccontextmanager
 async def running(
-    url: str, size: tuple[int, int] = (120, 36), **options: Any
+    server: Server | str, size: tuple[int, int] = (120, 36), **options: Any
 ) -> AsyncIterator[Any]:
     """The real app, headless; yields (app, pilot) once the first snapshot is drawn."""
-    app = ConsoleApp(url, **options)
+    app = ConsoleApp(server, **options)
     app.dashboard.HELD_S = 0.0  # a test may press a key twice in a row
     async with app.run_test(size=size, notifications=True) as pilot:
         await until(lambda: app.source is not None and app.dashboard.synced, "no first snapshot")

@@ -20,6 +20,7 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
+from tests.support.tls import TLS
 from vtoken import wire
 from vtoken.base.errors import RefusedError
 from vtoken.wire import commands
@@ -164,16 +165,17 @@ async def serve(
     port: int = 0,
     api_key: list[str] | None = None,
     root_path: str = "",
+    tls: TLS | None = None,
     **settings: str | bool,
 ) -> AsyncIterator[Served]:
     """Serve engines, each by its `handle`; `host` is reported to the plugin, the socket is always
-    on loopback. `root_path`: as vLLM's `--root-path`.
+    on loopback. `root_path`: as vLLM's `--root-path`; `tls`: as its `--ssl-keyfile`.
 
     `settings`: fields of `ApiSettings`; the state directory is a temporary one unless named.
     """
     with tempfile.TemporaryDirectory() as state_dir:
         settings = {"state_dir": state_dir, **settings}
-        async with _serve(handles, host, port, api_key, root_path, settings) as served:
+        async with _serve(handles, host, port, api_key, root_path, tls, settings) as served:
             yield served
 
 
@@ -184,6 +186,7 @@ async def _serve(
     port: int,
     api_key: list[str] | None,
     root_path: str,
+    tls: TLS | None,
     settings: dict[str, str | bool],
 ) -> AsyncIterator[Served]:
     app = FastAPI()
@@ -212,6 +215,8 @@ async def _serve(
         port=port,
         lifespan="off",
         log_config=None,
+        ssl_keyfile=None if tls is None else tls.key,
+        ssl_certfile=None if tls is None else tls.certificate,
     )
     server = uvicorn.Server(config)
     config.load()
@@ -220,7 +225,8 @@ async def _serve(
     port = server.servers[0].sockets[0].getsockname()[1]
     service: Service = app.state.vtoken
     try:
-        yield Served(f"http://127.0.0.1:{port}", app, client, service, server)
+        scheme = "http" if tls is None else "https"
+        yield Served(f"{scheme}://127.0.0.1:{port}", app, client, service, server)
     finally:
         await service.close()
         await _end(server)

@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 from importlib import import_module
 
-from vtoken.cli.errors import UsageError
+from vtoken.cli.errors import UsageError, warn_ignored_token
 from vtoken.cli.servers import named_servers
 from vtoken.client import Client, OutcomeUnknown
 
@@ -49,4 +49,6 @@ def run(arguments: Namespace) -> int:
     command = getattr(import_module(f"vtoken.cli.{module}"), name)
     with Client(servers[0], lookup_s=LOOKUP_S, on_lookup=tell) as client:
         code: int = command(arguments, client)
+        if client.token_ignored and not arguments.json:
+            warn_ignored_token(client.server)
         return code

@@ -108,7 +108,9 @@ def _policy_names(client: Client) -> list[str]:
 def _query(parsed_args: argparse.Namespace, query: Callable[[Client], Iterable[Any]]) -> list[Any]:
     try:
         server = Server.from_environment(
-            getattr(parsed_args, "url", None), token_file=getattr(parsed_args, "token_file", None)
+            getattr(parsed_args, "url", None),
+            token_file=getattr(parsed_args, "token_file", None),
+            cafile=getattr(parsed_args, "cafile", None),
         )
         with Client(server, timeout_s=TIMEOUT_S) as client:
             return list(query(client))

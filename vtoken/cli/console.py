@@ -42,7 +42,6 @@ def console(arguments: Namespace, client: Client) -> int:
 
     return run(
         _source(arguments, client),
-        token=client.server.token,
         read_only=arguments.read_only,
         fps=arguments.fps,
         ascii_only=arguments.ascii,
@@ -53,7 +52,6 @@ def console(arguments: Namespace, client: Client) -> int:
         motion=not arguments.no_motion,
         guide=arguments.guide,
         keys=keys,
-        engine=client.server.engine,
         servers=_several(arguments),
     )
 
@@ -103,9 +101,9 @@ def _recording(arguments: Namespace) -> Path | None:
     return None if arguments.replay is None else Path(arguments.replay)
 
 
-def _source(arguments: Namespace, client: Client) -> str:
+def _source(arguments: Namespace, client: Client) -> Server | str:
     recording = _recording(arguments)
-    return client.server.url if recording is None else recording.name
+    return client.server if recording is None else recording.name
 
 
 def _export(arguments: Namespace, client: Client) -> int:
@@ -115,12 +113,10 @@ def _export(arguments: Namespace, client: Client) -> int:
 
     app = ConsoleApp(
         _source(arguments, client),
-        token=client.server.token,
         read_only=True,
         appearance=choose(arguments.theme, _colors(arguments), ascii_only=arguments.ascii),
         recording=_recording(arguments),
         moment=arguments.at,
-        engine=client.server.engine,
         servers=_several(arguments),
     )
     try:
@@ -161,6 +157,7 @@ def _serve(arguments: Namespace, client: Client) -> int:
         command += ["--fleet", arguments.fleet] if arguments.fleet is not None else []
     else:
         command += ["--url", client.server.url]
+    command += ["--cafile", arguments.cafile] if arguments.cafile is not None else []
     command += [] if client.server.engine is None else ["--engine", f"{client.server.engine}"]
     command += ["--fps", f"{arguments.fps:g}", "--theme", arguments.theme]
     command += ["--colors", _colors(arguments)]

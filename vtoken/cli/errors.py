@@ -9,6 +9,7 @@ CommandError        1: the server refused, did not answer, or did not finish in 
 from __future__ import annotations
 
 import re
+import sys
 
 import msgspec
 
@@ -19,6 +20,8 @@ from vtoken.client import (
     OutcomeUnknown,
     ProblemError,
     RefusedError,
+    Server,
+    TLSFailed,
     Unauthorized,
     Unreachable,
 )
@@ -53,19 +56,27 @@ class UsageError(CommandError):
     exit_code = 2
 
 
+def warn_ignored_token(server: Server) -> None:
+    """Tell that a server has no tokens, so that a wrong one would do as well."""
+    source = server.token_source or "the client"
+    print(
+        f"vtoken: {server.url} has no tokens; it did not check the one of {source}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def failure_of(error: ProblemError | RefusedError) -> CommandError:
     """The command-line error for a failed call."""
     if isinstance(error, RefusedError):
         return UsageError(error.detail, error.bound and f"expected: {error.bound}")
     problem = error.problem
     hint: str | None
-    if isinstance(error, OutcomeUnknown):
+    if isinstance(error, OutcomeUnknown | TLSFailed | Unauthorized):  # they name the remedy
         return CommandError(problem.detail, None, problem)
     if isinstance(error, Unreachable):
         hint = "start a server with: vtoken serve MODEL\nor name another with --url or VTOKEN_URL"
         return CommandError(problem.detail, hint, problem)
-    if isinstance(error, Unauthorized):
-        return CommandError(problem.detail, "set VTOKEN_TOKEN, or pass --token-file FILE", problem)
     if isinstance(error, NotVToken):
         hint = "start the server with: vtoken serve MODEL" if problem.status == 404 else None
         return CommandError(problem.detail, hint, problem)

@@ -16,7 +16,7 @@ import msgspec
 
 from vtoken import wire
 from vtoken.cli.act import change
-from vtoken.cli.errors import UsageError
+from vtoken.cli.errors import UsageError, warn_ignored_token
 from vtoken.cli.printing import coloured, print_document, table
 from vtoken.cli.show import change_words, member_rows
 from vtoken.client import AsyncClient, OutcomeUnknown, ProblemError, Server
@@ -61,6 +61,8 @@ def every(
             return await _report(clients, call)
         finally:
             for client in clients:
+                if client.token_ignored and not arguments.json:
+                    warn_ignored_token(client.server)
                 await client.aclose()
 
     report = asyncio.run(ask())

@@ -41,9 +41,10 @@ GROUPS = {
 
 EPILOG = """\
 environment:
-  VTOKEN_URL    the server (default: http://127.0.0.1:8000)
-  VTOKEN_TOKEN  bearer token, if the server needs one
-  NO_COLOR      no colours
+  VTOKEN_URL     the server (default: http://127.0.0.1:8000)
+  VTOKEN_TOKEN   bearer token, if the server needs one
+  VTOKEN_CAFILE  certificate of an https:// server, or of its authority
+  NO_COLOR       no colours
 
 exit codes: 0 done, 1 refused or failed, 2 usage
 more: vtoken COMMAND --help

@@ -130,6 +130,11 @@ def _server_flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--token-file", metavar="FILE", help="file with the bearer token (env VTOKEN_TOKEN)"
     )
+    flags.add_argument(
+        "--cafile",
+        metavar="FILE",
+        help="the server's certificate or its authority's, in PEM (env VTOKEN_CAFILE)",
+    )
     return flags
 
 

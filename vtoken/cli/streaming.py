@@ -10,7 +10,7 @@ from argparse import Namespace
 import msgspec
 
 from vtoken import wire
-from vtoken.cli.errors import CommandError
+from vtoken.cli.errors import CommandError, warn_ignored_token
 from vtoken.cli.printing import coloured, print_document, print_json, print_text
 from vtoken.cli.show import event_line, silence_line, watch_line
 from vtoken.client import Client
@@ -32,6 +32,8 @@ def watch(arguments: Namespace, client: Client) -> int:
             elif now is not None:
                 print_text(watch_line(now, _tokens_per_s(before, now)))
             elif isinstance(message, wire.Hello):
+                if stream.token_ignored:
+                    warn_ignored_token(client.server)
                 print_text(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
                 continue
             elif before is not None and (line := quiet_line(before, message.ts)):

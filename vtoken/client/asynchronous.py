@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from vtoken import wire
 from vtoken.client import calls, request_text, sequences
-from vtoken.client.answers import answer, no_answer, unreachable
+from vtoken.client.answers import answer, http_options, no_answer, token_ignored, unreachable
 from vtoken.client.calls import Call
 from vtoken.client.errors import OutcomeUnknown, ProblemError
 from vtoken.client.methods import as_method
 from vtoken.client.outcome import looked_up
-from vtoken.client.reader import ALL_TOPICS, CONNECT, Format, Reader, Topic, broken, refused
+from vtoken.client.reader import ALL_TOPICS, Format, Reader, Topic, broken, refused, stream_options
 from vtoken.client.sequences import Pages, Steps
 from vtoken.client.server import TIMEOUT_S, Server
 
@@ -73,6 +73,7 @@ class AsyncClient:
         self.timeout_s = timeout_s
         self.lookup_s = lookup_s
         self.on_lookup = on_lookup
+        self.token_ignored = False  # by the newest answer
         self._http: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
@@ -144,11 +145,7 @@ class AsyncClient:
         import httpx
 
         if self._http is None:
-            self._http = httpx.AsyncClient(
-                headers=self.server.headers(),
-                timeout=self.timeout_s,
-                trust_env=not self.server.is_loopback,
-            )
+            self._http = httpx.AsyncClient(**http_options(self.server, self.timeout_s))
         try:
             response = await self._http.request(
                 call.method,
@@ -159,6 +156,7 @@ class AsyncClient:
             )
         except httpx.HTTPError as error:
             raise no_answer(self.server, call, error, self.timeout_s) from error
+        self.token_ignored = token_ignored(response.headers)
         content_type = response.headers.get("Content-Type")
         return answer(self.server, call, response.status_code, content_type, response.content)
 
@@ -246,13 +244,10 @@ class AsyncStream(Reader):
         from websockets.exceptions import InvalidStatus, WebSocketException
 
         try:
-            return await connect(
-                self._address(),
-                additional_headers=self.server.headers(),
-                proxy=None if self.server.is_loopback else True,
-                **CONNECT,
-            )
+            socket = await connect(self._address(), **stream_options(self.server))
         except InvalidStatus as invalid:
             raise refused(self.server, invalid.response) from invalid
         except (OSError, WebSocketException) as error:
             raise unreachable(self.server, error) from error
+        self.token_ignored = socket.response is not None and token_ignored(socket.response.headers)
+        return socket

@@ -5,6 +5,7 @@ VTokenError
 └── ProblemError        `problem` is the problem document
     ├── Unauthorized    the server needs a token, or another one (401)
     ├── Unreachable     no server answers, or not in time
+    │   ├── TLSFailed       the certificate is not trusted, or one side does not speak TLS
     │   └── OutcomeUnknown  a change was sent, and no answer tells whether it was applied
     ├── NotApplied      a change was sent and looked up: it was not applied
     ├── NotVToken       the server is not vToken, or has another schema version
@@ -30,6 +31,7 @@ __all__ = [
     "RefusedError",
     "StreamClosed",
     "StreamGap",
+    "TLSFailed",
     "Unauthorized",
     "Unreachable",
     "VTokenError",
@@ -59,6 +61,10 @@ class Unauthorized(ProblemError):  # noqa: N818 - named for what happened
 
 class Unreachable(ProblemError):  # noqa: N818
     title = "No answer from the server"
+
+
+class TLSFailed(Unreachable):
+    title = "No connection over TLS"
 
 
 class OutcomeUnknown(Unreachable):

@@ -14,7 +14,7 @@ import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vtoken.base.errors import RefusedError
 from vtoken.client.server import Server
@@ -25,12 +25,16 @@ EXPECTED = "URL [name=NAME] [token-file=FILE]"
 
 
 def read_fleet(
-    path: str | Path, *, token_file: str | Path | None = None, engine: int | None = None
+    path: str | Path,
+    *,
+    token_file: str | Path | None = None,
+    cafile: str | Path | None = None,
+    engine: int | None = None,
 ) -> list[Server]:
     """The servers of a fleet file. Raises RefusedError with file, line and value.
 
     A server without `token-file` gets the token in `token_file`, else VTOKEN_TOKEN, as for one
-    server. `engine`: the rank to address on each of them.
+    server; so does every server `cafile`. `engine`: the rank to address on each of them.
     """
     path = Path(path)
     try:
@@ -47,7 +51,9 @@ def read_fleet(
         text = line.strip()
         if text and not text.startswith("#"):
             try:
-                servers.append(_server(text, path.parent, token_file, engine))
+                url, own = _server(text, path.parent)
+                options = {"token_file": token_file, "cafile": cafile, "engine": engine} | own
+                servers.append(Server.from_environment(url, **options))
                 check_distinct(servers)
             except (RefusedError, ValueError) as error:
                 bound = getattr(error, "bound", None) or EXPECTED
@@ -69,7 +75,8 @@ def check_distinct(servers: Iterable[Server]) -> None:
             _refuse("too many servers", f"at most {MAX_SERVERS}")
 
 
-def _server(text: str, folder: Path, token_file: str | Path | None, engine: int | None) -> Server:
+def _server(text: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """The address in a line, and its own options of `Server.from_environment`."""
     url, *rest = shlex.split(text)
     options: dict[str, str] = {}
     for word in rest:
@@ -77,10 +84,10 @@ def _server(text: str, folder: Path, token_file: str | Path | None, engine: int 
         if not equals or key not in OPTIONS or key in options or not value:
             _refuse(f"{word!r} is not an option, or is repeated", EXPECTED)
         options[key] = value
+    own: dict[str, Any] = {"name": options.get("name", "")}
     if "token-file" in options:
-        token_file = folder / os.path.expanduser(options["token-file"])
-    name = options.get("name", "")
-    return Server.from_environment(url, token_file=token_file, engine=engine, name=name)
+        own["token_file"] = folder / os.path.expanduser(options["token-file"])
+    return url, own
 
 
 def _refuse(detail: str, bound: str) -> NoReturn:

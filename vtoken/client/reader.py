@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 from vtoken import wire
 from vtoken.base.documents import Decoder, MalformedError
-from vtoken.client.answers import refusal
-from vtoken.client.errors import NotVToken, ProblemError, StreamClosed, StreamGap, Unauthorized
+from vtoken.client.answers import refusal, unauthorized
+from vtoken.client.errors import NotVToken, ProblemError, StreamClosed, StreamGap
 from vtoken.client.server import Server
 
 Topic: TypeAlias = Literal["blocks", "requests", "events", "metrics"]
@@ -27,15 +27,20 @@ ALL_TOPICS: tuple[Topic, ...] = ("blocks", "requests", "events", "metrics")
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # wait after the n-th consecutive failure; the last repeats
 CLOSE_CODE_BASE = 4000  # the server closes a refused stream with 4000 + HTTP status
 
-# Options of both clients' websocket connections.
-CONNECT: dict[str, Any] = {
-    "compression": None,
-    "max_size": None,
-    "open_timeout": 10.0,
-    "close_timeout": 1.0,
-    "ping_interval": 5.0,
-    "ping_timeout": 10.0,
-}
+
+def stream_options(server: Server) -> dict[str, Any]:
+    """Options of both clients' websocket connections."""
+    return {
+        "additional_headers": server.headers(),
+        "proxy": None if server.is_loopback else True,
+        "ssl": server.tls() if server.is_https else None,
+        "compression": None,
+        "max_size": None,
+        "open_timeout": 10.0,
+        "close_timeout": 1.0,
+        "ping_interval": 5.0,
+        "ping_timeout": 10.0,
+    }
 
 
 def backoff_s(failures: int) -> float:
@@ -60,6 +65,7 @@ class Reader:
         self.place = resume  # EPOCH:SEQ
         self.raw: str | bytes = b""
         self.received_bytes = 0
+        self.token_ignored = False  # by the server of the newest connection
         self._query = {"topics": ",".join(topics), "fps": f"{fps:g}", "format": format}
         self._decoder: Decoder[wire.StreamMessage] = Decoder(wire.StreamMessage, format)
         self._failures = 0
@@ -130,7 +136,7 @@ def broken(server: Server, closed: Any) -> ProblemError:
         return StreamClosed.of("the stream ended: connection lost")
     status, reason = closed.rcvd.code - CLOSE_CODE_BASE, closed.rcvd.reason
     if status == 401:
-        return Unauthorized.of(reason or f"{server.url} needs a token", status=status)
+        return unauthorized(server)
     detail = f"the stream ended: {reason or 'the server closed it'}"
     return StreamClosed.of(detail, status=max(0, status))
 

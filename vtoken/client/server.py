@@ -1,4 +1,5 @@
-"""A server's address with engine, token and actor: one frozen value, validated on construction.
+"""A server's address with engine, token, actor and certificates: one frozen value, validated on
+construction.
 
 The token is sent in a header only. An address with a token is refused, and the token is never
 printed.
@@ -11,10 +12,14 @@ import getpass
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
 from vtoken.base import hosts
 from vtoken.base.errors import RefusedError
+
+if TYPE_CHECKING:
+    import ssl
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 PREFIX = "/vtoken/v1"
@@ -27,6 +32,8 @@ EXPECTED_URL = f"http://HOST:PORT, for instance {DEFAULT_URL}"
 class Server:
     """`url` is http:// or https://; `actor`, by default the login name, is for the audit log.
     `name` is what rows and sentences about several servers call this one, by default HOST:PORT.
+    `cafile`: certificates in PEM, of which one must have signed that of an https:// server, or be
+    it; None: those of this system and of SSL_CERT_FILE. `token_source`: what errors call the token.
 
     For a server with several engines: `engine` is the rank of the one that all calls are about.
     Without it, changes are made on all engines, and calls that only read are about `shown`.
@@ -38,10 +45,14 @@ class Server:
     engine: int | None = None
     shown: int | None = field(default=None, repr=False)
     name: str = field(default="", repr=False)
+    cafile: str | Path | None = field(default=None, repr=False)
+    token_source: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _checked_url(self.url))
         object.__setattr__(self, "token", _checked_token(self.token))
+        if self.cafile is not None:
+            _check_cafile(self.cafile)
 
     @classmethod
     def from_environment(
@@ -49,10 +60,13 @@ class Server:
         url: str | None = None,
         *,
         token_file: str | Path | None = None,
+        cafile: str | Path | None = None,
         engine: int | None = None,
         name: str = "",
     ) -> Server:
-        """`url`, else VTOKEN_URL, else DEFAULT_URL; the token in the file, else VTOKEN_TOKEN."""
+        """`url`, else VTOKEN_URL, else DEFAULT_URL; the token in the file, else VTOKEN_TOKEN;
+        `cafile`, else VTOKEN_CAFILE.
+        """
         token = os.environ.get("VTOKEN_TOKEN")
         if token_file is not None:
             try:
@@ -65,7 +79,12 @@ class Server:
                     bound="a text file that holds the token",
                 ) from error
         return cls(
-            url or os.environ.get("VTOKEN_URL") or DEFAULT_URL, token, engine=engine, name=name
+            url or os.environ.get("VTOKEN_URL") or DEFAULT_URL,
+            token,
+            engine=engine,
+            name=name,
+            cafile=cafile or os.environ.get("VTOKEN_CAFILE") or None,
+            token_source=str(token_file or "VTOKEN_TOKEN"),
         )
 
     @property
@@ -77,6 +96,24 @@ class Server:
     def is_loopback(self) -> bool:
         """Whether the server is on this machine, so that no proxy applies."""
         return hosts.is_loopback(urlsplit(self.url).hostname or "")
+
+    @property
+    def is_https(self) -> bool:
+        return urlsplit(self.url).scheme == "https"
+
+    def tls(self) -> ssl.SSLContext:
+        """Checks the certificate of an https:// server; of another one, trusts nobody."""
+        import ssl
+
+        if not self.is_https:
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self.cafile is not None:
+            return ssl.create_default_context(cafile=self.cafile)
+        from httpx import create_ssl_context
+
+        context = create_ssl_context(trust_env=False)  # a list of public authorities
+        context.load_default_certs()  # the system's, and SSL_CERT_FILE and SSL_CERT_DIR
+        return context
 
     def headers(self) -> dict[str, str]:
         """The headers of every call and every stream."""
@@ -132,6 +169,20 @@ def _checked_token(token: str | None) -> str | None:
             bound="printable ASCII",
         )
     return token or None
+
+
+def _check_cafile(cafile: str | Path) -> None:
+    import ssl
+
+    try:
+        ssl.create_default_context(cafile=cafile)
+    except OSError as error:  # also one of TLS
+        raise RefusedError(
+            f"cannot read certificates from {cafile}: {error.strerror or error}",
+            field="cafile",
+            value=str(cafile),
+            bound="a file with certificates in PEM",
+        ) from error
 
 
 def _login_name() -> str:

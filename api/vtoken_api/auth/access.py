@@ -19,7 +19,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from urllib.parse import urlsplit
 
@@ -50,9 +50,13 @@ class Credential(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of a caller; `read_only_reason` is empty if the caller has control."""
+    """The rights of a caller; `read_only_reason` is empty if the caller has control.
+
+    `token_ignored`: a token came, and the server has none to compare it with.
+    """
 
     read_only_reason: str = ""
+    token_ignored: bool = False
 
     @property
     def can_control(self) -> bool:
@@ -133,13 +137,13 @@ class Access:
     def grant_token(self, token: str) -> Grant:
         """The rights of `token`; raises 401 if it is unknown."""
         if not self.tokens:  # the server requires no token, so any is accepted
-            return self._grant_of(Credential.ANONYMOUS)
+            return replace(self._grant_of(Credential.ANONYMOUS), token_ignored=True)
         digest, found = _digest(token), None
         for expected, credential in self.tokens.items():  # no early exit: constant time
             if secrets.compare_digest(digest, expected):
                 found = credential
         if found is None:
-            raise unauthorized()
+            raise unauthorized("the token is not one of this server's")
         return self._grant_of(found)
 
     def is_token(self, text: str) -> bool:
@@ -148,7 +152,7 @@ class Access:
 
     def _grant_of(self, credential: Credential) -> Grant:
         if credential is Credential.ANONYMOUS and self.needs_token:
-            raise unauthorized()
+            raise unauthorized("this server needs a token")
         if credential is Credential.CONTROL:
             return Grant()
         if Credential.CONTROL in self._held:
@@ -195,11 +199,11 @@ def _cross_site(field: str, value: str) -> ProblemError:
     )
 
 
-def unauthorized() -> ProblemError:
+def unauthorized(why: str) -> ProblemError:
     """401: the token is missing or wrong."""
     return refuse(
         401,
-        "send a valid token in the header, or as the first message of the stream; never in the URL",
+        f"{why}: send it in the header, or as the first message of the stream; never in the URL",
         field="Authorization",
         bound="Authorization: Bearer TOKEN",
         headers={"WWW-Authenticate": "Bearer"},

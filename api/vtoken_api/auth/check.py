@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import parse_qsl
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,6 +41,7 @@ SECRET_NAMES = frozenset(
 )
 CLOSE_CODE_BASE = 4000  # a refused websocket closes with 4000 + HTTP status
 DENIAL_EXTENSION = "websocket.http.response"
+TOKEN_HEADER = "X-VToken-Token"  # of an answer: `ignored`, since the server has no tokens
 GRANT = "vtoken.grant"  # scope key: the caller's Grant; None until a websocket sends its token
 
 
@@ -94,6 +95,10 @@ class AccessCheck:
 
         async def tracked_send(message: Message) -> None:
             nonlocal started
+            grant: Grant | None = scope[GRANT]
+            if not started and grant is not None and grant.token_ignored:
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message).append(TOKEN_HEADER, "ignored")
             started = True
             await send(message)
 

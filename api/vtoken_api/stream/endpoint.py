@@ -188,16 +188,16 @@ async def _first_message(websocket: WebSocket, access: Access) -> Grant:
         async with asyncio.timeout(AUTH_TIMEOUT_S):
             message = await websocket.receive()
     except TimeoutError as error:
-        raise unauthorized() from error
+        raise unauthorized("this server needs a token") from error
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1005))
     text = message.get("text") or ""
     if len(text) > MAX_AUTH_CHARS:
-        raise unauthorized()
+        raise unauthorized("the first message is too long")
     try:
         return access.grant_token(_auth_messages.decode(text).token)
     except (MalformedError, UnicodeEncodeError) as error:
-        raise unauthorized() from error
+        raise unauthorized("the first message holds no token") from error
 
 
 async def _until_disconnect(websocket: WebSocket) -> None:

@@ -66,10 +66,10 @@ PAGES = {"Dashboard": "", "ControlScreen": "settings", "HelpScreen": "help"}  # 
 class ConsoleApp(App[int]):
     """`fps` frames a second at most; `read_only` disables controls whatever the server grants.
 
-    `recording`: a file to play from `moment` on instead of connecting to a server. `guide`: of the
-    first minute; None if it is not `guided`, and after its end. `servers`: several, instead of
-    `url`. The fleet page is the start page of several servers, and of a server with several engines
-    unless `engine` names one.
+    `server`: itself or its URL; of a recording, a name. `recording`: a file to play from `moment`
+    on instead of connecting to a server. `guide`: of the first minute; None if it is not `guided`,
+    and after its end. `servers`: several, instead of `server`. The fleet page is the start page of
+    several servers, and of a server with several engines unless `server` names one.
     """
 
     TITLE = "vToken"
@@ -100,9 +100,8 @@ class ConsoleApp(App[int]):
 
     def __init__(
         self,
-        url: str,
+        server: Server | str,
         *,
-        token: str | None = None,
         read_only: bool = False,
         fps: float = 10.0,
         appearance: Appearance | None = None,
@@ -110,7 +109,6 @@ class ConsoleApp(App[int]):
         moment: str | None = None,
         keys: tuple[Key, ...] = KEYS,
         guided: bool = False,
-        engine: int | None = None,
         servers: Sequence[Server] = (),
     ) -> None:
         self.terminal = Terminal()  # Textual calls get_driver_class in its __init__
@@ -127,13 +125,11 @@ class ConsoleApp(App[int]):
         self._servers = tuple(servers)
         self.fleet = FleetPages(self)
         self.session = Session(
-            "" if servers else url,
-            token=token,
+            "" if servers else server,
             fps=fps,
             read_only=read_only,
             recording=recording,
             moment=moment,
-            engine=engine,
         )
         self.dashboard = Dashboard(self.session, keys)
         self.appearance = appearance or choose(depth="truecolor")
@@ -589,9 +585,8 @@ def _show(screen: Screen[Any], view: View) -> None:
 
 
 def run(
-    url: str,
+    server: Server | str,
     *,
-    token: str | None,
     read_only: bool,
     fps: float,
     ascii_only: bool = False,
@@ -602,19 +597,17 @@ def run(
     motion: bool = True,
     keys: tuple[Key, ...] = KEYS,
     guide: Literal["once", "always"] | None = None,
-    engine: int | None = None,
     servers: Sequence[Server] = (),
 ) -> int:
     """Runs the console until the user quits; returns the exit code.
 
     `theme`: auto, dark, light. `colors`: auto, truecolor, 256, 16. ValueError for anything else.
     `guide`: show the guided first minute always, or once per user. `servers`: several, instead of
-    `url`.
+    `server`.
     """
     appearance = choose(theme, colors, ascii_only=ascii_only, motion=motion)
     app = ConsoleApp(
-        url,
-        token=token,
+        server,
         read_only=read_only,
         fps=fps,
         appearance=appearance,
@@ -622,7 +615,6 @@ def run(
         moment=moment,
         keys=keys,
         guided=guide == "always" or (guide == "once" and not seen_path().exists()),
-        engine=engine,
         servers=servers,
     )
     return app.run() or (app.return_code or 0)

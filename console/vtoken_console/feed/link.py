@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 
 from vtoken import wire
-from vtoken.client import AsyncClient, NotVToken, ProblemError, StreamGap
+from vtoken.client import AsyncClient, NotVToken, ProblemError, StreamGap, TLSFailed
 from vtoken.client.reader import ALL_TOPICS, Topic, backoff_s
 from vtoken.wire.reducer import ResyncNeeded
 from vtoken_console.feed.channel import Channel
@@ -64,7 +64,8 @@ class Link:
                     error, at_once = f"resynchronising: {reason}", True
                 except ProblemError as reason:
                     error = _error_text((await self._explain(reason)).problem)
-                    if reason.problem.status and self._channel.connection.state is State.CONNECTING:
+                    answered = reason.problem.status or isinstance(reason, TLSFailed)
+                    if answered and self._channel.connection.state is State.CONNECTING:
                         state = State.REFUSED
                 await self._wait(state, error, at_once=at_once)
         finally:
@@ -122,7 +123,4 @@ class Link:
 
 
 def _error_text(problem: wire.Problem) -> str:
-    """The error and, if known, its remedy."""
-    if problem.status == HTTPStatus.UNAUTHORIZED:
-        return f"{problem.status}: {problem.detail}; set VTOKEN_TOKEN"
     return f"{problem.status}: {problem.detail}" if problem.status else problem.detail

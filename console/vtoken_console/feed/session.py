@@ -25,31 +25,28 @@ OPEN_S = 2.0  # how long the engine before stays on the screen while another one
 class Session:
     """`source` is None until its libraries are imported; `server` until one is opened.
 
-    `url`: the server to begin with; empty: none, until `open`. `engine`: the one to read and to
-    change, of a server with several; None: the first, and changes are made on all.
-    `read_only`: requested by the viewer. `recording`: a file to play from `moment` on.
+    `first`: the server to begin with, or its URL; empty: none, until `open`. `engine`: the one that
+    it names. `read_only`: requested by the viewer. `recording`: a file to play from `moment` on.
     `on_lookup`: called when the outcome of a change is unknown and is looked up.
     """
 
     def __init__(
         self,
-        url: str,
+        first: Server | str,
         *,
-        token: str | None,
         fps: float,
         read_only: bool,
         recording: Path | None,
         moment: str | None,
-        engine: int | None = None,
     ) -> None:
-        self.url = url
-        self.engine = engine
+        self.url = first if isinstance(first, str) else first.url
+        self.engine = None if isinstance(first, str) else first.engine
         self.read_only = read_only
         self.source: Source | None = None
         self.replay: Replay | None = None  # the source, if it is a recording
         self.server: Server | None = None  # of the source
         self.on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None
-        self._token = token
+        self._first = first
         self._fps = fps
         self._recording = recording
         self._moment = moment
@@ -76,8 +73,9 @@ class Session:
 
         async with asyncio.TaskGroup() as self._group:
             self._began.set()
-            if self.url:
-                await self.open(Server(self.url, self._token, engine=self.engine))
+            first = self._first
+            if first:
+                await self.open(Server(first) if isinstance(first, str) else first)
             await asyncio.Event().wait()
 
     async def open(self, server: Server) -> None:

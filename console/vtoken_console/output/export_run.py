@@ -12,8 +12,10 @@ from pathlib import Path
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.files import KINDS, write_new
 from vtoken_console.export.raster import PngUnavailable
+from vtoken_console.feed.connection import Connection, State
 
 DATA_TIMEOUT_S = 30.0
+NOT_YET = ("429", "503")  # refusals of a server that may answer the next call
 SETTLE_S = 1.2  # for panels that are drawn once a second
 
 
@@ -34,8 +36,11 @@ async def _run(app: ConsoleApp, path: Path, size: tuple[int, int]) -> list[Path]
     async with app.run_test(size=size) as pilot:
         deadline = time.monotonic() + DATA_TIMEOUT_S
         while not app.is_ready:
+            connection = app.source.feed.connection if app.source else Connection()
+            if connection.state is State.REFUSED and not connection.error.startswith(NOT_YET):
+                raise ExportError(connection.error)
             if time.monotonic() > deadline:
-                why = app.source.feed.connection.error if app.source else "not started"
+                why = connection.error or "not started"
                 where = app.session.url or "the servers"
                 raise ExportError(f"no data from {where} within {DATA_TIMEOUT_S:g} s: {why}")
             await pilot.pause(0.05)

@@ -41,10 +41,10 @@ class Waiting(LinesWidget):
 def _advice(view: View) -> list[Line]:
     muted, text, key = palette.MUTED_STYLE, palette.TEXT_STYLE, palette.KEY_STYLE
     lines: list[Line] = []
-    wants_token = not view.connection.error.startswith("404")
-    if view.connection.state is State.REFUSED and wants_token:
+    error = view.connection.error
+    if error.startswith("401"):
         lines.append((("token     ", muted), ("export VTOKEN_TOKEN=…", text)))
-    else:
+    elif view.connection.state is not State.REFUSED or error.startswith("404"):
         lines.append(
             (
                 ("start one ", muted),
