@@ -117,11 +117,8 @@ class Changes:
         """Let tokens of a request die first."""
 
         async def planned() -> dict[int, commands.AnyCall]:
-            engine = self._fleet.engines[0]
-            if len(self._fleet.engines) > 1:
-                ask = commands.Request(id=call.request_id)
-                engine, _ = await self._fleet.find(rank, ask, wire.RequestDetail)
-            return {engine.rank: call}
+            engine, request_id = await self._fleet.holder(rank, call.request_id, running=True)
+            return {engine.rank: structs.replace(call, request_id=request_id)}
 
         return await self._change(call, rank, caller, "forget", planned, wire.Forgotten)
 

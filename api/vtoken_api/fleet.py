@@ -26,8 +26,10 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from vtoken import sentences, wire
+from vtoken.base.errors import UnknownRequestError
 from vtoken.wire import commands
 from vtoken.wire.fleet import common
+from vtoken.wire.request_names import NamedRequest, best, the_one
 from vtoken_api.engine import Engine
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.state.pending import Making
@@ -95,6 +97,36 @@ class Fleet:
                 return engine, answer
             problems.append(answer)
         raise max(problems, key=lambda error: (error.problem.status != 404, error.problem.status))
+
+    async def holder(
+        self, rank: int | None, name: str, *, running: bool = False
+    ) -> tuple[Engine, str]:
+        """The engine of the request that a client means by `name`, and what to call it there.
+
+        `running`: as in `the_one`. Of one engine, the engine itself finds the request. Raises
+        RefusedError, and the problem of an engine that does not answer unless another has it.
+        """
+        engines = self.named(rank)
+        if len(engines) == 1:
+            return engines[0], name
+        ask = commands.Find(name=name)
+        answers = await _each(engines, lambda e: e.bus.ask(ask, list[NamedRequest]))
+        holders: dict[str, Engine] = {}
+        found: list[NamedRequest] = []
+        problems = []
+        for engine, answer in zip(engines, answers, strict=True):
+            if isinstance(answer, ProblemError):
+                problems.append(answer)
+                continue
+            found += answer
+            holders |= dict.fromkeys([one.id for one in answer], engine)
+        try:
+            request_id = the_one(best(found), name, running=running)
+        except UnknownRequestError:
+            if problems:
+                raise problems[0] from None
+            raise
+        return holders[request_id], request_id
 
     # ------------------------------------------------------------ reading
 
@@ -301,9 +333,8 @@ class Fleet:
         """As `plan_change`, for one request, one engine or all."""
         engines = self.named(rank)
         if call.request_id is not None and len(engines) > 1:
-            ask = commands.Request(id=call.request_id)
-            holder, _ = await self.find(None, ask, wire.RequestDetail)
-            engines = [holder]
+            holder, request_id = await self.holder(None, call.request_id, running=True)
+            engines, call = [holder], structs.replace(call, request_id=request_id)
         if not call.dry_run:
             return {engine.rank: call for engine in engines}
         return _operation(

@@ -211,7 +211,12 @@ async def _on_refused(_: Request, error: Exception) -> Response:
     """Invalid queries and bodies."""
     assert isinstance(error, RefusedError)
     refused = refuse(
-        error.status, error.detail, field=error.field, value=error.value, bound=error.bound
+        error.status,
+        error.detail,
+        title=error.title,
+        field=error.field,
+        value=error.value,
+        bound=error.bound,
     )
     return problem_response(refused)
 

@@ -138,6 +138,35 @@ async def test_what_has_an_id_is_found_in_any_engine(
     assert not cores[0].runtime.state.forgotten
 
 
+async def test_one_request_of_all_engines_is_meant_by_a_name(
+    http: httpx.AsyncClient, cores: list[LiveEngine]
+) -> None:
+    cores[0].admit("chatcmpl-job-1-2-0a1b2c3d", 20)
+    cores[1].admit("chatcmpl-job-1-4e5f6a7b", 20)
+    for rank, own in enumerate(("job-1-2", "job-1")):
+        cores[rank].steps(2)
+        for name in (own, f"chatcmpl-{own}"):
+            assert (await call(http, wire.RequestDetail, "GET", f"/requests/{name}")).engine == rank
+            page = await call(http, wire.TokenPage, "GET", f"/requests/{name}/tokens")
+            assert page.engine == rank
+            body = {"request_id": name, "dry_run": True}
+            planned = await call(http, wire.Operation, "POST", "/compactions", json=body)
+            assert (planned.engine, planned.request_id) == (rank, page.request_id)
+    cores[0].admit("0_chatcmpl-job-1-5f6a7b8c", 20)
+    cores[0].steps(2)
+    forget = {"json": {"spans": [[0, 4]]}}
+    found = await refused(http, 409, "POST", "/requests/job-1/forget", **forget)
+    assert found.title == "Several requests"
+    listed = "0_chatcmpl-job-1-5f6a7b8c, chatcmpl-job-1-4e5f6a7b"
+    assert found.detail == f"2 requests have the id 'job-1': {listed}"
+    assert not any(core.runtime.state.forgotten for core in cores)
+    cores[0].finish("0_chatcmpl-job-1-5f6a7b8c")
+    forgotten = await call(http, wire.Forgotten, "POST", "/requests/job-1/forget", **forget)
+    assert (forgotten.engine, forgotten.request_id) == (1, "chatcmpl-job-1-4e5f6a7b")
+    unknown = await refused(http, 404, "GET", "/requests/job")
+    assert "ids that begin with it: " in unknown.detail
+
+
 async def test_a_compaction_runs_on_all_or_where_its_request_is(
     http: httpx.AsyncClient, cores: list[LiveEngine]
 ) -> None:
@@ -503,6 +532,8 @@ async def test_a_silent_engine_is_a_row_that_says_so(
     assert found.sentence.startswith("engine 1 does not answer")
     status = await call(http, wire.Status, "GET", "/status?engine=0")
     assert status.engine == 0
+    assert (await call(http, wire.RequestDetail, "GET", "/requests/r0")).engine == 0
+    assert "engine did not answer" in (await refused(http, 503, "GET", "/requests/r9")).detail
     served.client.engines[1].hangs = False
 
 

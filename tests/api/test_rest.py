@@ -17,6 +17,7 @@ from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
+from vtoken.client import calls
 from vtoken_api.bus import MAX_IN_FLIGHT, MAX_WAITING
 from vtoken_api.problems import PROBLEM_JSON
 
@@ -132,6 +133,26 @@ async def test_a_finished_request_is_looked_up_by_id_alone(
     assert "1,024" in str(unknown.bound)
     gone = problem(await http.get("/requests/a/tokens"), 404)
     assert "has finished" in str(gone.detail)
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["tenant/42/7", "a/text", "a/tokens", "/", "..", ".", "ümlaut", "x y", "job%2F1", "a?b#c", "+"],
+)
+async def test_an_id_has_any_character_that_a_client_chose(
+    http: httpx.AsyncClient, core: LiveEngine, own: str
+) -> None:
+    core.admit(f"chatcmpl-{own}-0a1b2c3d", 20)
+    core.steps(2)
+    for name in (own, f"chatcmpl-{own}", f"chatcmpl-{own}-0a1b2c3d"):
+        detail = read(await http.get(calls.request(name).path), wire.RequestDetail)
+        assert detail.id == f"chatcmpl-{own}-0a1b2c3d"
+        page = read(await http.get(calls.tokens(name).path), wire.TokenPage)
+        assert page.request_id == detail.id
+        forget = calls.forget(name, [(5, 6)])
+        reply = await http.post(forget.path, content=forget.content, headers=forget.headers)
+        assert read(reply, wire.Forgotten).request_id == detail.id
+    assert problem(await http.get(calls.text(own).path), 403).title == "Text is not shown"
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,22 @@ async def test_what_to_forget_is_named_in_one_way(served: Served, core: LiveEngi
     assert core.runtime.state.forgotten == {}
 
 
+async def test_a_request_has_the_name_that_its_client_gave_it(
+    served: Served, core: LiveEngine
+) -> None:
+    engine_id, url = "chatcmpl-tenant/42/text-0a1b2c3d", ("--url", served.url)
+    core.admit(engine_id, 40)
+    core.steps(2)
+    for name in ("tenant/42/text", "chatcmpl-tenant/42/text"):
+        assert f" {engine_id}, running\n" in (await run("request", name, *url)).out
+        tokens = await run("request", name, "--tokens", *url)
+        assert len(tokens.out.splitlines()) == core.runtime.tables[engine_id].num_tokens
+        forgotten = await run("forget", name, "5", "6", *url)
+        assert f"of {engine_id} die first" in forgotten.out
+        planned = await run("compact", "--request", name, "--dry-run", "--json", *url)
+        assert planned.json(wire.Operation).request_id == engine_id
+
+
 async def test_refusal_shows_field_value_and_bound(served: Served, core: LiveEngine) -> None:
     ran = await run("config", "set", "theta_f=2", "batch_size=4", "--url", served.url)
     assert (ran.code, ran.out) == (1, "")

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.core.live import LiveEngine, make_engine, make_quiet
+from tests.support.core.live import LiveEngine, make_engine
 from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.wire import (
     FLAG_HASHED,
@@ -288,32 +288,3 @@ def test_the_sentence_names_the_cause(engine: LiveEngine, cause: str) -> None:
     assert found.cause == cause
     assert found.sentence.lower().startswith(cause)
     assert (found.reclaimable_blocks > 0) == (found.reclaim_moved_tokens > 0) == (cause != "full")
-
-
-def test_a_request_is_found_by_the_id_of_its_answer() -> None:
-    live = make_quiet()
-    for name in ("chatcmpl-1-0a1b2c3d", "cmpl-2-0-0a1b2c3d", "cmpl-2-1-4e5f6a7b"):
-        live.admit(name, 20, max_tokens=4)
-    live.steps(2)
-    live.admit("chatcmpl-11-0a1b2c3d", 20)
-    live.admit("0_chatcmpl-3-0a1b2c3d", 20)
-
-    def found(request_id: str) -> tuple[str, str]:
-        detail = live.call("request", id=request_id)
-        return detail.id, detail.state
-
-    assert found("chatcmpl-1") == ("chatcmpl-1-0a1b2c3d", "running")
-    assert found("chatcmpl-11") == ("chatcmpl-11-0a1b2c3d", "waiting")
-    assert found("chatcmpl-3") == ("0_chatcmpl-3-0a1b2c3d", "waiting")
-    live.steps(10)
-    assert found("chatcmpl-1") == ("chatcmpl-1-0a1b2c3d", "finished")
-    assert found("cmpl-2-1") == ("cmpl-2-1-4e5f6a7b", "finished")
-    several = live.ask("request", id="cmpl-2").problem
-    assert several is not None
-    assert several.status == 409
-    assert "cmpl-2-0-0a1b2c3d, cmpl-2-1-4e5f6a7b" in several.detail
-    for unknown in ("chatcmpl-", "chatcmpl-1-", ".*", "hatcmpl-1"):
-        problem = live.ask("request", id=unknown).problem
-        assert problem is not None
-        assert problem.status == 404
-    live.close()

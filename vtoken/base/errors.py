@@ -49,16 +49,21 @@ class RefusedError(VTokenError):
 class UnknownRequestError(RefusedError):
     """No running request has this id; `ended`: it has finished.
 
-    `num_kept`: how many finished requests the call could have found.
+    `num_kept`: how many finished requests the call could have found. `similar`: the ids that begin
+    with this one, as text.
     """
 
-    def __init__(self, request_id: str, *, ended: bool = False, num_kept: int = 0) -> None:
+    def __init__(
+        self, request_id: str, *, ended: bool = False, num_kept: int = 0, similar: str = ""
+    ) -> None:
         why, bound = f"no running request has the id {request_id!r}", "the id of a running request"
         if ended:
             why = f"the request {request_id!r} has finished, its tokens are gone"
         if num_kept:
             why += f", and none of the newest {num_kept:,} that finished"
             bound += f", or of one of the newest {num_kept:,} that finished"
+        if similar:
+            why += f"; ids that begin with it: {similar}"
         super().__init__(
             why,
             field="request_id",

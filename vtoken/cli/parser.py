@@ -23,6 +23,7 @@ from vtoken.cli.values import (
 )
 
 SHELLS = ("bash", "zsh", "fish")
+REQUEST = "its id, that of its answer, or your X-Request-Id"
 KINDS = (
     "relocation",
     "eviction",
@@ -62,9 +63,7 @@ def make_parser() -> Parser:
     watch.add_argument("--count", type=positive, metavar="N", help="stop after N lines")
     add("requests")
     request = add("request")
-    _add_positional(
-        request, "id", "REQUEST", help="an id, see `vtoken requests`", complete="requests"
-    )
+    _add_positional(request, "id", "REQUEST", help=REQUEST, complete="requests")
     request.add_argument("--tokens", action="store_true", help="its entire token table")
     _add_positional(add("block"), "id", "BLOCK", type=count, help="its number, from 0")
     events = add("events")
@@ -299,9 +298,7 @@ def _add_compact(compact: argparse.ArgumentParser) -> None:
 
 
 def _add_forget(forget: argparse.ArgumentParser) -> None:
-    _add_positional(
-        forget, "id", "REQUEST", help="an id, see `vtoken requests`", complete="requests"
-    )
+    _add_positional(forget, "id", "REQUEST", help=REQUEST, complete="requests")
     forget.add_argument(
         "positions",
         type=count,

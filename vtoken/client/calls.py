@@ -137,11 +137,11 @@ def compact(
 
 
 def forget(request_id: str, spans: Sequence[tuple[int, int]]) -> Call[wire.Forgotten]:
-    """Let tokens of a request die before all its others.
+    """Let tokens of a request die before all its others. `request_id`: as of `request`.
 
     `spans`: [start, end) of token ids, which count prompt and output from 0. Calls add up.
     """
-    path = f"/requests/{quote(request_id, safe='')}/forget"
+    path = f"{_request(request_id)}/forget"
     content = msgspec.json.encode({"spans": spans})
     headers = {"Content-Type": JSON}
     return _named(Call("POST", path, _json(wire.Forgotten), {}, headers, content, changes=True))
@@ -182,23 +182,22 @@ def requests() -> Call[list[wire.RequestRow]]:
 def request(request_id: str) -> Call[wire.RequestDetail]:
     """One request and its block table; of the newest 1,024 finished ones, what they kept.
 
-    `request_id` may also be the id of the answer of the OpenAI API.
+    `request_id`: the engine's id, the id of the answer, the client's `X-Request-Id`, or one of
+    these cut behind four random digits. Refused (409) if it means several requests.
     """
-    return _get(wire.RequestDetail, f"/requests/{quote(request_id, safe='')}")
+    return _get(wire.RequestDetail, _request(request_id))
 
 
 def tokens(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TokenPage]:
     """One page of a request's token table, at most 4096 rows; `token_pages` yields all pages."""
-    path = f"/requests/{quote(request_id, safe='')}/tokens"
-    return _get(wire.TokenPage, path, start=start, limit=limit)
+    return _get(wire.TokenPage, f"{_request(request_id)}/tokens", start=start, limit=limit)
 
 
 def text(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TextPage]:
     """One page of a request's text, at most 4096 tokens. Refused (403) if the server does not show
     text or the caller is read-only.
     """
-    path = f"/requests/{quote(request_id, safe='')}/text"
-    return _get(wire.TextPage, path, start=start, limit=limit)
+    return _get(wire.TextPage, f"{_request(request_id)}/text", start=start, limit=limit)
 
 
 def events(after: int = 0, limit: int = 100) -> Call[wire.EventPage]:
@@ -229,6 +228,11 @@ def sync(*, validate_only: bool = False) -> Call[wire.PatchResult]:
 def recording(seconds: int | None = None) -> Call[bytes]:
     """The flight recorder's last `seconds` (None: the server's default) as a gzip recording."""
     return Call("GET", "/recording", bytes, _params(seconds=seconds), {"Accept": "*/*"})
+
+
+def _request(request_id: str) -> str:
+    """The path of a request; HTTP libraries resolve the segments `.` and `..`."""
+    return "/requests/" + quote(request_id, safe="").replace(".", "%2E")
 
 
 def _get(kind: type[T], path: str, **params: float | str | None) -> Call[T]:

@@ -134,6 +134,8 @@ class Controller:
                 return self.reporter.block(call.id)
             case commands.Requests():
                 return self.reporter.rows()
+            case commands.Find():
+                return self.reporter.named(call.name)
             case commands.Request():
                 return self.reporter.request(call.id)
             case commands.Tokens():
@@ -166,8 +168,9 @@ class Controller:
             case commands.Compact():
                 return self.compact(call, actor)
             case commands.Forget():
-                num_known = self.reporter.num_tokens(call.request_id)
-                return forget(self.runtime, call, num_known, actor)
+                request_id = self.reporter.living(call.request_id)
+                num_known = self.reporter.num_tokens(request_id)
+                return forget(self.runtime, request_id, call.spans, num_known, actor)
         assert_never(call)
 
     # ------------------------------------------------------------ reading
@@ -260,8 +263,10 @@ class Controller:
     def compact(self, call: commands.Compact, actor: str) -> Operation:
         """Run one round at the next step, with the gates bypassed; `dry_run` only plans it."""
         runtime, request_id = self.runtime, call.request_id
-        if request_id is not None and request_id not in runtime.tables:
-            raise UnknownRequestError(request_id)
+        if request_id is not None:
+            request_id = self.reporter.living(request_id)
+            if request_id not in runtime.tables:
+                raise UnknownRequestError(request_id)
         size = runtime.config.batch_size if call.batch_size is None else call.batch_size
         if call.batch_size is not None:
             bound = bounds(runtime.geometry.num_blocks, runtime.geometry.num_layers)["batch_size"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vtoken.core.config.prompt_parts import Spans
@@ -17,18 +19,19 @@ from vtoken.core.config.spans import (
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.sentences import counted
 from vtoken.wire import Forgotten
-from vtoken.wire.commands import Forget
 
 FIELD = "spans"
 
 
-def forget(runtime: Runtime, call: Forget, num_known: int, actor: str) -> Forgotten:
-    """Forget the spans of `call`, of a request with `num_known` tokens. Idempotent.
+def forget(
+    runtime: Runtime, name: str, asked: Sequence[tuple[int, int]], num_known: int, actor: str
+) -> Forgotten:
+    """Forget the spans that are `asked` for, of a request with `num_known` tokens. Idempotent.
 
     Raises RefusedError if a span leaves the request or overlaps a protected one.
     """
-    state, name = runtime.state, call.request_id
-    spans = read_spans([[*span] for span in call.spans], FIELD)
+    state = runtime.state
+    spans = read_spans([[*span] for span in asked], FIELD)
     check_inside(spans, num_known, FIELD, "request")
     check_apart(spans, tuple(state.protection(name).spans()), FIELD)
     before = state.forgotten.get(name, ())

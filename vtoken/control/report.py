@@ -14,13 +14,11 @@ from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.facts import EngineFacts
 from vtoken.control.memory_pressure import ended_detail, set_givable
-from vtoken.control.request_names import named
 from vtoken.control.scheduling import Scheduling
 from vtoken.control.status import StatusParts
 from vtoken.control.text import score_of, text_source
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, WaitingQueue, waiting_row
 from vtoken.core.config.spans import covered
-from vtoken.core.runtime.given import MAX_FINISHED
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import (
@@ -42,6 +40,7 @@ from vtoken.wire import (
     TokenPage,
     TokenRow,
 )
+from vtoken.wire.request_names import NamedRequest, matches, the_one
 
 
 class Reporter:
@@ -183,29 +182,24 @@ class Reporter:
                 rows.append(waiting_row(self.runtime, queued))
         return rows
 
-    def request(self, request_id: str) -> RequestDetail:
-        """A request that runs or waits, or what a finished one kept; also by the id of its answer.
-
-        Raises RefusedError if there is none, or several of that answer.
-        """
+    def named(self, name: str) -> list[NamedRequest]:
+        """The requests that a client may mean by `name`, which `the_one` chooses from."""
         state = self.runtime.state
-        known = named([*state.request_rules, *state.finished.ids()], request_id)
-        if len(known) == 1:
-            request_id = known[0]
-        elif known:
-            raise RefusedError(
-                f"the answer {request_id!r} is of {len(known):,} requests: {', '.join(known[:8])}",
-                field="request_id",
-                value=request_id,
-                bound="the id of one of them",
-                status=409,
-                title="Several requests",
-            )
+        known = dict.fromkeys(state.finished.ids(), True)
+        known |= dict.fromkeys(state.request_rules, False)
+        return matches(known.items(), name)
+
+    def request(self, name: str) -> RequestDetail:
+        """A request that runs or waits, or what a finished one kept.
+
+        Raises RefusedError if `name` means no request, or several.
+        """
+        request_id = the_one(self.named(name), name)
         queued = self._queue.find(request_id)
         if queued is None and request_id not in self.runtime.tables:
             ended = self.runtime.state.finished.get(request_id)
             if ended is None:
-                raise UnknownRequestError(request_id, num_kept=MAX_FINISHED)
+                raise UnknownRequestError(request_id)
             return ended_detail(ended)
         if queued is not None and request_id not in self.runtime.state.requests:
             detail = RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
@@ -225,30 +219,37 @@ class Reporter:
         detail.forgotten = [*self.runtime.state.forgotten.get(request_id, ())]
         return detail
 
-    def num_tokens(self, request_id: str) -> int:
-        """The known tokens of a request that runs or waits, computed or not.
+    def living(self, name: str) -> str:
+        """The engine's id of the request `name`, which runs or waits.
 
-        Raises UnknownRequestError; a finished request has none.
+        Raises RefusedError if there is none, or several.
         """
-        state = self.runtime.state
-        request = state.requests.get(request_id)
+        request_id = the_one(self.named(name), name, running=True)
+        if request_id not in self.runtime.state.request_rules:
+            raise UnknownRequestError(request_id, ended=True)
+        return request_id
+
+    def num_tokens(self, request_id: str) -> int:
+        """The known tokens of a request that runs or waits, computed or not."""
+        request = self.runtime.state.requests.get(request_id)
         if request is not None:
             return max(self.runtime.tables[request_id].num_tokens, request.prefill_end)
         queued = self._queue.find(request_id)
-        if queued is not None:
-            return queued.num_prompt_tokens + queued.num_output_tokens
-        raise UnknownRequestError(request_id, ended=state.finished.get(request_id) is not None)
+        if queued is None:
+            raise UnknownRequestError(request_id)
+        return queued.num_prompt_tokens + queued.num_output_tokens
 
-    def tokens(self, request_id: str, start: int, limit: int) -> TokenPage:
+    def tokens(self, name: str, start: int, limit: int) -> TokenPage:
         """Rows of the tokens `start` .. `start + limit`, dead ones included.
 
         A queued request has none, since none of its tokens has a slot.
         """
-        if self._is_queued(request_id):
+        request_id = self.living(name)
+        table = self.runtime.tables.get(request_id)
+        if table is None:
             return TokenPage(
                 request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
             )
-        table = self._table(request_id)
         scores = self.runtime.scoring.newest(request_id)
         ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
         state = self.runtime.state
@@ -280,30 +281,18 @@ class Reporter:
             rows=rows,
         )
 
-    def text(self, request_id: str, start: int, limit: int) -> TextSource:
+    def text(self, name: str, start: int, limit: int) -> TextSource:
         """Vocabulary ids and states of the tokens `start` .. `start + limit`, dead ones included.
 
         A queued request has none, as in `tokens`.
         """
-        if self._is_queued(request_id):
+        request_id = self.living(name)
+        if request_id not in self.runtime.tables:
             page = TextPage(
                 request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
             )
             return TextSource(page=page, words=[])
-        self._table(request_id)
         return text_source(self.runtime, request_id, start, limit)
-
-    def _table(self, request_id: str) -> TokenTable:
-        """The token table; raises UnknownRequestError, also for a finished request."""
-        if request_id in self.runtime.tables:
-            return self.runtime.tables[request_id]
-        ended = self.runtime.state.finished.get(request_id) is not None
-        raise UnknownRequestError(request_id, ended=ended)
-
-    def _is_queued(self, request_id: str) -> bool:
-        """Whether the request is in the queue and holds no block."""
-        held = request_id in self.runtime.state.requests
-        return not held and self._queue.find(request_id) is not None
 
     # ------------------------------------------------------------ status
 

@@ -58,7 +58,15 @@ class Requests(Call, tag="requests"):
     pass
 
 
+class Find(Call, tag="find"):
+    """The requests that a client may mean by a name, see `vtoken.wire.request_names`."""
+
+    name: str
+
+
 class Request(Call, tag="request"):
+    """`id`, also in the calls below: what the client calls the request."""
+
     id: str
 
 
@@ -146,6 +154,7 @@ AnyCall = (
     | Blocks
     | Block
     | Requests
+    | Find
     | Request
     | Tokens
     | Text

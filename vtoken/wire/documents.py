@@ -25,6 +25,7 @@ PatchOutcome = Literal[
     "dry_run",  # validate_only: nothing was changed
 ]
 SlotState = Literal["live", "dead", "free"]
+MAX_FINISHED = 1024  # finished requests that can be looked up
 Pinned = Literal["shared prefix", "hashed", "in flight", "none"]
 
 # Bits of a block's flags (`u8`, one a block). A block with flags 0 is free.

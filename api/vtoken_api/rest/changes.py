@@ -40,10 +40,11 @@ from vtoken_api.rest.inputs import (
     refuse_body,
 )
 from vtoken_api.rest.openapi import MERGE_PATCH_SCHEMA, answers, body, parameters, ref
-from vtoken_api.rest.routes import Find, Served, document, etag
+from vtoken_api.rest.raw_route import RawRoute
+from vtoken_api.rest.routes import REQUEST_ID, Find, Served, document, etag
 from vtoken_api.service import Service
 
-router = APIRouter(tags=["vToken"])
+router = APIRouter(tags=["vToken"], route_class=RawRoute)
 
 IF_MATCH = {
     "name": "If-Match",
@@ -188,7 +189,8 @@ async def post_compaction(
     summary="Let tokens of a request die before all its others",
     operation_id="vtoken_forget",
     description="The next tokens that the request loses are those of the spans, oldest first, "
-    "whatever its policy ranks. Nothing is evicted by the call itself. Calling again adds spans.",
+    "whatever its policy ranks. Nothing is evicted by the call itself. Calling again adds spans. "
+    + REQUEST_ID,
     openapi_extra={
         **parameters(FindQuery, CHANGE_ID),
         **body(ref(ForgetRequest), JSON_TYPES[0], required=True),

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from vtoken import wire
 from vtoken.wire import commands
+from vtoken.wire.request_names import MIN_RANDOM
 from vtoken_api.auth.check import permit_text
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest.inputs import (
@@ -34,11 +35,16 @@ from vtoken_api.rest.inputs import (
     read_model,
 )
 from vtoken_api.rest.openapi import answers, array_of, parameters, ref
+from vtoken_api.rest.raw_route import RawRoute
 from vtoken_api.service import Service
 
 OCTETS = "application/octet-stream"
+REQUEST_ID = (
+    "`request_id`, in which `/` is written `%2F`: the engine's id, the id of the answer, the "
+    f"client's `X-Request-Id`, or one of these cut behind at least {MIN_RANDOM} random digits."
+)
 
-router = APIRouter(tags=["vToken"])
+router = APIRouter(tags=["vToken"], route_class=RawRoute)
 
 
 def service_of(request: Request) -> Service:
@@ -209,7 +215,7 @@ async def get_requests(service: Served, at: Read) -> Response:
     "/requests/{request_id}",
     summary="One request and its block table, or what a finished request kept",
     operation_id="vtoken_request",
-    description="`request_id` may also be the id of the answer of the OpenAI API.",
+    description=REQUEST_ID,
     responses=answers(
         ref(wire.RequestDetail),
         "The request; of finished ones the newest 1,024 are known",
@@ -219,24 +225,24 @@ async def get_requests(service: Served, at: Read) -> Response:
     openapi_extra=parameters(FindQuery),
 )
 async def get_request(request_id: str, service: Served, at: Find) -> Response:
-    call = commands.Request(id=request_id)
-    _, found = await service.fleet.find(at.engine, call, wire.RequestDetail)
-    return document(found)
+    engine, name = await service.fleet.holder(at.engine, request_id)
+    return document(await engine.bus.ask(commands.Request(id=name), wire.RequestDetail))
 
 
 @router.get(
     "/requests/{request_id}/tokens",
     summary="The token table of a request, in pages",
     operation_id="vtoken_tokens",
+    description=REQUEST_ID,
     openapi_extra=parameters(TokensQuery),
-    responses=answers(ref(wire.TokenPage), "Rows in logical order", 404),
+    responses=answers(ref(wire.TokenPage), "Rows in logical order", 404, 409),
 )
 async def get_tokens(
     request_id: str, service: Served, page: Annotated[TokensQuery, Depends(query(TokensQuery))]
 ) -> Response:
-    call = commands.Tokens(request_id=request_id, start=page.start, limit=page.limit)
-    _, found = await service.fleet.find(page.engine, call, wire.TokenPage)
-    return document(found)
+    engine, name = await service.fleet.holder(page.engine, request_id, running=True)
+    call = commands.Tokens(request_id=name, start=page.start, limit=page.limit)
+    return document(await engine.bus.ask(call, wire.TokenPage))
 
 
 @router.get(
@@ -245,7 +251,7 @@ async def get_tokens(
     operation_id="vtoken_text",
     description="The pieces of consecutive tokens concatenate to the text; a character of several "
     "tokens is in the last one's piece. Needs a server started with --vtoken-show-text and the "
-    "right to change things, because prompts may be confidential.",
+    f"right to change things, because prompts may be confidential. {REQUEST_ID}",
     openapi_extra=parameters(TokensQuery),
     responses=answers(ref(wire.TextPage), "Tokens in logical order", 404, 409),
 )
@@ -256,8 +262,9 @@ async def get_text(
     page: Annotated[TokensQuery, Depends(query(TokensQuery))],
 ) -> Response:
     permit_text(request.scope, service.auth)
-    call = commands.Text(request_id=request_id, start=page.start, limit=page.limit)
-    engine, source = await service.fleet.find(page.engine, call, wire.TextSource)
+    engine, name = await service.fleet.holder(page.engine, request_id, running=True)
+    call = commands.Text(request_id=name, start=page.start, limit=page.limit)
+    source = await engine.bus.ask(call, wire.TextSource)
     text = await asyncio.to_thread(service.texts.decode, source)
     text.engine = engine.rank
     return document(text, headers={"Cache-Control": "no-store"})

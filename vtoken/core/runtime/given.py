@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vtoken.wire import EvictionPhase, EvictWhen
+from vtoken.wire import MAX_FINISHED, EvictionPhase, EvictWhen
 
 WINDOW_S = 10.0
-MAX_FINISHED = 1024
 # Upper bounds of the shares of `FinishedLog.kept_shares`.
 KEPT_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
 

@@ -1,0 +1,157 @@
+"""Requests by the names that their clients know: which one is meant, or why none is.
+
+A server makes the id of an answer from X: the client's `X-Request-Id` or `request_id`, else 16 hex
+digits. vLLM makes the engine's id of that one, which ends in 8 random hex digits:
+
+| request | id of its answer | id in the engine |
+|---|---|---|
+| a chat, or tokens | chatcmpl-X, generate-tokens-X | chatcmpl-X-RANDOM, generate-tokens-X-RANDOM |
+| prompt I of a completion | cmpl-X | cmpl-X-I-RANDOM |
+| step I of a response | X; without the client's, resp_ and 16 digits | X_I-RANDOM |
+| chat I of a batch | chatcmpl-X | chatcmpl-X_I-RANDOM |
+| sample K, if there are several | that of its request | K_ and that of its request |
+
+A request's names are these two ids and X. Chats of a batch have the last two only if X is random:
+otherwise X_I may be another client's X.
+
+A name that is none may abbreviate one. It must end within random digits, behind `MIN_RANDOM` of
+them. Elsewhere it could be the whole id of another request, as job-1 is the beginning of job-12.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+import msgspec
+
+from vtoken.base.errors import RefusedError, UnknownRequestError
+from vtoken.wire import MAX_FINISHED
+
+MIN_RANDOM = 4
+MAX_NAMED = 8  # candidates in a message
+_RANDOM = r"-(?P<random>[0-9a-f]{8})"
+# 16 hex digits, or a UUID, which has 32.
+_DIGITS = re.compile(
+    r"(?<![0-9a-z])(?:[0-9a-f]{16}|[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12})(?![0-9a-z])",
+    re.IGNORECASE,
+)
+_FORMS = [
+    re.compile(form + _RANDOM, re.DOTALL)
+    for form in (
+        r"(?P<sample>\d+_)?(?P<answer>chatcmpl-(?P<own>[0-9a-f]{16}))(?P<part>_\d+)",
+        r"(?P<sample>\d+_)?(?P<answer>(?:chatcmpl|generate-tokens)-(?P<own>.+))(?P<part>)",
+        r"(?P<sample>\d+_)?(?P<answer>cmpl-(?P<own>.+))(?P<part>-\d+)",
+        r"(?P<sample>)(?P<answer>(?P<own>.+?))(?P<part>_\d+)?",
+    )
+]
+
+
+class Match(IntEnum):
+    """How a name fits a request, best first; `BEGINS` is too little to mean it."""
+
+    ID = 0
+    NAME = 1
+    ABBREVIATES = 2
+    BEGINS = 3
+
+
+class NamedRequest(msgspec.Struct):
+    """A request that a name fits. `ended`: only what it kept is known."""
+
+    id: str
+    ended: bool
+    match: Match
+
+
+def matches(known: Iterable[tuple[str, bool]], name: str) -> list[NamedRequest]:
+    """The requests of `known`, each an engine's id and `ended`, that `name` fits best."""
+    found: list[NamedRequest] = []
+    for request_id, ended in known:
+        match = _match(request_id, name)
+        if match is not None:
+            found.append(NamedRequest(request_id, ended, match))
+    return best(found)
+
+
+def best(found: Sequence[NamedRequest]) -> list[NamedRequest]:
+    """Those that the name fits best."""
+    match = min((one.match for one in found), default=Match.ID)
+    return [one for one in found if one.match == match]
+
+
+def the_one(found: Sequence[NamedRequest], name: str, *, running: bool = False) -> str:
+    """The engine's id of the only request of `found`, which is what `matches` returns.
+
+    `running`: one that has ended is meant only if all have. Raises RefusedError if several are
+    meant, UnknownRequestError if none is.
+    """
+    meant = [one for one in found if one.match != Match.BEGINS]
+    if running and len(meant) > 1:
+        meant = [one for one in meant if not one.ended] or meant[:1]
+    if len(meant) == 1:
+        return meant[0].id
+    if not meant:
+        num_kept = 0 if running else MAX_FINISHED
+        raise UnknownRequestError(name, num_kept=num_kept, similar=_listed(found))
+    count = f"{len(meant):,} requests"
+    if meant[0].match == Match.ABBREVIATES:
+        why = f"the ids of {count} begin with {name!r}"
+    elif _are_one_answer([one.id for one in meant]):
+        why = f"the answer {name!r} is of {count}"
+    else:
+        why = f"{count} have the id {name!r}"
+    raise RefusedError(
+        f"{why}: {_listed(meant)}",
+        field="request_id",
+        value=name,
+        bound="the id of one of them",
+        status=409,
+        title="Several requests",
+    )
+
+
+def _match(request_id: str, name: str) -> Match | None:
+    if name == request_id:
+        return Match.ID
+    if not name or name not in request_id:  # every name is a part of the engine's id
+        return None
+    form = _form(request_id)
+    if form is None:
+        return Match.BEGINS if request_id.startswith(name) else None
+    if name in (form["answer"], form["own"]):
+        return Match.NAME
+    starts = {0, form.start("answer"), form.start("own")}
+    ends = [start + len(name) for start in starts if request_id.startswith(name, start)]
+    randoms = [form.span("random")]
+    # Digits without a letter may be a number that its client counted up.
+    randoms += [d.span() for d in _DIGITS.finditer(request_id) if not d[0].isdecimal()]
+    if any(start + MIN_RANDOM <= end < stop for end in ends for start, stop in randoms):
+        return Match.ABBREVIATES
+    return Match.BEGINS if ends else None
+
+
+def _form(request_id: str) -> re.Match[str] | None:
+    return next(filter(None, (form.fullmatch(request_id) for form in _FORMS)), None)
+
+
+def _are_one_answer(ids: Sequence[str]) -> bool:
+    """Whether no two of `ids` are the same sample of the same part, or of different answers."""
+    answers, samples = set(), set()
+    randoms: dict[str, str] = {}  # by part
+    for form in map(_form, ids):
+        if form is None:
+            return False
+        part, random = form["part"], form["random"]
+        answers.add(form["answer"])
+        samples.add((part, form["sample"]))
+        if randoms.setdefault(part, random) != random:
+            return False
+    return len(answers) == 1 and len(samples) == len(ids)
+
+
+def _listed(found: Sequence[NamedRequest]) -> str:
+    named = [f"{one.id} (finished)" if one.ended else one.id for one in found[:MAX_NAMED]]
+    more = [f"{len(found) - MAX_NAMED:,} more"] if len(found) > MAX_NAMED else []
+    return ", ".join(named + more)
