@@ -42,11 +42,15 @@ class ServerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One engine in one scrape; `status` and `config` are None if it does not answer."""
+    """One engine in one scrape; `status` and `config`, `age_s` old, are None if it is dead or has
+    not answered yet.
+    """
 
     status: wire.Status | None
     config: wire.ConfigDocument | None
     engine: int = 0
+    alive: bool = True
+    age_s: float | None = 0.0
     clients: int = 0
     dropped_events: int = 0
     recorder_faults: int = 0
@@ -79,13 +83,20 @@ def _audit_failing(snapshot: Snapshot) -> Values:
     return () if snapshot.server is None else [((), float(snapshot.server.audit_failing))]
 
 
+def _age(snapshot: Snapshot) -> Values:
+    age_s = None if snapshot.status is None else snapshot.age_s
+    return () if age_s is None else [((), age_s)]
+
+
 def _trial(snapshot: Snapshot) -> Values:
     return () if snapshot.config is None else [((), float(snapshot.config.trial is not None))]
 
 
 METRICS: tuple[Metric[Snapshot], ...] = (
-    Metric("up", "gauge", "1 while the engine answers; if 0, its other metrics are absent",
-           _of_server(lambda s: s.status is not None)),
+    Metric("up", "gauge", "1 while the engine is alive; if 0, its other metrics are absent",
+           _of_server(lambda s: s.alive)),
+    Metric("age_seconds", "gauge",
+           "Age of the engine's other values; above 1 while a step keeps it from answering", _age),
     *map(_of_engine, metrics.METRICS),
     Metric("trial_active", "gauge", "1 while a change is on trial", _trial),
     # This server process

@@ -2,8 +2,8 @@
 
 vLLM's plugin contract lets a plugin's route replace an earlier one of the same path. The new route
 calls the replaced one and appends to its response. A scrape waits for the engines at most SCRAPE_S.
-Without an answer, an engine's `vllm:vtoken_up` is 0 and its other metrics are absent, so that no
-stale value looks current.
+An engine in a longer step answers later: its newest known values are shown, with their age. Once it
+is dead, its `vllm:vtoken_up` is 0 and its other metrics are absent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vtoken import wire
 from vtoken_api.engine import Engine
 from vtoken_api.metrics import ServerFigures, Snapshot, exposition
 from vtoken_api.problems import ProblemError
@@ -67,21 +66,21 @@ async def exposed(service: Service) -> bytes:
 
 
 async def snapshot(service: Service, engine: Engine, figures: Figures) -> Snapshot:
-    """The values of an engine and of the API; without an answer in time, of the API alone. Those of
-    the server as a whole are in the first engine's snapshot.
+    """The newest values of an engine, and those of the API. Those of the server as a whole are in
+    the first engine's snapshot.
     """
-    status: wire.Status | None = None
-    config: wire.ConfigDocument | None = None
+    hub = engine.hub
     with contextlib.suppress(ProblemError, TimeoutError):
         async with asyncio.timeout(SCRAPE_S):
-            view = await engine.hub.current()  # queries the engine once a second at most
-            if engine.hub.alive:
-                status, config = view.status, view.config
+            await hub.current()  # queries the engine once a second at most
+    view = hub.view if hub.alive else None
     counted = figures.of(engine.rank)
     return Snapshot(
         engine=engine.rank,
-        status=status,
-        config=config,
+        status=None if view is None else view.status,
+        config=None if view is None else view.config,
+        alive=hub.alive,
+        age_s=hub.view_age_s,
         clients=counted.clients,
         dropped_events=counted.dropped_events,
         recorder_faults=counted.recorder_faults,

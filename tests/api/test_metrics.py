@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
@@ -154,7 +155,13 @@ def test_no_metric_of_pressure_is_scraped_where_no_request_can_give() -> None:
     assert "vllm:vtoken_kept_share_count{" not in text
 
 
-async def test_engine_that_does_not_answer_is_down_in_bounded_time_and_leaves_no_stale_value(
+def value(found: dict[str, Any], name: str) -> float | None:
+    """Of a metric with one series; None if it is absent."""
+    samples = found[PREFIX + name].samples
+    return float(samples[0].value) if samples else None
+
+
+async def test_engine_in_a_long_step_is_up_and_its_values_say_how_old_they_are(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrape, "SCRAPE_S", 0.1)
@@ -162,15 +169,34 @@ async def test_engine_that_does_not_answer_is_down_in_bounded_time_and_leaves_no
         serve(engine.handle) as served,
         httpx.AsyncClient(base_url=served.url) as http,
     ):
-        assert (await scraped(http))[PREFIX + "up"].samples[0].value == 1
+        before = await scraped(http)
+        assert value(before, "up") == 1
+        assert (value(before, "age_seconds") or 0.0) <= hub.FRESH_S
         monkeypatch.setattr(hub, "FRESH_S", 0.0)  # the known values are too old
-        for of, gone in ((served.line, "hangs"), (served.client, "errored")):
-            setattr(of, gone, True)
-            found = await scraped(http)
-            assert found[PREFIX + "up"].samples[0].value == 0
-            shown = {name for name, family in found.items() if family.samples}
-            assert all(name == PREFIX + "up" or "_server_" in name for name in shown)
-            setattr(of, gone, False)
+        served.line.hangs = True
+        first, second = await scraped(http), await scraped(http)
+        assert value(first, "up") == 1
+        assert value(first, "pool_blocks") == value(before, "pool_blocks")
+        ages = value(first, "age_seconds"), value(second, "age_seconds")
+        assert scrape.SCRAPE_S <= (ages[0] or 0.0) <= (ages[1] or 0.0) - scrape.SCRAPE_S
+
+
+def test_engine_that_has_not_answered_yet_is_up_without_values() -> None:
+    found = families(exposition([Snapshot(None, None, age_s=None)], "m").decode())
+    assert (value(found, "up"), value(found, "age_seconds")) == (1, None)
+
+
+async def test_dead_engine_is_down_and_leaves_no_stale_value(engine: ScriptedEngine) -> None:
+    async with (
+        serve(engine.handle) as served,
+        httpx.AsyncClient(base_url=served.url) as http,
+    ):
+        await scraped(http)
+        served.client.errored = True
+        found = await scraped(http)
+        assert value(found, "up") == 0
+        shown = {name for name, family in found.items() if family.samples}
+        assert all(name == PREFIX + "up" or "_server_" in name for name in shown)
 
 
 async def test_what_the_host_server_shows_is_shown_as_it_was() -> None:
@@ -233,13 +259,34 @@ def test_dashboard_shows_only_metrics_that_exist_and_most_of_them() -> None:
                 assert f"rate({name}" in expr, expr
 
 
+def test_alerts_name_metrics_and_labels_that_exist_and_say_how_long_and_how_grave() -> None:
+    (group,) = yaml.safe_load((ROOT / "docs/grafana/alerts.yml").read_text())["groups"]
+    emitted = {full_name(metric): metric for metric in METRICS}
+    names = [rule["alert"] for rule in group["rules"]]
+    assert len(set(names)) == len(names) >= 6
+    for rule in group["rules"]:
+        assert re.fullmatch(r"\d+m", rule["for"])
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert "$labels.instance" in rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+        series = re.findall(r"(vllm:\w+)(?:\{(\w+)=\"(\w+)\"\})?", rule["expr"])
+        assert series
+        labels = [set(emitted[name].labels) for name, *_ in series]
+        for name, label, value_ in series:
+            if label:
+                assert value_ in emitted[name].labels[label]
+            assert (emitted[name].kind == "counter") == (f"({name}[" in rule["expr"])
+        ignored = set(re.findall(r"ignoring\((\w+)\)", rule["expr"]))
+        assert all(one - ignored == labels[0] - ignored for one in labels)  # else `and` joins none
+
+
 def test_dashboard_is_sane() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    assert rows[:3] == ["Is memory the limit?", "Why?", "What does reclamation do?"]
+    assert rows[:3] == ["Pressure: who gives for what is short", "Is memory the limit?", "Why?"]
     variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
-    assert variables == {"datasource", "model_name", "engine"}
+    assert variables == {"datasource", "instance", "model_name", "engine"}
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
@@ -258,5 +305,8 @@ def test_dashboard_is_sane() -> None:
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
         for target in panel["targets"]:
             assert target["expr"].count("(") == target["expr"].count(")")
-            assert '{model_name=~"$model_name",engine=~"$engine"' in target["expr"]
-            assert target["legendFormat"]
+            shown = '{instance=~"$instance",model_name=~"$model_name",engine=~"$engine"'
+            assert target["expr"].count("vllm:") == target["expr"].count(shown)
+            if "sum by" in target["expr"]:  # engines are not mixed
+                assert "sum by (instance, engine, le)" in target["expr"]
+            assert target["legendFormat"].endswith("{{instance}}/{{engine}}")
