@@ -162,9 +162,9 @@ def one_by_one(choose: Any) -> Any:
 
     def each(self: Evictor, rows: Any) -> Any:
         parts = [choose(self, rows[i : i + 1]) for i in range(len(rows))]
-        victims = [found.of(0) for chosen, found, _ in parts if len(chosen)]
-        chosen = np.concatenate([rows[:0], *(chosen for chosen, _, _ in parts)])
-        return chosen, Ragged.joined(victims), {name for *_, names in parts for name in names}
+        victims = [found.of(0) for chosen, found in parts if len(chosen)]
+        chosen = np.concatenate([rows[:0], *(chosen for chosen, _ in parts)])
+        return chosen, Ragged.joined(victims)
 
     return each
 

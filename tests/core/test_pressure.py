@@ -396,6 +396,46 @@ def test_a_request_that_is_relocated_for_others_evicts_in_a_later_step() -> None
     assert 0 < counters.pressure.given_tokens < counters.tokens.evicted
 
 
+def test_an_eviction_names_its_policy_and_the_requests_that_lost_most() -> None:
+    engine = make()
+    load(engine)
+    engine.add("own", 60, max_tokens=60, rules=request_rules({"vtoken_policy": "random"}))
+    events, tables = engine.runtime.events, engine.runtime.tables
+    policies, most, seen = set[str](), 0, 0
+    while engine.running or engine.waiting:
+        before = {table.request_id: table.num_dead for table in tables}
+        engine.step()
+        lost = {
+            table.request_id: table.num_dead - before[table.request_id]
+            for table in tables
+            if table.num_dead > before.get(table.request_id, table.num_dead)
+        }
+        for event in events.page(seen, 1000, "eviction").events:
+            if not lost.keys() >= event.data["largest"].keys():
+                continue  # one of them was preempted in this step
+            own = {"random" if name == "own" else "streaming_llm" for name in lost}
+            policies.add(event.data["policy"])
+            most = max(most, event.data["requests"])
+            assert event.data["policy"] == ", ".join(sorted(own))
+            assert event.data["requests"] == len(lost)
+            assert event.data["given"] == event.data["tokens"] == sum(lost.values())
+            ranked = sorted(lost.values(), reverse=True)
+            assert [*event.data["largest"].values()] == ranked[:3]
+            assert event.data["largest"].items() <= lost.items()
+        seen = events.last_seq
+    assert {"random", "streaming_llm"} <= policies
+    assert most > 3
+
+
+def test_the_sentence_of_an_eviction() -> None:
+    engine = make({"name": "random"}, evict_when="always")
+    engine.add("a", 60, max_tokens=10)
+    for _ in range(2):
+        engine.step()
+    (event,) = engine.runtime.events.page(0, 10, "eviction").events
+    assert event.summary == "1 request lost 36 tokens (random): a 36"
+
+
 # ---------------------------------------------------------------- sharing out
 
 

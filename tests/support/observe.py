@@ -18,11 +18,11 @@ def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[]
     choose, evictor = runtime.evictor.choose, runtime.evictor
 
     def choose_and_note(rows: Any) -> Any:
-        chosen, victims, names = choose(rows)
+        chosen, victims = choose(rows)
         found = {row: victims.of(i) for i, row in enumerate(chosen.tolist())}
         for row in rows.tolist():
             note(runtime.tables[runtime.tables.names[row]], found.get(row))
-        return chosen, victims, names
+        return chosen, victims
 
     def restore() -> None:
         evictor.choose = choose

@@ -38,9 +38,10 @@ FLAG_OTHER = 32  # held by a group that is not managed (`Status.groups`); no oth
 
 EventKind = Literal[
     "relocation",  # data: Relocation
-    # data: {"requests": n, "tokens": n, "given": n, "policy": name}: summed over a step; `given`
-    # of the tokens died because memory was short. With "forgotten": a client named so many tokens
-    # of "request_id" that die first
+    # data: {"requests": n, "tokens": n, "given": n, "policy": names, "largest": {request: tokens}}:
+    # summed over a step; `given` of the tokens died because memory was short, `largest` has the
+    # requests that lost most. With "forgotten": a client named so many tokens of "request_id" that
+    # die first
     "eviction",
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
     # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and optionally

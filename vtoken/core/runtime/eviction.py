@@ -39,6 +39,7 @@ class Evicted(NamedTuple):
 
 
 NOTHING_DIED = Evicted(False, [])
+NUM_NAMED = 3  # requests in an event, those that lost most
 
 
 class Evictor:
@@ -117,21 +118,18 @@ class Evictor:
         least = np.maximum(state.due.floor[able], live - np.array(most, dtype=np.int64))
         return able[least < live], least[least < live]
 
-    def choose(self, rows: Ints) -> tuple[Ints, Ragged, set[str]]:
-        """The due `rows` [k] whose policy can choose, their victims, and the policies' names."""
+    def choose(self, rows: Ints) -> tuple[Ints, Ragged]:
+        """The due `rows` [k] whose policy can choose, and their victims."""
         state, runner = self._state, self._policy_runner
-        asked = {
-            policy: runner.victims(policy, own) for policy, own in self._by_policy(rows).items()
-        }
-        (chosen, victims), *others = asked.values()
+        asked = [runner.victims(policy, own) for policy, own in self._by_policy(rows).items()]
+        (chosen, victims), *others = asked
         for able, found in others:
             chosen, victims = np.append(chosen, able), victims.followed_by(found)
-        names = {policy.name for policy, (able, _) in asked.items() if len(able)}
         if len(chosen) < len(rows):
             late = np.setdiff1d(rows, chosen)
             state.due.waits[late] |= state.left_of_prompts(late) == 0
         runner.compare(chosen, victims)
-        return chosen, victims, names
+        return chosen, victims
 
     def _by_policy(self, rows: Ints) -> dict[Policy, Ints]:
         """The `rows` [k] of each policy."""
@@ -143,11 +141,27 @@ class Evictor:
             found.setdefault(state.rules(state.tables.names[row]).policy, []).append(row)
         return {policy: np.array(own) for policy, own in found.items()}
 
-    def _evict(self, rows: Ints, victims: Ragged, policies: set[str]) -> Evicted:
-        state, tables = self._state, self._state.tables
+    def _evict(self, rows: Ints, victims: Ragged) -> Evicted:
         if len(rows) == 0:
             return NOTHING_DIED
-        due = state.due
+        died, emptied = self._apply(rows, victims)
+        if not died.all():
+            rows, victims = rows[died], victims.take(np.flatnonzero(died))
+        if len(victims.values) == 0:
+            return NOTHING_DIED
+        self._count(rows, victims, self._note_given(rows, victims.counts))
+        freed: list[int] = []
+        for row in emptied.tolist():
+            table = self._state.tables.at(row)
+            freed += self._drop_dead_blocks(table, table.block_live() == 0)
+        self._note_reclaimed(freed)
+        return Evicted(True, freed)
+
+    def _apply(self, rows: Ints, victims: Ragged) -> tuple[Bools, Ints]:
+        """Mark the victims of `rows` [k] dead. Returns where they died [k], and the rows of which a
+        block has no live token any more. A policy whose victims are refused is not asked again.
+        """
+        state, tables, due = self._state, self._state.tables, self._state.due
         due.waits[rows] = False
         for row in rows[tables.columns.virtual[rows] == 0].tolist():
             state.begin_evicting(tables.at(row))
@@ -159,42 +173,49 @@ class Evictor:
             name = tables.names[rows[i]]
             why = REFUSED[int(codes[i])]
             self._policy_runner.refuse(state.rules(name).policy, f"victims of {name} are {why}")
-        num_tokens = int(victims.counts[died].sum())
-        if num_tokens == 0:
-            return NOTHING_DIED
-        freed: list[int] = []
-        for i in np.flatnonzero(died & (num_emptied > 0)).tolist():
-            table = tables.at(rows[i])
-            freed += self._drop_dead_blocks(table, table.block_live() == 0)
-        name = ", ".join(sorted(policies))
-        gave = state.due.floor[rows] < NEVER
-        num_given = 0
-        for i in np.flatnonzero(died & gave).tolist():
-            name, count = tables.names[rows[i]], int(victims.counts[i])
-            state.requests[name].given_tokens += count
-            state.given.note(name, count)
-            num_given += count
+        return died, rows[died & (num_emptied > 0)]
+
+    def _note_given(self, rows: Ints, counts: Ints) -> int:
+        """Note who gave tokens for blocks that were short: of `rows` [k], which lost `counts` [k]
+        tokens. Returns how many they gave.
+        """
+        state = self._state
+        gave = np.flatnonzero(state.due.floor[rows] < NEVER)
+        for i in gave.tolist():
+            request_id, count = state.tables.names[rows[i]], int(counts[i])
+            state.requests[request_id].given_tokens += count
+            state.given.note(request_id, count)
+        return int(counts[gave].sum())
+
+    def _count(self, rows: Ints, victims: Ragged, num_given: int) -> None:
+        """Count the dead `victims` of `rows` [k] and report them, the largest losses by name."""
+        state, counts = self._state, victims.counts
+        num_tokens = len(victims.values)
         state.counters.tokens.evicted += num_tokens
         state.counters.pressure.given_tokens += num_given
         if state.last_moves:
-            state.counters.reclamation.moved_then_evicted_tokens += self._num_wasted(
-                rows[died], victims if died.all() else victims.take(np.flatnonzero(died))
-            )
-        num_requests = int(np.count_nonzero(died))
+            wasted = self._num_wasted(rows, victims)
+            state.counters.reclamation.moved_then_evicted_tokens += wasted
+        most = np.argsort(-counts, kind="stable")[:NUM_NAMED]
+        largest = {state.tables.names[rows[i]]: int(counts[i]) for i in most.tolist()}
+        policies = ", ".join(sorted(policy.name for policy in self._by_policy(rows)))
+        verb = "gave" if num_given == num_tokens else "lost"
+        text = f"{counted(len(rows), 'request')} {verb} {counted(num_tokens, 'token')} ({policies})"
+        if 0 < num_given < num_tokens:
+            text += f", {num_given:,} of them for blocks that were short"
+        names = ", ".join(f"{name} {count:,}" for name, count in largest.items())
         state.events.add(
             state.step,
             "eviction",
-            f"{name} evicted {num_tokens} tokens of {num_requests} requests"
-            + (f", {num_given} of them for blocks that were short" if num_given else ""),
+            f"{text}: {names}" + (", …" if len(rows) > NUM_NAMED else ""),
             {
-                "requests": num_requests,
+                "requests": len(rows),
                 "tokens": num_tokens,
                 "given": num_given,
-                "policy": name,
+                "policy": policies,
+                "largest": largest,
             },
         )
-        self._note_reclaimed(freed)
-        return Evicted(True, freed)
 
     def _num_wasted(self, rows: Ints, victims: Ragged) -> int:
         """Those of the `victims` of `rows` [k] that were moved shortly before."""
