@@ -9,6 +9,8 @@ import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from vtoken.base.quantities import time_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -156,7 +158,7 @@ def operation_text(operation: wire.Operation) -> str:
         return (
             f"Compacted {scope}: moved {counted(result.moved_tokens, 'token')} "
             f"({data_size(result.moved_bytes)}), freed {counted(result.freed_blocks, 'block')} "
-            f"in {result.duration_ms:.1f} ms{deferred}."
+            f"in {time_text(result.duration_ms)}{deferred}."
         )
     reason = operation.error or (plan.deferred_reason if plan else None)
     text = f"Compaction {operation.id} over {scope} is {operation.state}"
@@ -168,18 +170,23 @@ def operation_text(operation: wire.Operation) -> str:
 
 def prices_text(prices: wire.RoundPrices) -> str:
     """The prices with their sources, and what a round would save and cost now."""
-    found = ", ".join(
-        f"{name} {price.us:,.2f} µs a {price.per} ({_source(price)})"
-        for name, price in (("hole", prices.hole), ("copy", prices.copy), ("plan", prices.plan))
-    )
+    named = {"hole": prices.hole, "copy": prices.copy, "plan": prices.plan}
+    if all(price.source == "prior" for price in named.values()):
+        return "nothing measured yet"
+    found = ", ".join(f"{name} {_price(price)}" for name, price in named.items())
+    if prices.hole.source == "prior":
+        return found
     if not prices.hole.us:
         return f"{found}; holes cost nothing here"
-    saving, cost = prices.saving_us, prices.cost_us
-    return f"{found}; a round now would save {saving:,.0f} µs and cost {cost:,.0f} µs"
+    saving, cost = time_text(prices.saving_us / 1e3), time_text(prices.cost_us / 1e3)
+    return f"{found}; a round now would save {saving} and cost {cost}"
 
 
-def _source(price: wire.Price) -> str:
-    return f"{price.samples:,} samples" if price.source == "measured" else "prior"
+def _price(price: wire.Price) -> str:
+    if price.source == "prior" and not price.us:
+        return "not measured"
+    source = "assumed" if price.source == "prior" else f"{price.samples:,} samples"
+    return f"{time_text(price.us / 1e3)} a {price.per} ({source})"
 
 
 def calibration_text(found: wire.Calibration) -> str:
@@ -335,7 +342,7 @@ class _Fleet:
             return
         text = (
             f"{self._names[slowest.member]} is {slowest.times:.0f} times as slow as "
-            f"{self._others}: p95 {slowest.value:,.0f} ms between tokens"
+            f"{self._others}: p95 {time_text(slowest.value)} between tokens"
         )
         yield Finding("latency", (slowest.member,), text)
 

@@ -86,6 +86,8 @@ async def test_prices_are_scraped_in_seconds(engine: ScriptedEngine) -> None:
     status.reclamation.pack_us = 3_000_000
     text = exposition([Snapshot(status, None)], "m").decode()
     assert 'vllm:vtoken_price_seconds{engine="0",model_name="m",of="hole"} 4e-06' in text
+    status.prices.hole = wire.Price(us=0.0, per="token", source="prior", samples=2)
+    assert 'of="hole"' not in exposition([Snapshot(status, None)], "m").decode()
     assert 'vllm:vtoken_round_seconds{engine="0",model_name="m",side="saving"} 2.0' in text
     assert 'vllm:vtoken_pack_seconds_total{engine="0",model_name="m"} 3.0' in text
 

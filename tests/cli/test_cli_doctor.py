@@ -40,7 +40,7 @@ async def test_doctor_notes_that_holes_cost_more_than_the_round_that_nobody_lets
         f for line in ran.out.splitlines() if (f := msgspec.json.decode(line))["check"] == "prices"
     ]
     assert found["verdict"] == "note"
-    assert "hole 500.00 µs a token" in found["found"]
+    assert "hole 500 µs a token" in found["found"]
     assert "vtoken resume" in found["todo"]
     core.configure(reclamation="auto")
     ran = await run("doctor", "--json", "--url", served.url)

@@ -13,6 +13,9 @@ from tests.support.profiles import made_up
 from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken import wire
+from vtoken.base.quantities import time_text
+from vtoken.cli.show import status_lines
+from vtoken.cli.values import duration_s
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.canary import Check
 
@@ -48,17 +51,16 @@ def make_dear(core: LiveEngine) -> None:
 
 async def test_status_says_what_holes_and_copies_cost(served: Served, core: LiveEngine) -> None:
     text = (await run("status", VTOKEN_URL=served.url)).out
-    assert "hole 0.00 µs a token (prior)" in text
-    assert "holes cost nothing here" in text
+    assert "nothing measured yet" in text
     make_dear(core)
     text = (await run("status", VTOKEN_URL=served.url)).out
     prices = core.reporter.status().prices
     assert prices is not None
-    assert "hole 500.00 µs a token (" in text
-    assert "copy 500.00 µs a token (prior)" in text
+    assert "hole 500 µs a token (" in text
+    assert "copy 500 µs a token (assumed)" in text
     assert prices.saving_us > 0
-    saving, cost = prices.saving_us, prices.cost_us
-    assert f"a round now would save {saving:,.0f} µs and cost {cost:,.0f} µs" in text
+    saving, cost = time_text(prices.saving_us / 1e3), time_text(prices.cost_us / 1e3)
+    assert f"a round now would save {saving} and cost {cost}" in text
 
 
 async def test_policies_are_listed_with_what_calibration_measured(
@@ -288,3 +290,17 @@ async def test_a_dry_run_says_what_is_short_what_could_be_given_and_who_would_fi
     assert f"; {found.short_blocks} blocks short" in text
     assert f"can give {found.givable_tokens} tokens in {found.givable_blocks} blocks" in text
     assert f"room for {found.more_requests} more requests like the running ones" in text
+
+
+async def test_status_gives_long_times_in_seconds(core: LiveEngine) -> None:
+    status = core.reporter.status()
+    assert status.latency is not None
+    status.latency.ttft = wire.Percentiles(count=3, p50_ms=17_257.0, p95_ms=24_405.1, p99_ms=3e4)
+    status.step_ms = 6101.3
+    text = "\n".join(status_lines(status))
+    assert "first token p50 17.3 s, p95 24.4 s; " in text
+    assert f"{status.step:,} (6.1 s)\n" in text
+
+
+def test_a_duration_is_the_number_that_was_typed() -> None:
+    assert duration_s("236ms") == 0.236

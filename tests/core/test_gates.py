@@ -116,7 +116,7 @@ def test_a_round_that_pays_needs_no_pressure() -> None:
     assert closed(CONFIG, priced) == []
     details = {gate.name: gate.detail for gate in describe_gates(CONFIG, priced)}
     assert details["theta_f"] == "F 0.10 <= theta_F 0.25, but moving pays"
-    assert details["price"] == "saves 50 µs > costs 9 µs"
+    assert details["price"] == "saves 50.4 µs > costs 9 µs"
     assert closed(CONFIG, replace(priced, steps_since_round=0)) == ["pause"]
     assert closed(structs.replace(CONFIG, reclamation="paused"), priced) == ["reclamation"]
 

@@ -133,7 +133,7 @@ def test_a_guard_is_written_as_a_comparison(text: str, guard: Guard, shown: str)
     ("metric", "value", "shown"),
     [
         (P95, 0.0123456, "12.3 ms"),
-        (P95, 1.59123, "1591 ms"),
+        (P95, 1.59123, "1.59 s"),
         ("moved_bytes", 123_456_789_012, "123456789012"),
         ("f", 0.31237, "0.312"),
         ("rate(moved_bytes)", 12_345.6, "12346"),

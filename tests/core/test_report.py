@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.core.live import LiveEngine, make_engine
+from vtoken.base.quantities import time_text
 from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.wire import (
     FLAG_HASHED,
@@ -93,7 +94,7 @@ def test_prices_are_priors_until_they_are_measured(engine: LiveEngine) -> None:
     assert prices.saving_us == pytest.approx(1_000 * estimate.packed_tokens)
     (gate,) = [gate for gate in status.fragmentation.gates if gate.name == "price"]
     assert gate.open
-    assert f"saves {prices.saving_us:,.0f} µs > costs " in gate.detail
+    assert f"saves {time_text(prices.saving_us / 1e3)} > costs " in gate.detail
 
 
 def test_the_rows_add_up(engine: LiveEngine) -> None:

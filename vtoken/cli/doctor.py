@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
+from vtoken.base.quantities import time_text
 from vtoken.cli.errors import failure_of
 from vtoken.cli.printing import coloured, print_json, print_text
 from vtoken.cli.show import budget_text, part_text
@@ -140,7 +141,7 @@ def _stream(client: Client) -> Finding:
 
 def _hello_finding(hello: wire.Hello, took_ms: float) -> Finding:
     if hello.can_control:
-        return Finding("stream", "ok", f"open in {took_ms:.0f} ms, changes allowed")
+        return Finding("stream", "ok", f"open in {time_text(took_ms)}, changes allowed")
     reason = hello.read_only_reason or "this server is read-only"
     return Finding(
         "stream", "note", f"open, but read-only: {reason}", "`vtoken console` works read-only"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from vtoken import wire
+from vtoken.base.quantities import time_text
 from vtoken.cli.printing import coloured, plain, table
 from vtoken.sentences import (
     calibration_text,
@@ -41,7 +42,7 @@ def status_lines(status: wire.Status) -> list[str]:
     invariants = status.invariants
     rows = [
         ("model", f"{status.model}, vLLM {status.vllm_version} on {status.device}"),
-        ("step", f"{status.step:,} ({status.step_ms:.1f} ms)"),
+        ("step", f"{status.step:,}" + (f" ({_ms(status.step_ms)})" if status.step_ms else "")),
         (
             "policy",
             f"{status.policy.name}, budget {budget_text(status)} "
@@ -190,7 +191,7 @@ def _latency(latency: wire.Latency) -> str:
 
 
 def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms"
+    return "-" if value is None else time_text(value)
 
 
 def _shadow(shadow: wire.Shadow) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MIN_FPS, MAX_FPS = 0.1, 30.0
 MAX_DURATION_S = 7 * 24 * 3600
-UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)?")
 
@@ -25,7 +25,7 @@ def duration_s(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a duration; expected 90s, 5m, 1h or 250ms"
         )
-    seconds = float(match[1]) * UNITS_S[match[2] or "s"]
+    seconds = float(match[1]) * UNITS_MS[match[2] or "s"] / 1000
     if not 0 < seconds <= MAX_DURATION_S:
         raise argparse.ArgumentTypeError(f"{text} is out of range; expected above 0, at most 7d")
     return seconds

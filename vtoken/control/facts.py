@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from vtoken.control.step_times import StepTimes
 
 
 @dataclass(slots=True)
@@ -18,4 +20,4 @@ class EngineFacts:
     running: int = 0
     waiting: int = 0
     withheld_blocks: int = 0
-    step_ms: float = 0.0
+    step_times: StepTimes = field(default_factory=StepTimes)

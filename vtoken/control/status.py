@@ -177,7 +177,7 @@ class StatusParts:
 
     @cached_property
     def step_ms(self) -> float:
-        return self._facts.step_ms
+        return self._facts.step_times.median_ms
 
     @cached_property
     def calibration(self) -> Calibration:

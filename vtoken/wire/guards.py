@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from vtoken.base.errors import RefusedError
+from vtoken.base.quantities import number_text, time_text
 from vtoken.wire import GUARD_COUNT, MAX_GUARD_COUNT, MAX_GUARDS, Guard, GuardLimits, Status
 from vtoken.wire.metrics import METRICS, Evidence, Labels, Metric
 
@@ -74,14 +75,8 @@ class Series:
     def shown(self, value: float, digits: int = 3) -> str:
         """`value` with its unit; `digits`: significant ones of a fraction."""
         if self.metric.name.endswith("_seconds") and not self.is_rate:
-            return f"{_plain(value * 1e3, digits)} ms"
-        return _plain(value, digits)
-
-
-def _plain(value: float, digits: int) -> str:
-    """Without an exponent if it is large; whole numbers in full."""
-    is_whole = value == int(value) or abs(value) >= 10**digits
-    return f"{value:.0f}" if is_whole else f"{value:.{digits}g}"
+            return time_text(value * 1e3, digits)
+        return number_text(value, digits)
 
 
 def offered() -> list[Series]:

@@ -177,7 +177,7 @@ def _prices(status: wire.Status) -> Values:
     if status.prices is not None:
         for name in PRICED:
             price: wire.Price | None = getattr(status.prices, name)
-            if price is not None:
+            if price is not None and price.source == "measured":
                 yield (name,), price.us / 1e6
 
 
@@ -310,7 +310,8 @@ METRICS: tuple[Metric[wire.Status], ...] = (
     _gauge("latency_seconds", "Latency over the engine's last seconds: ttft, inter_token",
            _latency, {"kind": tuple(KINDS), "quantile": tuple(QUANTILES)}, evidence=_tokens,
            samples="tokens", titles=LATENCIES),
-    _gauge("step_seconds", "Mean time between two steps while busy", lambda s: s.step_ms / 1000),
+    _gauge("step_seconds", "Median time between two steps while busy, over the newest 64; absent "
+           "before the first", lambda s: s.step_ms / 1000 if s.step_ms else None),
     # Quality: generated tokens scored with the full cache, by group: evicting, control
     _gauge("canary_agreement", "Share of greedy tokens that the full cache ranks first, over the "
            "newest checked requests, by group: evicting, control", _canary_groups("agreement"),
@@ -339,8 +340,9 @@ METRICS: tuple[Metric[wire.Status], ...] = (
              lambda s: s.reclamation.pack_us / 1e6),
     _counter("packed_tokens", "Tokens packed before attention reads, counted once a step",
              lambda s: s.reclamation.packed_tokens),
-    _gauge("price_seconds", "Measured price: hole (packing one token for one step), copy (moving "
-           "one token), plan (planning one request), probe (probing one request's decode query)",
+    _gauge("price_seconds", "Measured price, absent before the third sample: hole (packing one "
+           "token for one step), copy (moving one token), plan (planning one request), probe "
+           "(probing one request's decode query)",
            _prices, {"of": PRICED}),
     _gauge("round_seconds", "Estimate of a round run now: saving (packing avoided), cost (copies "
            "and planning)",

@@ -322,7 +322,7 @@ class Status(OfEngine, kw_only=True):
     requests: RequestCounts
     invariants: Invariants
     config_revision: int
-    step_ms: float = 0.0  # exponential mean of the time between two steps while busy
+    step_ms: float = 0.0  # median time between two steps while busy, the newest 64; 0: none yet
     latency: Latency | None = None
     shadow: Shadow | None = None
     scheduling: SchedulingState = "running"

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from vtoken.base.quantities import time_text
+
 if TYPE_CHECKING:
     from vtoken import wire
 
@@ -56,7 +58,7 @@ def probe_text(
     same = in_force is not None and PROBED & set(in_force.needs) == reads
     if price is None or price.source != "measured" or not same:
         return "probes " + " and ".join(sorted(reads))
-    return f"{price.us:,.1f} µs"
+    return time_text(price.us / 1e3)
 
 
 def remedy(infos: Iterable[wire.PolicyInfo], model: str) -> str:

@@ -6,6 +6,7 @@ Every function returns plain text; `width` pads on the left and never truncates.
 from __future__ import annotations
 
 from vtoken import sentences
+from vtoken.base.quantities import time_text
 
 
 def count(value: float, width: int = 0) -> str:
@@ -49,13 +50,8 @@ def age(seconds: float) -> str:
 
 
 def latency(ms: float | None, width: int = 7) -> str:
-    """A latency in seven columns: `8.4 ms`, `412 ms`, `1.24 s`; a dash for None."""
-    if ms is None:
-        return "–".rjust(width)
-    if ms < 999.5:
-        return f"{ms:.{1 if ms < 99.95 else 0}f} ms".rjust(width)
-    digits = 2 if ms < 9_995 else 1 if ms < 99_950 else 0
-    return f"{ms / 1000:.{digits}f} s".rjust(width)
+    """A latency in seven columns: `8.43 ms`, `412 ms`, `1.24 s`; a dash for None."""
+    return ("–" if ms is None else time_text(ms)).rjust(width)
 
 
 def percent(ratio: float | None, width: int = 6) -> str:

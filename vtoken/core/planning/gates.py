@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from vtoken.base.quantities import time_text
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.worth import Worth
 from vtoken.wire import Gate
@@ -174,7 +175,8 @@ def describe_gates(config: VTokenConfig, pressure: Pressure) -> list[Gate]:
 
 def _price_gate(worth: Worth, under_pressure: bool) -> Gate:
     relation = ">" if worth.pays else "<="
-    detail = f"saves {worth.saving_us:,.0f} µs {relation} costs {worth.cost_us:,.0f} µs"
+    saving, cost = time_text(worth.saving_us / 1e3), time_text(worth.cost_us / 1e3)
+    detail = f"saves {saving} {relation} costs {cost}"
     if under_pressure and not worth.pays:
         detail += ", but under pressure"
     return Gate(name="price", open=worth.pays or under_pressure, detail=detail)

@@ -45,7 +45,6 @@ from vtoken.vllm.startup.settings import initial_config, read_settings
 from vtoken.wire import Geometry, SchedulingState
 
 log = init_logger("vllm.vtoken")
-STEP_MS_SMOOTHING = 0.05
 SCHEDULING: dict[PauseState, SchedulingState] = {
     PauseState.UNPAUSED: "running",
     PauseState.PAUSED_NEW: "paused_new",
@@ -136,7 +135,6 @@ class VTokenSchedulerMixin:
         self.vtoken_controller.note_started()
         self.vtoken_canary = Checks(self, self.vtoken)
         self._by_priority = config.scheduler_config.policy == "priority"
-        self._last_step_end = 0.0
 
     # ------------------------------------------------------------ the step
 
@@ -308,7 +306,7 @@ class VTokenSchedulerMixin:
         if pause_state != PauseState.UNPAUSED:
             self.vtoken_canary.drop_all()
         super().set_pause_state(pause_state)  # type: ignore[misc]
-        self._last_step_end = 0.0  # exclude the pause from the step time
+        self._facts.step_times.leave_out()
         reporter = self.vtoken_controller.reporter
         reporter.scheduling.changed(SCHEDULING[pause_state], time.monotonic())
         self._count_requests()
@@ -333,12 +331,9 @@ class VTokenSchedulerMixin:
         return reply
 
     def _note_step(self, now: float) -> None:
-        if self._last_step_end:
-            elapsed_ms = (now - self._last_step_end) * 1e3
-            self._facts.step_ms += STEP_MS_SMOOTHING * (elapsed_ms - self._facts.step_ms)
         unfinished = self.get_num_unfinished_requests() - self.vtoken_canary.num_unfinished
         idle = not unfinished
-        self._last_step_end = 0.0 if idle else now
+        self._facts.step_times.ended(now, idle=idle)
         self._count_requests()
         self._publisher.publish(self.vtoken_controller.frame, force=idle)
 

@@ -89,7 +89,7 @@ class Gauge(LinesWidget):
                     palette.WARN_STYLE if requests.preempted else text,
                 ),
             ],
-            [("step ", muted), (f"{status.step_ms:5.1f}", text), (" ms", muted)],
+            [("step ", muted), (units.latency(status.step_ms or None), text)],
             [
                 ("reclaimed ", muted),
                 (units.short_count(reclamation.reclaimed_blocks), text),

@@ -121,7 +121,7 @@ COLUMNS: tuple[Column, ...] = (
         None,
         lambda _, s: s.requests.preempted,
     ),
-    Column("step", 8, 8, lambda _, s: f"{s.step_ms:.1f} ms"),
+    Column("step", 8, 8, lambda _, s: units.latency(s.step_ms or None)),
     Column("policy", POLICY_WIDTH[0], 1, lambda _, s: s.policy.name, left=True),
     Column("rev", 4, 0, lambda r, _: _count(r.revision, 4), "drift"),
     Column("differs in", 22, 4, _drift, left=True),
