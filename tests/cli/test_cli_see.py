@@ -148,6 +148,7 @@ async def test_block_shows_its_owner_and_a_mark_a_slot(served: Served, core: Liv
     (slots,) = [line.split()[1] for line in shown.out.splitlines() if line.startswith("slots")]
     assert (slots.count("#"), len(slots)) == (detail.live, 16)
     assert "a: " in shown.out
+    assert (await run("block", "0", "--url", served.url)).out == "block  0, vLLM's null block\n"
 
 
 async def test_audit_names_who_changed_what(served: Served) -> None:

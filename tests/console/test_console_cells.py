@@ -285,7 +285,9 @@ def is_in(state: str, live: int, flags: int) -> bool:
 
 @pytest.mark.parametrize("state", BLOCK_STATES)
 def test_states_match_their_descriptions(state: str) -> None:
-    pairs = [(0, 0), (0, 32)] + [(n, 1 | bits << 1) for n in range(SIZE + 1) for bits in range(16)]
+    pairs = [(0, 0), (0, 32), (0, 64)] + [
+        (n, 1 | bits << 1) for n in range(SIZE + 1) for bits in range(16)
+    ]
     live = np.array([n for n, _ in pairs], np.uint16)
     flags = np.array([f for _, f in pairs], np.uint8)
     found = cells.in_state(live, flags, SIZE, state)

@@ -17,6 +17,7 @@ from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
+    FLAG_NULL,
     FLAG_SHARED,
     FLAG_TAIL,
     FLAG_USED,
@@ -169,7 +170,7 @@ def test_the_block_map_and_the_block_documents_agree(engine: LiveEngine) -> None
     numbers = {row.number: row.id for row in engine.call("requests")}
     assert sorted(numbers) == [1, 2, 3, 4]
     assert len(live) == len(flags) == len(owner) == document.num_blocks == 96
-    for block in range(96):
+    for block in range(1, 96):
         detail = engine.call("block", id=block)
         assert (detail.live, detail.flags) == (live[block], flags[block])
         assert bool(flags[block] & FLAG_USED) == (store.ref_cnt[block] > 0)
@@ -189,6 +190,17 @@ def test_the_block_map_and_the_block_documents_agree(engine: LiveEngine) -> None
             assert flags[block] == 0
     tails = {t.blocks[-1] for t in engine.core.runtime.tables}
     assert {b for b in range(96) if flags[b] & FLAG_TAIL} == tails
+
+
+def test_the_null_block_is_named_and_is_no_free_block(engine: LiveEngine) -> None:
+    engine.steps(20)
+    flags = np.frombuffer(engine.call("blocks").flags, dtype="u1")
+    assert np.flatnonzero(flags & FLAG_NULL).tolist() == [0]
+    status = engine.call("status")
+    assert np.count_nonzero(flags == 0) == status.blocks.free
+    assert len(flags) - 1 == status.blocks.total
+    null = engine.call("block", id=0)
+    assert (null.pinned, null.flags, null.ref_cnt, null.slots) == ("null block", FLAG_NULL, 0, [])
 
 
 def test_blocks_of_the_newest_relocation_are_flagged_in_flight(engine: LiveEngine) -> None:

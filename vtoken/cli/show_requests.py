@@ -14,6 +14,7 @@ FLAG_WORDS = {
     wire.FLAG_IN_FLIGHT: "in flight",
     wire.FLAG_TAIL: "tail",
     wire.FLAG_OTHER: "held by another group of layers",
+    wire.FLAG_NULL: "vLLM's null block",
 }
 BLOCKS_A_LINE = 16
 
@@ -160,9 +161,12 @@ def token_line(row: wire.TokenRow) -> str:
 def block_lines(block: wire.BlockDetail) -> list[str]:
     """One block with its owners and one mark for each slot."""
     flags = [word for flag, word in FLAG_WORDS.items() if block.flags & flag]
+    named = f"{block.id}, {', '.join(flags) or 'free'}"
+    if not block.slots:
+        return table([("block", named)])
     marks = "".join(SLOT_MARKS[slot.state] for slot in block.slots)
     rows = [
-        ("block", f"{block.id}, {', '.join(flags) or 'free'}"),
+        ("block", named),
         ("live", f"{block.live:,} of {len(block.slots):,} slots"),
         ("pinned", block.pinned),
         ("slots", f"{marks}  (# live, x dead, . free)"),

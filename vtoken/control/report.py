@@ -24,6 +24,7 @@ from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
+    FLAG_NULL,
     FLAG_OTHER,
     FLAG_SHARED,
     FLAG_TAIL,
@@ -79,7 +80,7 @@ class Reporter:
         flags[self.runtime.tables.tails()] |= FLAG_TAIL
         for group in self.runtime.other_groups:
             flags[group.block_ids()] |= FLAG_OTHER
-        flags[0] = 0  # the null block, which is the tail of requests without blocks
+        flags[0] = FLAG_NULL  # until now the tail of requests without blocks
         return flags
 
     def owner(self) -> npt.NDArray[np.uint16]:
@@ -96,6 +97,10 @@ class Reporter:
                 bound=f"0..{runtime.geometry.num_blocks - 1}",
                 status=404,
                 title="Unknown block",
+            )
+        if block_id == 0:
+            return BlockDetail(
+                id=0, live=0, ref_cnt=0, flags=FLAG_NULL, pinned="null block", owners=[], slots=[]
             )
         size = runtime.geometry.block_size
         owners = []

@@ -26,7 +26,7 @@ PatchOutcome = Literal[
 ]
 SlotState = Literal["live", "dead", "free"]
 MAX_FINISHED = 1024  # finished requests that can be looked up
-Pinned = Literal["shared prefix", "hashed", "in flight", "none"]
+Pinned = Literal["shared prefix", "hashed", "in flight", "null block", "none"]
 
 # Bits of a block's flags (`u8`, one a block). A block with flags 0 is free.
 FLAG_USED = 1  # held by at least one request
@@ -35,6 +35,7 @@ FLAG_HASHED = 4  # in the prefix cache: never written
 FLAG_IN_FLIGHT = 8  # source or destination of a relocation of the newest step
 FLAG_TAIL = 16  # the block that its request appends to
 FLAG_OTHER = 32  # held by a group that is not managed (`Status.groups`); no other bit is set
+FLAG_NULL = 64  # vLLM's null block, id 0: a placeholder without tokens; no other bit is set
 
 EventKind = Literal[
     "relocation",  # data: Relocation
@@ -57,7 +58,9 @@ EventKind = Literal[
     "operation",  # data: Operation, at every change of its state; none for dry runs
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
     "server",  # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}
-    "canary",  # data: {"reason": str}: a quality check gave no result
+    # data: {"reason": str}: a quality check gave no result. With "call" and "dropped": the call may
+    # have changed the weights, and so many outputs are not checked
+    "canary",
 ]
 # Up to once a step. A store of events keeps all other kinds separately, so that these do not push
 # them out.
@@ -67,7 +70,7 @@ FREQUENT_KINDS: frozenset[EventKind] = frozenset(
 
 
 class Geometry(Doc):
-    num_blocks: int  # ids run 0 .. num_blocks - 1; id 0 is vLLM's null block, always free here
+    num_blocks: int  # ids run 0 .. num_blocks - 1; id 0 is vLLM's null block, not one of the pool
     block_size: int
     num_layers: int
     num_kv_heads: int
@@ -204,7 +207,7 @@ class BlockDetail(OfEngine, kw_only=True):
     flags: int
     pinned: Pinned
     owners: list[BlockOwner]
-    slots: list[BlockSlot]
+    slots: list[BlockSlot]  # none of the null block
 
 
 class RequestRow(Doc):

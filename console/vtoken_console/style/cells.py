@@ -133,7 +133,7 @@ def in_state(live: U16, flags: U8, block_size: int, state: str) -> Mask:
     found: Mask
     other = (flags & wire.FLAG_OTHER) != 0
     if state == "free":
-        found = ~used & ~other
+        found = ~used & ~other & (flags & wire.FLAG_NULL == 0)
     elif state == "other":
         found = other
     elif state == "live":

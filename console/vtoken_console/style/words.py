@@ -32,11 +32,11 @@ def other_words(groups: Iterable[CacheGroup]) -> str:
     return " or ".join(dict.fromkeys(OTHERS[g.kind] for g in groups if not g.managed))
 
 
-def is_other(flags: int) -> bool:
-    """Whether a block with these flags is held by a group that vToken does not manage."""
+def has_no_tokens(flags: int) -> bool:
+    """Whether a block with these flags is neither free nor held for tokens of full attention."""
     from vtoken import wire
 
-    return bool(flags & wire.FLAG_OTHER)
+    return bool(flags & (wire.FLAG_OTHER | wire.FLAG_NULL))
 
 
 def flag_words(flags: int) -> list[str]:
@@ -49,5 +49,6 @@ def flag_words(flags: int) -> list[str]:
         (wire.FLAG_IN_FLIGHT, "in flight"),
         (wire.FLAG_TAIL, "tail"),
         (wire.FLAG_OTHER, "of another group of layers"),
+        (wire.FLAG_NULL, "vLLM's null block"),
     )
     return [word for bit, word in names if flags & bit]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vtoken.sentences import clock
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.style.words import flag_words, is_other
+from vtoken_console.style.words import flag_words, has_no_tokens
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class BlockPage(LinesWidget):
         muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
         size, flags = model.block_size, int(model.flags[self.block])
         spans: list[Span] = [(" free", text)]
-        if is_other(flags):
+        if has_no_tokens(flags):
             spans = [(f" {word}", text) for word in flag_words(flags)]
         elif flags:
             live = int(model.live[self.block])
@@ -83,9 +83,11 @@ class BlockPage(LinesWidget):
             (pinned, text),
             *((f"  {word}", muted) for word in flag_words(detail.flags) if word not in pinned),
         ]
-        if is_other(detail.flags):
+        if has_no_tokens(detail.flags):
             head = [(f" {word}", text) for word in flag_words(detail.flags)]
         lines: list[Line] = [merge(cut(head, width)), EMPTY]
+        if not detail.slots:
+            return lines
         id_width = max(26, min(40, width - 36))
         if detail.owners:
             name = "owner".ljust(id_width)

@@ -10,7 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from vtoken.wire import FLAG_OTHER, FLAG_USED
+from vtoken.wire import FLAG_NULL, FLAG_OTHER, FLAG_USED
 from vtoken_console.frame.filters import shortfall
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -44,7 +44,7 @@ class Shown:
 def titles(shown: Shown, view: View, model: StreamState) -> tuple[str, str]:
     """The title, and the newest movement or nothing for the lower border."""
     grid = shown.grid
-    total = f"{model.num_blocks:,} blocks"
+    total = f"{model.num_blocks - 1:,} blocks"  # without the null block
     per = "one block a cell" if grid.per_cell == 1 else f"{grid.per_cell} blocks a cell"
     if shown.zoom is Zoom.BLOCKS:
         per = f"{model.block_size} slots each"
@@ -78,8 +78,9 @@ def overview(shown: Shown, view: View, model: StreamState, width: int, room: int
     grid = shown.grid
     last_row = min(grid.rows, shown.top + max(1, room // grid.cell_height))
     visible = grid.blocks_of_rows(shown.top, last_row)
-    digits = len(f"{grid.num_blocks:,}")
-    ids = f" {visible.start:>{digits},}–{visible.stop - 1:<{digits},} of {grid.num_blocks:,} "
+    total = f"{grid.num_blocks - 1:,}"
+    digits = len(total)
+    ids = f" {visible.start:>{digits},}–{visible.stop - 1:<{digits},} of {total} "
     columns = max(1, width - len(ids) - 1)
     per = -(-grid.num_blocks // columns)
     columns = -(-grid.num_blocks // per)
@@ -184,8 +185,10 @@ def _one_block(block: int, model: StreamState, activity: Activity) -> list[Span]
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     flags = int(model.flags[block])
     spans: list[Span] = [(f" block {block:,}  ", muted)]
-    if not flags & FLAG_USED:
-        spans.append((f"held by a {_others(model)}" if flags & FLAG_OTHER else "free", text))
+    if flags & FLAG_OTHER:
+        spans.append((f"held by a {_others(model)}", text))
+    elif not flags & FLAG_USED:
+        spans.append((", ".join(flag_words(flags)) or "free", text))
     else:
         live = int(model.live[block])
         spans.append((f"{live:>{len(str(size))}}/{size} live", text))
@@ -205,7 +208,8 @@ def _some_blocks(model: StreamState, blocks: range) -> list[Span]:
     live, flags = model.live[part], model.flags[part]
     used, others = flags & FLAG_USED != 0, int((flags & FLAG_OTHER != 0).sum())
     spans: list[Span] = [(f" blocks {blocks[0]:,}–{blocks[-1]:,}  ", muted)]
-    spans.append((f"{int(used.sum())} of {len(blocks)} used", text))
+    num_blocks = int((flags & FLAG_NULL == 0).sum())
+    spans.append((f"{int(used.sum())} of {num_blocks} used", text))
     if others:
         spans.append((f"  {others} {_others(model)}", text))
     if used.any():
