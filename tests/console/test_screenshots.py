@@ -18,7 +18,7 @@ async def test_screenshots_are_written_for_each_view(tmp_path: Path) -> None:
         written = await take.take(served.url, tmp_path, views=["pool", "request"], settle_s=0.2)
     names = {p.name for p in written if p.suffix == ".svg"}
     assert names == {"console-pool.svg", "console-request.svg"}
-    assert "100" in (tmp_path / "console-pool.svg").read_text(encoding="utf-8")
+    assert "99&#160;blocks" in (tmp_path / "console-pool.svg").read_text(encoding="utf-8")
 
 
 def test_screenshot_of_no_server_fails_with_the_reason(
