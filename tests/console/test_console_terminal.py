@@ -62,7 +62,7 @@ async def test_console_is_started_driven_and_left_in_a_real_terminal(
     command = f"{sys.executable} -m vtoken.cli console --url {served.url} --colors 256; cat"
     size = ("-x", str(width), "-y", str(height))
     tmux("new-session", "-d", "-s", "console", *size, "-e", f"PYTHONPATH={path}", command)
-    text = await tmux.shows(lambda t: "pool · 400 blocks" in t, "no first frame")
+    text = await tmux.shows(lambda t: "pool · 399 blocks" in t, "no first frame")
     assert "● live" in text.splitlines()[0]
     assert "q quit" in text.rstrip().splitlines()[-1]
     tmux("send-keys", "-t", "console", "k")
