@@ -66,6 +66,14 @@ def when(ts: float) -> str:
     return clock(ts) if today else time.strftime("%Y-%m-%d %H:%M:%S", then)
 
 
+def span(seconds: float) -> str:
+    """A duration in its largest unit: `40 s`, `12 min`, `3 h`, `2 d`."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 # ---------------------------------------------------------------- changes
 
 
@@ -292,16 +300,34 @@ class _Fleet:
         members = [n for n, row in enumerate(self._rows) if row.drift]
         if not members:
             return
-        first = self._rows[members[0]]
-        others = {row.revision for row in self._rows if not row.drift}
-        what = change_text(first.drift, arrow="where the others have")
-        if len(members) == 1 and len(others) == 1 and first.revision not in others:
-            revision = f"revision {first.revision}, all others {others.pop()}"
-            text = f"{self._called(members)} runs {revision}: {what}"
+        newest = max(row.revision for row in self._rows)
+        new = [n for n, row in enumerate(self._rows) if row.revision == newest]
+        old = [n for n, row in enumerate(self._rows) if row.revision != newest]
+        one_server = all(name.startswith("engine ") for name in self._names)
+        drift = self._rows[members[0]].drift
+        if one_server and old and members in (new, old, [*range(len(self._rows))]):
+            text = f"{self._sides(new, old)}: vtoken sync"
+        elif len(members) == len(self._rows):
+            text = f"{self._called(members)} differ: {change_text(drift, arrow='and')}"
         else:
             verb = "differs" if len(members) == 1 else "differ"
+            what = change_text(drift, arrow="where the others have")
             text = f"{self._called(members)} {verb} from the others: {what}"
         yield Finding("drift", tuple(members), text)
+
+    def _sides(self, new: Sequence[int], old: Sequence[int]) -> str:
+        """`engine 1 runs revision 2 (root changed theta_f, 40 s ago), all others revision 1`."""
+        row = self._rows[new[0]]
+        made = ""
+        if row.made is not None and row.status is not None:
+            ago = max(0.0, row.status.ts - row.made.ts)
+            made = f" ({row.made.actor} changed {', '.join(row.made.fields)}, {span(ago)} ago)"
+        before = ", ".join(f"{number}" for number in sorted({self._rows[n].revision for n in old}))
+        sides = [(new, f"{row.revision}{made}"), (old, before)]
+        (few, first), (rest, second) = sorted(sides, key=lambda side: len(side[0]))
+        verb = "runs" if len(few) == 1 else "run"
+        others = "all others" if len(rest) > 1 else f"{self._called(rest)} revision"
+        return f"{self._called(few)} {verb} revision {first}, {others} {second}"
 
     def waiting(self) -> Iterator[Finding]:
         values = {n: float(status.requests.waiting) for n, status in self._live.items()}

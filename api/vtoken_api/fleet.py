@@ -28,7 +28,7 @@ from msgspec import structs
 from vtoken import sentences, wire
 from vtoken.base.errors import UnknownRequestError
 from vtoken.wire import commands
-from vtoken.wire.fleet import common
+from vtoken.wire.fleet import common, differences
 from vtoken.wire.request_names import NamedRequest, best, the_one
 from vtoken_api.engine import Engine
 from vtoken_api.problems import ProblemError, refuse
@@ -151,13 +151,12 @@ class Fleet:
                 if (known := engine.hub.view) is not None:
                     row.status, config = known.status, known.config
             if config is not None:
-                row.revision = config.revision
+                row.revision, row.made = config.revision, config.made
                 configs[engine.rank] = config
             rows.append(row)
-        usual = common(configs)
+        drifts = differences(configs)
         for row in rows:
-            if usual is not None and row.engine in configs:
-                row.drift = wire.config_changes(configs[row.engine].desired, usual)
+            row.drift = drifts.get(row.engine, {})
         return wire.Fleet(
             revision=max(row.revision for row in rows),
             engines=rows,

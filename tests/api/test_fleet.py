@@ -501,7 +501,10 @@ async def test_drift_is_shown_and_one_call_ends_it() -> None:
             {"theta_f": [0.5, THETA_F]},
             {},
         ]
-        assert found.sentence.startswith(f"engine 1 runs revision {newest}, all others 1:")
+        assert found.sentence == (
+            f"engine 1 runs revision {newest} (127.0.0.1 changed theta_f, 0 s ago), "
+            "all others 1: vtoken sync"
+        )
         planned = await call(http, wire.PatchResult, "POST", "/sync?engine=1&validate_only=true")
         assert [part.engine for part in planned.engines] == [0, 2]
         await call(http, wire.PatchResult, "POST", "/sync?engine=1")

@@ -56,7 +56,9 @@ async def test_engines_tells_who_differs_and_sync_ends_it(
     ran = await run("engines", *url)
     assert ran.code == 1
     assert "differs in theta_f" in ran.out
-    assert ran.out.splitlines()[-1].startswith("engine 0 runs revision 1, all others 2: theta_f")
+    verdict = ran.out.splitlines()[-1]
+    assert verdict.startswith("engine 1 runs revision 2 (")
+    assert verdict.endswith("), engine 0 revision 1: vtoken sync")
     found = (await run("engines", "--json", *url)).json(wire.Fleet)
     assert not found.ok
     ran = await run("sync", "--dry-run", "--engine", "0", *url)
@@ -73,7 +75,7 @@ async def test_reading_names_its_engine_and_finds_requests_anywhere(
     two: tuple[Served, list[LiveEngine]],
 ) -> None:
     url = ("--url", two[0].url)
-    ran = await run("status", *url)
+    ran = await run("requests", *url)
     assert ran.code == 1
     assert "several engines" in ran.err
     assert (await run("status", "--engine", "1", *url)).code == 0
@@ -117,8 +119,7 @@ async def test_status_of_all_is_a_table_and_one_verdict(
     ran = await run("status", "--all", "--fleet", str(file))
     assert ran.code == 1
     verdict = ran.out.splitlines()[-1]
-    assert verdict.startswith("gpu8 runs revision ")
-    assert verdict.endswith("theta_f 0.5 where the others have 0.25")
+    assert verdict == "gpu8 differs from the others: theta_f 0.5 where the others have 0.25"
     report = (await run("status", "--all", "--json", "--fleet", str(file))).json(FleetReport)
     assert (report.ok, report.sentence) == (False, verdict)
     assert [len(server.engines) for server in report.servers] == [2, 1, 1]
@@ -167,6 +168,24 @@ async def test_all_of_one_server_is_its_engines(
     ran = await run("pause", "--all", "--url", two[0].url)
     assert ran.out.splitlines()[-1] == "2 engines, all answer and run the same configuration"
     assert ran.code == 0
+
+
+async def test_status_of_a_server_with_several_engines_is_the_table_of_all(
+    two: tuple[Served, list[LiveEngine]],
+) -> None:
+    url = ("--url", two[0].url)
+    every = await run("status", "--all", *url)
+    ran = await run("status", *url)
+    assert ran.out == every.out + "one of them in full: vtoken status --engine N\n"
+    assert (ran.code, ran.err) == (0, "")
+    assert (await run("status", "--engine", "1", *url)).out.startswith("OK: ")
+    two[1][1].call("patch_config", patch={"theta_f": 0.5})
+    assert (await run("status", *url)).code == 1
+    for command in (("requests",), ("block", "1"), ("config", "get"), ("status", "--json")):
+        ran = await run(*command, *url)
+        assert ran.code == 1
+        assert "engine" in ran.err
+        assert "--json" in command or "name one with --engine N; see: vtoken engines" in ran.err
 
 
 def answer_as_older(served: Served, *missing: str) -> None:

@@ -114,7 +114,7 @@ async def test_drift_and_imbalance_are_marked_in_the_row_and_named_in_the_senten
     wide = (160, 40)
     async with several(3) as (served, cores), on_fleet_page(served.url, wide) as (app, _):
         cores[0].call("patch_config", patch={"theta_f": 0.5})
-        sentence = "Engine 0 runs revision 2, all others 1: theta_f 0.5 where the others have 0.25."
+        sentence = "Engine 0 runs revision 2 (local changed theta_f, "
         await until(lambda: sentence in screen_text(app), "drift is not named")
         assert "2≠" in rows(app)["0"]
         assert "≠" not in rows(app)["1"]

@@ -11,7 +11,7 @@ from msgspec import structs
 from tests.support.core.live import make_quiet
 from vtoken import wire
 from vtoken.sentences import fleet_findings, fleet_sentence
-from vtoken.wire.fleet import drifts
+from vtoken.wire.fleet import differences, drifts
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +95,49 @@ def test_silence_comes_before_drift_and_drift_before_imbalance(status: wire.Stat
     assert [found.text for found in fleet_findings(rows)] == [
         "engine 2 does not answer, the newest state is 12 s old",
         "engine 3 does not answer: 401: needs a token",
-        "engine 0 runs revision 11, all others 12: theta_f 0.5 where the others have 0.25",
+        "engine 0 runs revision 11, all others 12: vtoken sync",
         "engine 1 has 40 waiting requests, the other none or few",
     ]
+
+
+def test_the_change_is_named_and_on_a_tie_no_engine_is_blamed(
+    document: tuple[wire.Status, wire.ConfigDocument],
+) -> None:
+    status, config = document
+    made = wire.Made("root", status.ts - 40, ["theta_f"])
+    changed = structs.replace(
+        config, revision=2, made=made, desired=structs.replace(config.desired, theta_f=0.75)
+    )
+    one, other = config.desired.theta_f, 0.75
+    newest = "runs revision 2 (root changed theta_f, 40 s ago)"
+
+    def said(*configs: wire.ConfigDocument, names: tuple[str, ...] = ()) -> str:
+        found = differences(dict(enumerate(configs)))
+        rows = [
+            row(status, n, revision=c.revision, made=c.made, drift=found[n])
+            for n, c in enumerate(configs)
+        ]
+        return fleet_sentence(rows, names)
+
+    assert differences({0: config, 1: changed}) == {
+        0: {"theta_f": [one, other]},
+        1: {"theta_f": [other, one]},
+    }
+    assert said(config, changed) == f"engine 1 {newest}, engine 0 revision 1: vtoken sync"
+    assert said(config, changed, config) == (f"engine 1 {newest}, all others 1: vtoken sync")
+    assert said(changed, config, changed) == (
+        "engine 1 runs revision 1, all others 2 (root changed theta_f, 40 s ago): vtoken sync"
+    )
+    assert said(config, config, changed, changed) == (
+        "engines 2, 3 run revision 2 (root changed theta_f, 40 s ago), all others 1: vtoken sync"
+    )
+    # Servers count their own revisions.
+    assert said(config, changed, names=("gpu7", "gpu8")) == (
+        f"gpu7, gpu8 differ: theta_f {one} and {other}"
+    )
+    assert said(config, changed, config, names=("gpu7", "gpu8", "gpu9")) == (
+        f"gpu8 differs from the others: theta_f {other} where the others have {one}"
+    )
 
 
 def test_old_states_of_silent_engines_are_not_compared(status: wire.Status) -> None:

@@ -86,6 +86,11 @@ def failure_of(error: ProblemError | RefusedError) -> CommandError:
     return CommandError(summary, "\n".join(_details(problem)), problem)
 
 
+def names_no_engine(problem: wire.Problem) -> bool:
+    """Whether a call was refused because the server has several engines and it named none."""
+    return (problem.status, problem.field, problem.value) == (422, "engine", None)
+
+
 def _details(problem: wire.Problem) -> list[str]:
     """Field, value and bound of a refusal, one line each, and a suggestion."""
     lines = [f"field: {problem.field}"] if problem.field else []
@@ -93,6 +98,8 @@ def _details(problem: wire.Problem) -> list[str]:
         lines.append(f"value: {msgspec.json.encode(problem.value).decode()}")
     if problem.bound:
         lines.append(f"bound: {problem.bound}")
+    if names_no_engine(problem):
+        return [*lines, "name one with --engine N; see: vtoken engines"]
     named = _LIST.search(problem.bound or "")
     known = _WORD.findall(named["words"]) if named is not None else []
     for word in (problem.value, problem.field):

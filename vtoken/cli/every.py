@@ -47,7 +47,10 @@ Configs = dict[tuple[str, int], tuple[wire.Status, wire.ConfigDocument]]
 
 
 def every(
-    arguments: Namespace, *, lookup_s: float, on_lookup: Callable[[OutcomeUnknown], None]
+    arguments: Namespace,
+    *,
+    lookup_s: float = 0.0,
+    on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None,
 ) -> int:
     """Run `status`, or a command that changes the configuration, on all servers."""
     servers: Sequence[Server] = arguments.servers

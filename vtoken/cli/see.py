@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vtoken.cli.errors import UsageError
+from vtoken.cli.errors import UsageError, names_no_engine
 from vtoken.cli.printing import plain, print_document, print_json, print_text
 from vtoken.cli.show import config_lines, fleet_lines, policy_lines, status_lines
 from vtoken.cli.show_requests import (
@@ -21,11 +21,22 @@ from vtoken.cli.show_requests import (
     token_line,
 )
 from vtoken.cli.usage import did_you_mean
-from vtoken.client import Client
+from vtoken.client import Client, ProblemError
 
 
 def status(arguments: Namespace, client: Client) -> int:
-    print_document(arguments, client.status(), status_lines)
+    """One engine; of a server with several, unless one is named, the table of all."""
+    try:
+        document = client.status()
+    except ProblemError as error:
+        if arguments.json or not names_no_engine(error.problem):
+            raise
+        from vtoken.cli.every import every  # here, since it is slow to load
+
+        code = every(arguments)
+        print_text("one of them in full: vtoken status --engine N")
+        return code
+    print_document(arguments, document, status_lines)
     return 0
 
 

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from vtoken.core.config.descriptions import inactive_notes, mode_notes
 from vtoken.core.config.values import VTokenConfig, bounds
 from vtoken.core.runtime.scoring import swap_notes
 from vtoken.sentences import change_text
-from vtoken.wire import ConfigDocument, Guard, PatchResult, config_changes
+from vtoken.wire import ConfigDocument, Guard, Made, PatchResult, config_changes
 from vtoken.wire.guards import series_of
 
 FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
@@ -41,6 +42,7 @@ class Revisions:
         self._clock = clock
         self._history: list[VTokenConfig] = []
         self._trial: RunningTrial | None = None
+        self._made: Made | None = None
         self._cached: tuple[tuple[Any, ...], ConfigDocument] | None = None
 
     def document(self) -> ConfigDocument:
@@ -58,6 +60,7 @@ class Revisions:
                 bounds=bounds(geometry.num_blocks, geometry.num_layers, geometry.num_heads),
                 effective_revision=revision,
                 trial=trial,
+                made=self._made,
             )
             self._cached = state, document
         return self._cached[1]
@@ -294,6 +297,7 @@ class Revisions:
             return self._result(previous, changes)
         notes, superseded = self.notes(config, terms), self._superseded()
         runtime.state.install(config, revision)
+        self._made = Made(actor, time.time(), [*changes])
         result = self._result(previous, changes, notes)
         result.overtaken = superseded
         data = {"changes": result.changes, "notes": result.notes, **(data or {})}

@@ -9,6 +9,7 @@ from vtoken.wire.settings import (
     ConfigValues,
     EvictionPhase,
     EvictWhen,
+    Made,
     PlannerName,
     PolicyChoice,
     Trial,
@@ -379,10 +380,12 @@ class EngineRow(Doc):
     engine: int
     status: Status | None  # now, or the newest known of an engine that does not answer
     revision: int = 0
-    # field -> [here, in most engines] of the desired configuration; {}: as most have it
+    # field -> [here, in most engines] of the desired configuration; {}: as most have it. If as many
+    # have another one, field -> [here, there] on both sides.
     drift: dict[str, list[Any]] = {}
     problem: str = ""  # why it does not answer
     silent_s: float = 0.0  # of one that does not answer: the age of `status` [s]
+    made: Made | None = None  # the change that made `revision`
 
 
 class Fleet(Doc):

@@ -357,6 +357,14 @@ class Trial(Doc):
             self.guards = self.guard.guards()
 
 
+class Made(Doc):
+    """The change that made a revision."""
+
+    actor: str
+    ts: float
+    fields: list[str]
+
+
 class ConfigDocument(OfEngine, kw_only=True):
     revision: int  # of `desired`
     desired: ConfigValues  # accepted; in force from the next step on
@@ -366,6 +374,7 @@ class ConfigDocument(OfEngine, kw_only=True):
     bounds: dict[str, Bound]
     effective_revision: int = 0
     trial: Trial | None = None
+    made: Made | None = None  # None: the configuration of the start, or an older server
 
     def __post_init__(self) -> None:
         """A server before 0.3.0 names no `evict_when` in its bounds, and evicts always."""

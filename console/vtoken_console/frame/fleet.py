@@ -124,6 +124,7 @@ class FleetReader:
                     drift=drifts.get(number, {}),
                     problem="" if condition in GOOD else problem,
                     silent_s=since_s,
+                    made=config.made if config is not None else None,
                 ),
             )
             rows.append(row)
