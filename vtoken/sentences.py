@@ -110,41 +110,56 @@ def since_text(result: wire.PatchResult) -> str:
 
 
 class Effect(NamedTuple):
-    """One effect of a change: `evicts now`, a number, and what it is of."""
+    """One effect of a change: `evicts now`, a number, and what it is of.
+
+    `without`: the number without the change; None if the server does not say it.
+    """
 
     label: str
     number: int
     rest: str
+    without: int | None = None
     is_loss: bool = False  # undo does not bring it back
 
+    @property
+    def figure(self) -> str:
+        """The number, after the one without the change: `34 -> 52`."""
+        before = "" if self.without in (None, self.number) else f"{self.without:,} -> "
+        return f"{before}{self.number:,}"
+
     def __str__(self) -> str:
-        return f"{self.label} {self.number:,}{self.rest}"
+        return f"{self.label} {self.figure}{self.rest}"
 
 
-def effects(found: wire.WhatIf, *, lossy: bool = False) -> list[Effect]:
-    """What a change would do now. `lossy`: it changes what is evicted."""
+def effects(found: wire.WhatIf) -> list[Effect]:
+    """What a change would do now that does not happen without it; [] if it makes no difference."""
+    less = found.without_change
     later = f", {found.waiting_tokens:,} more once scored" if found.waiting_tokens else ""
-    is_loss = lossy and bool(found.evicted_tokens or found.waiting_tokens)
-    lost = ", which cannot come back" if is_loss else ""
+    lost = found.evicted_tokens + found.waiting_tokens
+    is_loss = lost > (less.evicted_tokens + less.waiting_tokens if less is not None else 0)
+    gone = ", which cannot come back" if is_loss else ""
     moved = f" tokens ({data_size(found.moved_bytes)})"
     if found.source_blocks:
         moved += (
             f" out of {counted(found.source_blocks, 'block')} "
             f"into {found.destination_blocks:,} fresh"
         )
-    listed = [
-        Effect("evicts now", found.evicted_tokens, f" tokens{later}{lost}", is_loss),
-        Effect("moves now", found.moved_tokens, moved),
-        Effect("frees now", found.freed_blocks, " blocks"),
-    ]
-    if found.givable_blocks or found.short_blocks:
-        short = f"; {counted(found.short_blocks, 'block')} short" if found.short_blocks else ""
-        given = f" tokens in {counted(found.givable_blocks, 'block')}{short}"
-        listed.append(Effect("can give", found.givable_tokens, given))
-    if found.more_requests is not None:
-        listed.append(
-            Effect("room for", found.more_requests, " more requests like the running ones")
-        )
+    rests = {
+        "evicted_tokens": ("evicts now", f" tokens{later}{gone}"),
+        "moved_tokens": ("moves now", moved),
+        "freed_blocks": ("frees now", " blocks"),
+        "givable_blocks": ("can give", f" blocks ({found.givable_tokens:,} tokens)"),
+        "short_blocks": ("short", " blocks"),
+        "more_requests": ("room for", " more requests like the running ones"),
+    }
+    listed = []
+    for name, (label, rest) in rests.items():
+        number, without = getattr(found, name), getattr(less, name, None)
+        same = number == without and not (is_loss and name == "evicted_tokens")
+        if number is not None and not same and (less is not None or number or rest == " blocks"):
+            listed.append(
+                Effect(label, number, rest, without, is_loss and name == "evicted_tokens")
+            )
     return listed
 
 

@@ -471,6 +471,8 @@ def _sum(effects: Sequence[wire.WhatIf]) -> wire.WhatIf:
             mine = getattr(total, name)
             if isinstance(value, int) and isinstance(mine, int):
                 setattr(total, name, mine + value)
+            elif isinstance(value, wire.WhatIf) and isinstance(mine, wire.WhatIf):
+                setattr(total, name, _sum([mine, value]))
             elif mine is None:
                 setattr(total, name, value)
     return total

@@ -197,8 +197,9 @@ def test_what_the_engine_withholds_is_lacking_too(engine: LiveEngine) -> None:
     running(engine, "a", 400, 400)
     admission, free = engine.runtime.admission, engine.store.num_free_blocks()
     admission.record_demand("new", 4, withheld_blocks=free - 4)
-    assert (admission.lacking_blocks, engine.runtime.state.wanted_blocks) == (0, 0)
+    assert (admission.demand, engine.runtime.state.wanted_blocks) == (None, 0)
     admission.record_demand("new", 4, withheld_blocks=free + 3)
-    assert (admission.lacking_blocks, admission.withheld_blocks) == (7, free + 3)
+    assert admission.demand is not None
+    assert (admission.demand.missing_blocks, admission.demand.withheld_blocks) == (7, free + 3)
     # None of the withheld blocks is free for it, whatever the rule of admission.
     assert engine.runtime.state.wanted_blocks == 7 + free + 3

@@ -88,7 +88,7 @@ def wait_for_blocks(engine: LiveEngine, blocks: int) -> None:
     engine.concurrency = 0
     core.add("big", 4 * (core.store.num_free_blocks() + blocks))
     engine.steps(1)
-    assert core.runtime.admission.lacking_blocks > 0
+    assert core.runtime.admission.demand.missing_blocks > 0
 
 
 # ---------------------------------------------------------------- idle, and nothing to do
@@ -161,7 +161,7 @@ def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:
     with running(config={"low_watermark_blocks": 0}) as engine:
         found = diagnose(engine)
         free = engine.core.store.num_free_blocks()
-        assert found.sentence.startswith(f"OK: {free} blocks free; compacting now would free ")
+        assert found.sentence.startswith(f"OK: {free} blocks free of 95; compacting now would free ")
         assert found.sentence.endswith(f"held back: free {free} > low watermark 0 blocks.")
     with running(config={"policy": {"name": "none"}, "low_watermark_blocks": 0}, steps=3) as engine:
         engine.facts.waiting = 7
@@ -332,7 +332,7 @@ def test_fragmented_above_the_watermark_while_a_request_waits() -> None:
     with running(config={"low_watermark_blocks": 0, "theta_f": 0.0}) as engine:
         wait_for_blocks(engine, 4)
         found = diagnose(engine)
-        lacking = engine.core.runtime.admission.lacking_blocks
+        lacking = engine.core.runtime.admission.demand.missing_blocks
         assert found.sentence.startswith(f"Fragmented: 1 waits, the first lacks {lacking} blocks; ")
         raised = number_in(found.sentence, r"raise the low watermark from 0 to (\d+) or more")
         assert closed(found) == ["watermark"]
@@ -423,7 +423,7 @@ def test_full_and_the_sentence_names_the_queue() -> None:
     with running(config=config, concurrency=1) as engine:
         wait_for_blocks(engine, 3)
         found = diagnose(engine)
-        lacking = engine.core.runtime.admission.lacking_blocks
+        lacking = engine.core.runtime.admission.demand.missing_blocks
         assert found.sentence == (
             f"Full: 1 waits, the first lacks {lacking} blocks; compacting frees nothing: "
             "smaller budget or fewer requests."
@@ -434,7 +434,7 @@ def test_lacking_blocks_persist_while_the_engine_does_not_admit() -> None:
     """As in a step that preempts, which admits no request."""
     with running(config={"recycle": True}, concurrency=1) as engine:
         wait_for_blocks(engine, 3)
-        lacking = engine.core.runtime.admission.lacking_blocks
+        lacking = engine.core.runtime.admission.demand.missing_blocks
         engine.core.waiting.clear()
         engine.concurrency = 1
         engine.steps(1)
@@ -457,7 +457,7 @@ def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -
         engine.steps(1)
         assert [request.id for request in core.waiting] == ["kept out"]
         found = diagnose(engine)
-        lacking = core.runtime.admission.lacking_blocks
+        lacking = core.runtime.admission.demand.missing_blocks
         assert lacking == 2 + core.watermark_blocks - core.store.num_free_blocks() > 0
         assert found.cause != "ok"
         assert (

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.support.core.engine import CoreEngine
 from tests.support.core.windows import Windows
 from vtoken.base.errors import RefusedError
-from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.memory_pressure import memory_pressure
 from vtoken.control.outlook import Outlook
 from vtoken.core.config.request_rules import RequestRules, request_rules
 from vtoken.core.config.values import merge_patch
 from vtoken.core.planning.giving import Givers, share_out
 from vtoken.core.runtime.shortage import Shortage, ShortageMonitor
+from vtoken.wire import MemoryPressure
 
 POLICIES: list[dict[str, Any]] = [
     {"name": "streaming_llm", "params": {"sinks": 2}},
@@ -65,6 +65,10 @@ def finish(engine: CoreEngine, most_steps: int = 2000) -> int:
         engine.check()
         most = max(most, len(engine.running))
     raise AssertionError("the engine does not finish")
+
+
+def pressure_of(engine: CoreEngine) -> MemoryPressure | None:
+    return memory_pressure(engine.runtime, Outlook(engine.runtime, engine.runtime.config))
 
 
 def load(engine: CoreEngine, num_requests: int = 12, output: int = 60) -> None:
@@ -241,9 +245,10 @@ def test_nobody_gives_for_a_request_that_does_not_fit_even_then() -> None:
     demand = engine.runtime.admission.demand
     assert demand is not None
     assert not demand.satisfiable
-    free, memory = len(engine.store.free), memory_pressure(engine.runtime)
-    sentence = Diagnosis(engine.runtime, lambda: 1).fragmentation(free, 0, memory).sentence
-    assert "which is not enough: it waits until one ends" in sentence
+    memory = pressure_of(engine)
+    assert memory is not None
+    assert memory.waits_for == "end"
+    assert memory.short_blocks > 0
     assert engine.runtime.counters.pressure.given_tokens == 0
     finish(engine)
 
@@ -500,16 +505,16 @@ def test_a_shortage_that_is_over_is_not_reported() -> None:
     seen = []
     while engine.running or engine.waiting:
         engine.step()
-        found = memory_pressure(engine.runtime)
+        found = pressure_of(engine)
         assert found is not None
         seen.append(found.short_blocks)
     assert max(seen) > 0
     assert seen[-1] == 0
-    over = memory_pressure(engine.runtime)
+    over = pressure_of(engine)
     assert over is not None
     assert (over.near, over.short_blocks, over.givers) == (False, 0, 0)
     engine.add("alone", 20, max_tokens=4)
     engine.step()
-    later = memory_pressure(engine.runtime)
+    later = pressure_of(engine)
     assert later is not None
     assert (later.near, later.short_blocks) == (False, 0)

@@ -369,7 +369,8 @@ def test_a_smaller_floor_costs_nothing_while_no_block_is_short() -> None:
     live.steps(20)
     lower, same = what_if(live, {"budget_tokens": 8}), what_if(live, {})
     assert (lower.evicted_tokens, lower.short_blocks, lower.freed_blocks) == (0, 0, 0)
-    assert lower.givable_tokens == 4 * lower.givable_blocks > same.givable_tokens > 0
+    assert lower.givable_tokens > same.givable_tokens > 0
+    assert lower.givable_blocks > same.givable_blocks > 0
     assert lower.more_requests is not None
     assert same.more_requests is not None
     assert lower.more_requests > same.more_requests

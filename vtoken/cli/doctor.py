@@ -17,7 +17,7 @@ from vtoken import __version__, wire
 from vtoken.base.quantities import time_text
 from vtoken.cli.errors import failure_of
 from vtoken.cli.printing import coloured, print_json, print_text
-from vtoken.cli.show import budget_text, part_text
+from vtoken.cli.show import budget_text, part_text, pressure_line
 from vtoken.client import Client, ProblemError
 from vtoken.sentences import calibration_text, prices_text
 
@@ -193,6 +193,10 @@ def _policies(client: Client) -> Iterator[Finding]:
 def _eviction(status: wire.Status) -> Finding:
     if status.tokens.evicted:
         return Finding("eviction", "ok", f"{status.tokens.evicted:,} tokens evicted")
+    pressure = status.pressure
+    if pressure is not None and status.policy.name != "none":
+        found = f"{status.policy.name} has evicted nothing: no request had to give for memory yet"
+        return Finding("eviction", "ok", f"{found}; {pressure_line(pressure)}")
     if status.policy.name == "none":
         fix = "choose one: vtoken policy list, vtoken policy use NAME"
         return Finding("eviction", "note", "policy none evicts nothing", fix)

@@ -107,30 +107,41 @@ def pressure_line(found: wire.MemoryPressure) -> str:
             f"{counted(found.recent_givers, 'request')} gave "
             f"{counted(found.recent_tokens, 'token')} in the last {found.window_s:g} s"
         )
-    can_give = f"can give {found.givable_tokens:,} in {counted(found.givable_blocks, 'block')}"
+    blocks = counted(found.givable_blocks, "block")
+    can_give = f"can give {blocks} ({found.givable_tokens:,} tokens)"
     parts.append(
         f"{counted(found.givers, 'request')} {can_give}" if found.givers else "no request can give"
     )
-    parts.append(f"{found.spared_tokens:,} live that fixed budgets would have evicted")
+    parts.append(f"{counted(found.spared_tokens, 'token')} live above the floors")
     parts.append(f"{found.given_tokens:,} given since the start")
     if found.preemptions_above_floor:
         parts.append(f"{found.preemptions_above_floor:,} preempted while a request could give")
     return "; ".join(parts)
 
 
+ENDS: dict[wire.WaitsFor, str] = {
+    "giving": "requests give",
+    "patience": "others give once it has waited long enough",
+    "resume": "nobody gives until reclamation is resumed",
+    "end": "it waits until a request ends",
+}
+
+
 def _short(found: wire.MemoryPressure) -> str:
     if not found.short_blocks:
         return "no block is short" + (", but one may be soon" if found.near else "")
     needs = [
-        f"{number:,} for {who}"
+        f"{number:,} {who}"
         for number, who in (
-            (found.growth_blocks, "running requests"),
-            (found.asked_blocks, "the first that waits"),
+            (found.asked_blocks, "for the first that waits"),
+            (found.growth_blocks, "for running ones"),
+            (found.future_blocks, "until they end"),
         )
         if number
     ]
-    verb = "is" if found.short_blocks == 1 else "are"
-    return f"{counted(found.short_blocks, 'block')} {verb} short (needed: {', '.join(needs)})"
+    short = f"{counted(found.short_blocks, 'block')} short ({', '.join(needs)})"
+    ends = ENDS.get(found.waits_for)
+    return f"{short}; {ends}" if ends else short
 
 
 def fleet_lines(fleet: wire.Fleet) -> list[str]:
@@ -319,7 +330,7 @@ def change_words(result: wire.PatchResult) -> str:
         return ", ".join(result.notes) or "nothing to change"
     if result.what_if is not None:
         would = ", ".join(str(found) for found in effects(result.what_if))
-        return f"{changes}; dry run: {would}"
+        return f"{changes}; dry run: {would or 'no difference now'}"
     return f"{changes}; {since_text(result).partition(', ')[2]}"
 
 
@@ -347,7 +358,8 @@ def _patch_lines(result: wire.PatchResult) -> list[str]:
     deferred = [f"deferred: {effect.deferred_reason}"] if effect.deferred_reason else []
     closed = [f"no automatic round: {gate.detail}" for gate in effect.gates if not gate.open]
     would = [f"  {found}" for found in effects(effect)]
-    return [*changed, "dry run, nothing was changed; it", *would, *deferred, *closed]
+    does = "it" if would else "it makes no difference now"
+    return [*changed, f"dry run, nothing was changed; {does}", *would, *deferred, *closed]
 
 
 def confirm_lines(result: wire.PatchResult) -> list[str]:

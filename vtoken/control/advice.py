@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
+from vtoken.base.quantities import time_text
 from vtoken.control.cached_preview import CachedPreview, Gain
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import Pressure
+from vtoken.core.runtime.shortage import Shortage
 from vtoken.sentences import counted, kinds_text
 from vtoken.wire import CacheGroup, Cause, Gate, MemoryPressure, SchedulingState
 
@@ -23,9 +25,10 @@ MAX_LENGTH = 180
 class Situation:
     """The input of `sentence`; `vtoken.control.diagnosis` computes it.
 
-    `lacking_blocks`: blocks that the first waiting request lacks; vLLM withholds `withheld_blocks`
-    from it. `gain`: what one round now would free, by moving `moved_bytes`. `preview`: the round
-    behind these numbers; `planned_s`: its age, None while a new plan would equal it.
+    `short`: the shortage now; vLLM withholds `withheld_blocks` from the first waiting request,
+    which computes `reread_tokens` again if it was preempted. `gain`: what one round now would
+    free, by moving `moved_bytes`. `preview`: the round behind these numbers; `planned_s`: its age,
+    None while a new plan would equal it.
     """
 
     cause: Cause
@@ -35,8 +38,9 @@ class Situation:
     num_requests: int
     may_evict: bool
     num_waiting: int
-    lacking_blocks: int
+    short: Shortage
     withheld_blocks: int
+    total_blocks: int
     used_slots: int
     live_tokens: int
     gain: Gain
@@ -44,7 +48,12 @@ class Situation:
     preview: CachedPreview
     planned_s: float | None
     memory: MemoryPressure | None = None  # of requests that give under pressure
-    waits_for_end: bool = False  # all that can be given is not enough for the first waiting request
+    short_until_s: float = 0.0  # how long ago blocks were short, if they are not now
+    oldest_wait_s: float = 0.0
+    patience_s: float = 0.0  # how long the first waiting request waits before others give
+    reread_tokens: int = 0
+    remedy: str = ""  # what a lower floor would let requests give
+    paused: str = ""  # who stopped reclamation, and when
     groups: Sequence[CacheGroup] = ()
 
     @property
@@ -59,18 +68,22 @@ def sentence(situation: Situation) -> str:
             requests = "request waits" if situation.num_waiting == 1 else "requests wait"
             return f"Idle: {situation.num_waiting:,} {requests} for a first step."
         return "Idle: no request is running; the whole pool is free."
+    if situation.cause != "ok" and situation.memory is not None:
+        return _under_pressure(situation, situation.memory)
     if situation.cause == "fragmented":
         return f"Fragmented: {_queue(situation)}{_gain(situation)}; {_remedy(situation)}."
     if situation.cause == "full":
         return f"Full: {_queue(situation)}{_full(situation)}."
-    free = situation.pressure.free_blocks
+    blocks = counted(situation.pressure.free_blocks, "block")
+    free = f"{blocks} free of {situation.total_blocks:,}"
+    paused = f"; {_paused(situation)}" if situation.memory and situation.paused else ""
     if situation.gain.likely:
         held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
-        return f"OK: {counted(free, 'block')} free; {_gain(situation)}{held}{_spared(situation)}."
+        return f"OK: {free}; {_gain(situation)}{held}{_spared(situation)}{paused}."
     waiting = ""
-    if situation.num_waiting and free > situation.config.low_watermark_blocks:
+    if situation.num_waiting:
         waiting = f"; {_wait(situation.num_waiting)}, not for blocks"
-    return f"OK: {counted(free, 'block')} free; {_holes(situation)}{waiting}{_spared(situation)}."
+    return f"OK: {free}; {_holes(situation)}{waiting}{_spared(situation)}{paused}."
 
 
 def paused_sentence(state: SchedulingState, num_running: int, num_waiting: int) -> str:
@@ -88,15 +101,89 @@ def _wait(n: int) -> str:
 
 
 def _queue(situation: Situation) -> str:
-    if not situation.lacking_blocks:
+    if not situation.short.blocks:
         return ""
     withheld = (
         f" ({situation.withheld_blocks:,} withheld by --watermark)"
         if situation.withheld_blocks
         else ""
     )
-    lacking = counted(situation.lacking_blocks, "block")
+    lacking = counted(situation.short.blocks, "block")
     return f"{_wait(situation.num_waiting)}, the first lacks {lacking}{withheld}; "
+
+
+def _under_pressure(situation: Situation, memory: MemoryPressure) -> str:
+    """What is short where requests give: for whom, what is free, what can be given, what ends it.
+
+    The numbers are the terms of `MemoryPressure.short_blocks`. The last clauses are left out if
+    the sentence is too long.
+    """
+    short, free = situation.short, f"{situation.short.free_blocks:,} free"
+    gave = (
+        f"{memory.recent_givers:,} gave {counted(memory.recent_tokens, 'token')} in "
+        f"{memory.window_s:g} s"
+        if memory.recent_tokens
+        else ""
+    )
+    can_give = f"{counted(memory.givable_blocks, 'block')} can be given"
+    if not memory.givable_blocks:
+        can_give = "every request is at its floor"
+    if situation.paused:
+        can_give = _paused(situation)
+    if not short.blocks:
+        since = f"{situation.cause.capitalize()} until {situation.short_until_s:.1f} s ago"
+        return _joined(f"{since}: {free}", gave, can_give)
+    head = "Giving" if memory.waits_for == "giving" else situation.cause.capitalize()
+    clauses = [f"{free}, {short.blocks:,} short", can_give, _ending(situation, memory), gave]
+    return _joined(f"{head}: {_needs(situation, short)}", *clauses)
+
+
+def _needs(situation: Situation, short: Shortage) -> str:
+    """Who needs how many blocks."""
+    reserved = short.asked_blocks + short.future_blocks - short.givable_blocks - short.free_blocks
+    grows = counted(short.growth_blocks, "block")
+    kept = f", {short.headroom_blocks:,} headroom" if short.headroom_blocks else ""
+    if not short.asked_blocks:
+        return f"running requests take {grows} next{kept}"
+    again = f" to compute {counted(situation.reread_tokens, 'token')} again"
+    first = counted(short.asked_blocks, "block") + " for the first"
+    if situation.reread_tokens:
+        first += again
+    if situation.withheld_blocks:
+        first += f" ({situation.withheld_blocks:,} withheld by --watermark)"
+    others = f", {short.growth_blocks:,} for running ones{kept}"
+    if reserved == short.blocks:
+        others = f", {short.future_blocks:,} that running ones still take"
+    waiting = f"{_wait(situation.num_waiting)} ({time_text(situation.oldest_wait_s * 1e3)})"
+    return f"{waiting}, {first}{others}"
+
+
+def _ending(situation: Situation, memory: MemoryPressure) -> str:
+    """What ends the shortage."""
+    if situation.gain.freed_blocks:
+        compacting = f"compacting now would free {situation.gain.freed_blocks:,}"
+        if situation.cause == "fragmented":
+            return f"{compacting}; {_remedy(situation)}"
+        if situation.paused:
+            return compacting
+    if memory.waits_for == "patience":
+        return f"others give in {situation.patience_s:.1f} s"
+    if memory.waits_for == "end":
+        return _other_groups(situation) or situation.remedy or "fewer requests at once"
+    return situation.remedy
+
+
+def _paused(situation: Situation) -> str:
+    return f"reclamation is {situation.paused}: nobody gives until it is resumed"
+
+
+def _joined(head: str, *clauses: str) -> str:
+    """One sentence of `head` and as many of the `clauses` as fit."""
+    text = head
+    for clause in clauses:
+        if clause and len(text) + len(clause) + 3 <= MAX_LENGTH:
+            text += f"; {clause}"
+    return f"{text}."
 
 
 def _holes(situation: Situation) -> str:
@@ -107,7 +194,7 @@ def _holes(situation: Situation) -> str:
 def _gain(situation: Situation) -> str:
     if not situation.gain.freed_blocks:
         return "compacting is likely to free blocks"
-    moved = "" if situation.lacking_blocks else f" ({situation.moved_bytes / 1e6:,.1f} MB moved)"
+    moved = "" if situation.short.blocks else f" ({situation.moved_bytes / 1e6:,.1f} MB moved)"
     return f"compacting now would free {counted(situation.gain.freed_blocks, 'block')}{moved}"
 
 
@@ -139,42 +226,34 @@ def _below(f: float) -> str:
 
 
 def _spared(situation: Situation) -> str:
-    """How many tokens live that a fixed budget would have evicted."""
+    """How many tokens live because memory is not short."""
     memory = situation.memory
     if memory is None or not memory.spared_tokens:
         return ""
-    return f"; {counted(memory.spared_tokens, 'token')} live beyond the budgets"
+    return f"; {counted(memory.spared_tokens, 'token')} live above the floors"
 
 
-def _given(memory: MemoryPressure, *, waits_for_end: bool) -> str:
-    """Who gave tokens, and who still can."""
-    gave = ""
-    if memory.recent_tokens:
-        gave = (
-            f"{counted(memory.recent_givers, 'request')} gave "
-            f"{counted(memory.recent_tokens, 'token')} in the last {memory.window_s:g} s; "
-        )
-    if not memory.givers:
-        return f"{gave}every request is at its floor: smaller budget or fewer requests"
-    more = "more" if gave else "tokens"
-    enough = ", which is not enough: it waits until one ends" if waits_for_end else ""
-    return f"{gave}{memory.givers:,} can give {memory.givable_tokens:,} {more}{enough}"
+def _other_groups(situation: Situation) -> str:
+    """Which groups fill the pool, if evicting does not free most of it."""
+    others = [group for group in situation.groups if not group.managed]
+    held, total = (sum(group.blocks for group in of) for of in (others, situation.groups))
+    if 2 * held <= total:
+        return ""
+    return (
+        f"{kinds_text(others)} hold {held:,} of {total:,} used blocks, which evicting does not "
+        "free: fewer requests"
+    )
 
 
 def _full(situation: Situation) -> str:
     """Why compaction frees nothing, and what would free blocks."""
     config, preview = situation.config, situation.preview
-    others = [group for group in situation.groups if not group.managed]
-    held, total = (sum(group.blocks for group in of) for of in (others, situation.groups))
-    if 2 * held > total:
-        return (
-            f"{kinds_text(others)} hold {held:,} of {total:,} used blocks, which evicting does not "
-            "free: fewer requests"
-        )
-    if situation.memory is not None and situation.planned_s is None:
-        return _given(situation.memory, waits_for_end=situation.waits_for_end)
+    if others := _other_groups(situation):
+        return others
+    if situation.gain.freed_blocks:
+        return f"compacting now would free {situation.gain.freed_blocks:,} of them"
     if situation.planned_s is not None:
-        holes = "" if situation.lacking_blocks else f"{_holes(situation)}; "
+        holes = "" if situation.short.blocks else f"{_holes(situation)}; "
         planned = f"compacting was last planned {situation.planned_s:.1f} s ago"
         return f"{holes}{planned}: a dry run shows what it frees now"
     needed = preview.available_blocks + preview.missing_blocks
@@ -195,6 +274,6 @@ def _full(situation: Situation) -> str:
         )
     if not situation.may_evict:
         return "every token is kept: choose a policy that evicts, or fewer requests"
-    if situation.lacking_blocks:
+    if situation.short.blocks:
         return "compacting frees nothing: smaller budget or fewer requests"
     return f"{_holes(situation)}; compacting frees nothing: smaller budget or fewer requests"

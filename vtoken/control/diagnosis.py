@@ -1,11 +1,16 @@
 """Fragmented or full? What limits admission now and what would help, from the planner itself.
 
-Reads the runtime and changes nothing. The pool is *short* when its free blocks, less what a waiting
-request lacks, are at the low watermark, or when a waiting request lacks any block.
-- Fragmented: the pool is short, and compacting would free blocks.
-- Full: compacting would free none, and either no more blocks are free than one round may take, or a
-  request waits for blocks.
-- OK: neither. The sentence says what compacting would free nevertheless.
+Reads the runtime and changes nothing. `Outlook` says how many blocks are short.
+- Fragmented: blocks are short, and compacting frees them.
+- Full: blocks are short, and compacting does not free them.
+- OK: no block is short.
+
+Where requests give tokens under pressure, a cause becomes worse at once and better only when the
+worse one has been gone for `HOLD_S`: giving ends a shortage within a step, and the next one follows
+in the next. With a fixed budget, paper's words hold while no block is short, too: the pool is
+fragmented if its free blocks, less what a waiting request lacks, are at the low watermark and
+compacting would free some; it is full if compacting would free none and no more blocks are free
+than one round may take.
 
 "Compacting now would free ..." is the effect of a manual trigger at this moment: one round of the
 real planner within B and the headroom. This preview is cached. It is planned again after every
@@ -21,27 +26,35 @@ change of the configuration, and after a round or `PREVIEW_TTL_S`, as long as pl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import get_args
 
 from msgspec import structs
 
 from vtoken.control.advice import Situation, sentence
 from vtoken.control.cached_preview import CachedPreview, TablePlan
+from vtoken.control.facts import EngineFacts
+from vtoken.control.outlook import Outlook
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import describe_gates, headroom_gate
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.wire import CacheGroup, Cause, Fragmentation, MemoryPressure
+from vtoken.sentences import counted, when
+from vtoken.wire import BlockCounts, CacheGroup, Cause, Fragmentation, MemoryPressure
 
+HOLD_S = 2.0
+CAUSES: tuple[Cause, ...] = get_args(Cause)  # the worse, the later
 PREVIEW_TTL_S = 0.1
 MAX_SHARE = 0.0005  # of the engine's time that planning previews may take
 
 
 class Diagnosis:
-    """Diagnoses one runtime's memory; `count_waiting` returns the number of waiting requests."""
+    """Diagnoses the memory of one runtime, which `facts` describe further."""
 
-    def __init__(self, runtime: Runtime, count_waiting: Callable[[], int]) -> None:
+    def __init__(self, runtime: Runtime, facts: EngineFacts) -> None:
         self._runtime = runtime
-        self._count_waiting = count_waiting
+        self._facts = facts
+        self._cause: Cause = "ok"
+        self._seen = 0.0  # monotonic seconds at which `_cause` held last
         self._preview = CachedPreview()
         self._expires = 0.0  # a round ends it earlier
         self._backoff_until = 0.0  # no new plan before, unless the configuration changes
@@ -53,35 +66,42 @@ class Diagnosis:
 
     def fragmentation(
         self,
-        free: int,
-        num_low: int,
+        blocks: BlockCounts,
+        outlook: Outlook,
         memory: MemoryPressure | None,
         groups: Sequence[CacheGroup] = (),
     ) -> Fragmentation:
-        """The diagnosis now. `free`: free blocks; `num_low`: used blocks at most half live;
-        `memory`: the pressure now; `groups`: those of layers, none if there is one.
+        """The diagnosis of `blocks` now. `outlook`: that of the configuration in force; `memory`:
+        the pressure now; `groups`: those of layers, none if there is one.
         """
         runtime, config = self._runtime, self._runtime.config
-        pool = runtime.tables.pool
+        pool, free = runtime.tables.pool, blocks.free
         preview = self._current_preview()
         gain = preview.gain(runtime)
         age_s = self._age_s()
         if age_s is not None and not gain.likely and not runtime.round_planner.movable():
             preview, age_s = self._empty_preview(), None
-        pressure = runtime.relocator.pressure(ahead=1, count_low_utilization=lambda: num_low)
+        pressure = runtime.relocator.pressure(
+            ahead=1, count_low_utilization=lambda: blocks.low_utilization
+        )
         gates = describe_gates(config, pressure)
         gates.append(
             headroom_gate(preview.available_blocks, preview.missing_blocks, gains=gain.likely)
         )
-        demand = runtime.admission.demand if self._count_waiting() else None
-        lacking = 0 if demand is None else demand.missing_blocks
-        short = free - runtime.state.wanted_blocks <= config.low_watermark_blocks or lacking > 0
+        short = outlook.standing
         cause: Cause = "ok"
-        if short and gain.likely:
-            cause = "fragmented"
-        elif not gain.likely and (free <= config.headroom_blocks or lacking > 0):
+        if short.blocks:
+            cause = "fragmented" if gain.freed_blocks >= short.blocks else "full"
+        elif memory is None and gain.likely:
+            low = free - runtime.state.wanted_blocks <= config.low_watermark_blocks
+            cause = "fragmented" if low else "ok"
+        elif memory is None and free <= config.headroom_blocks:
             cause = "full"
+        now, ended_s = time.monotonic(), 0.0
+        if memory is not None:
+            cause, ended_s = self._held(cause, now)
         moved_bytes = gain.moved_tokens * runtime.geometry.bytes_per_token
+        demand, facts = runtime.admission.demand, self._facts
         situation = Situation(
             cause=cause,
             config=config,
@@ -89,9 +109,10 @@ class Diagnosis:
             gates=gates,
             num_requests=len(runtime.tables),
             may_evict=runtime.state.may_evict,
-            num_waiting=self._count_waiting(),
-            lacking_blocks=lacking,
-            withheld_blocks=runtime.admission.withheld_blocks,
+            num_waiting=facts.waiting,
+            short=short,
+            withheld_blocks=0 if demand is None else demand.withheld_blocks,
+            total_blocks=blocks.total,
             used_slots=pool.num_used * runtime.geometry.block_size,
             live_tokens=pool.num_live,
             gain=gain,
@@ -99,7 +120,12 @@ class Diagnosis:
             preview=preview,
             planned_s=age_s,
             memory=memory,
-            waits_for_end=demand is not None and not demand.satisfiable,
+            short_until_s=ended_s,
+            oldest_wait_s=runtime.admission.oldest_wait_s(now),
+            patience_s=0.0 if demand is None else outlook.patience_left_s(demand),
+            reread_tokens=0 if demand is None else self._reread_tokens(demand.request_id),
+            remedy=self._remedy(outlook),
+            paused=self._paused(),
             groups=groups,
         )
         return Fragmentation(
@@ -113,6 +139,52 @@ class Diagnosis:
             low_watermark_blocks=config.low_watermark_blocks,
             gates=gates,
         )
+
+    def _held(self, cause: Cause, now: float) -> tuple[Cause, float]:
+        """The worst cause of the last `HOLD_S`, and how many seconds ago it held last."""
+        runtime, seen = self._runtime, now
+        idle = len(runtime.tables) == 0
+        gave_s = runtime.state.given.since_s()
+        if cause == "ok" and gave_s < HOLD_S:
+            cause, seen = "full", now - gave_s  # it was short until others gave
+        worse = CAUSES.index(cause) - CAUSES.index(self._cause)
+        if worse == 0:
+            self._seen = max(self._seen, seen)
+        elif worse > 0 or now - self._seen >= HOLD_S or idle:
+            self._cause, self._seen = cause, seen
+        return self._cause, now - self._seen
+
+    def _reread_tokens(self, request_id: str) -> int:
+        """The tokens that a preempted request computes again; 0 if it was not preempted."""
+        preempted = self._runtime.state.preempted.get(request_id)
+        return self._runtime.admission.num_prompt_tokens(request_id) if preempted else 0
+
+    def _remedy(self, outlook: Outlook) -> str:
+        """How many blocks more requests would give: if reclamation were resumed, or at a lower
+        floor while they cannot give enough; "" if none.
+        """
+        config = self._runtime.config
+        if outlook.waits_for == "resume":
+            resumed = structs.replace(config, reclamation="auto")
+            blocks = Outlook(self._runtime, resumed).givable_blocks
+            return f"then {counted(blocks, 'block')} can be given" if blocks else ""
+        if outlook.waits_for != "end":
+            return ""
+        name = "budget_ratio" if config.budget_ratio else "budget_tokens"
+        lower = getattr(config, name) * 2 / 3
+        lower = round(lower, 2) if config.budget_ratio else max(1, int(lower))
+        changed = structs.replace(config, **{name: lower})
+        more = Outlook(self._runtime, changed).givable_blocks - outlook.givable_blocks
+        return f"{name}={lower} gives {counted(more, 'block')} more" if more > 0 else ""
+
+    def _paused(self) -> str:
+        """Who stopped reclamation and when; "" while it is auto."""
+        mode, facts = self._runtime.config.reclamation, self._facts
+        if mode == "auto":
+            return ""
+        since = facts.reclamation_since_ts
+        by = f" by {facts.reclamation_by}" if facts.reclamation_by else " since the start"
+        return f"{mode}{by}" + ("" if since is None else f" at {when(since)}")
 
     def _empty_preview(self) -> CachedPreview:
         """A round that finds nothing to move."""

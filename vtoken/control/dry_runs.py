@@ -35,7 +35,15 @@ class DryRuns:
         self._kept: OrderedDict[bytes, WhatIf | Round] = OrderedDict()
 
     def what_if(self, config: VTokenConfig) -> WhatIf:
-        """What `config` would do now; raises RefusedError, see `vtoken.control.whatif`."""
+        """What `config` would do now, and what happens without it; raises RefusedError, see
+        `vtoken.control.whatif`.
+        """
+        found = self._alone(config)
+        if found.without_change is None:
+            found.without_change = msgspec.structs.replace(self._alone(self._runtime.config))
+        return found
+
+    def _alone(self, config: VTokenConfig) -> WhatIf:
         key = msgspec.msgpack.encode(config.values())
         return self._once(key, lambda: what_if(self._runtime, config))
 

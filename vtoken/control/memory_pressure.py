@@ -10,45 +10,39 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import asdict
 
+from vtoken.control.outlook import Outlook
 from vtoken.core.runtime.due import NEVER
 from vtoken.core.runtime.given import KEPT_SHARES, WINDOW_S, Finished
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.core.runtime.shortage import NO_SHORTAGE
 from vtoken.wire import MemoryPressure, RequestDetail, RequestRow
 
 
-def memory_pressure(runtime: Runtime) -> MemoryPressure | None:
-    """The pressure now; None if no request gives, now or if one came."""
-    state, config = runtime.state, runtime.config
-    rows = state.giving_rows()
-    if len(rows) == 0 and not config.gives:
+def memory_pressure(runtime: Runtime, outlook: Outlook) -> MemoryPressure | None:
+    """The pressure now, `outlook`; None if no request gives, now or if one came."""
+    state, givers = runtime.state, outlook.givers
+    if len(givers.live) == 0 and not runtime.config.evicts_under_pressure:
         return None
-    size = runtime.geometry.block_size
-    givers = runtime.admission.givers(rows)
-    blocks = givers.most_blocks(size)
-    near = state.is_short_soon and len(rows) > 0  # else the newest shortage is an old one
-    short = runtime.shortages.newest if near else NO_SHORTAGE
+    short, log = outlook.standing, state.finished
     tokens, requests = state.given.recent()
-    limits = givers.floor + state.due.interval[rows]
-    spared = np.where(givers.live > limits, givers.live - givers.floor, 0)
-    log = state.finished
     return MemoryPressure(
         **asdict(runtime.counters.pressure),
-        near=near,
+        near=state.is_short_soon and len(givers.live) > 0,
         short_blocks=short.blocks,
         growth_blocks=short.growth_blocks,
         asked_blocks=short.asked_blocks,
-        givers=int(np.count_nonzero(blocks)),
-        givable_tokens=int(blocks.sum()) * size,
-        givable_blocks=int(blocks.sum()),
+        givers=int(np.count_nonzero(givers.most_blocks(runtime.geometry.block_size))),
+        givable_tokens=outlook.givable_tokens,
+        givable_blocks=outlook.givable_blocks,
         recent_tokens=tokens,
         recent_givers=requests,
         window_s=WINDOW_S,
-        spared_tokens=int(spared.sum()),
+        spared_tokens=int(np.maximum(0, givers.live - givers.floor).sum()),
         kept_shares={
             f"{bound:g}": count for bound, count in zip(KEPT_SHARES, log.kept_shares, strict=True)
         },
         kept_share_sum=log.kept_sum,
+        future_blocks=short.future_blocks,
+        waits_for=outlook.waits_for,
     )
 
 
@@ -59,10 +53,10 @@ def set_givable(runtime: Runtime, rows: Sequence[RequestRow]) -> None:
     if not giving:
         return
     numbers = np.array([tables[row.id].row for row in giving], dtype=np.int64)
-    size = runtime.geometry.block_size
-    blocks = runtime.admission.givers(numbers).most_blocks(size)
-    for row, count in zip(giving, blocks.tolist(), strict=True):
-        row.givable_tokens = count * size
+    givers = runtime.admission.givers(numbers)
+    tokens = givers.most_tokens(runtime.geometry.block_size)
+    for row, count in zip(giving, tokens.tolist(), strict=True):
+        row.givable_tokens = count
 
 
 def ended_detail(ended: Finished) -> RequestDetail:

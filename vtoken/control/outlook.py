@@ -1,8 +1,10 @@
-"""What requests can give under a configuration, who would give now, and how many more would fit.
+"""Who needs blocks under a configuration, what running requests can give for them, who would give
+now, and how many more would fit.
 
-Reads the runtime and changes nothing. For the configuration in force, the numbers are those by
-which the runtime decides, if the engine schedules every running request in the next step. A waiting
-request that a change makes fit is given for as soon as the engine has tried it again.
+Reads the runtime and changes nothing. The status, its sentence, its metrics and dry runs all read
+this, so that they agree. For the configuration in force, the numbers are those by which the runtime
+decides, if the engine schedules every running request in the next step. A waiting request that a
+change makes fit is given for as soon as the engine has tried it again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.sentences import counted
+from vtoken.wire import WaitsFor
 
 
 class Outlook:
@@ -31,25 +34,73 @@ class Outlook:
         self._size = runtime.geometry.block_size
 
     @cached_property
+    def givers(self) -> Givers:
+        """The running requests that may give, now or once their prompts are computed."""
+        runtime = self._runtime
+        if self._config is runtime.state.effective[0]:
+            return runtime.admission.givers(runtime.state.giving_rows())
+        return self._givers([table for table in self._tables if self._gives(table)])
+
+    @cached_property
     def givable_blocks(self) -> int:
-        """What running requests can give, now or once their prompts are computed."""
-        tables = [table for table in self._tables if self._gives(table)]
-        return int(self._givers(tables).most_blocks(self._size).sum()) if tables else 0
+        """What running requests can give until each is at its floor."""
+        return int(self.givers.most_blocks(self._size).sum())
+
+    @cached_property
+    def givable_tokens(self) -> int:
+        """The tokens that would die for these blocks."""
+        return int(self.givers.most_tokens(self._size).sum())
+
+    @cached_property
+    def standing(self) -> Shortage:
+        """The shortage of this moment, whether or not anybody gives for it.
+
+        Growth counts where requests evict under pressure: others grow without asking.
+        """
+        runtime, config = self._runtime, self._config
+        admission, demand = runtime.admission, runtime.admission.demand
+        now = soon = asked = future = 0
+        reserves = demand is not None and demand.reserves
+        if config.evicts_under_pressure or len(self.givers.live):
+            now, soon = runtime.shortages.growth()
+        if demand is not None:
+            asked = demand.needed_blocks
+            future = admission.future_blocks(demand.request_id, config) if reserves else 0
+        headroom = config.headroom_blocks if reserves or len(self.givers.live) else 0
+        free = runtime.state.store.num_free_blocks()
+        return Shortage(now, soon, asked, headroom, free, future, self.givable_blocks)
+
+    @cached_property
+    def waits_for(self) -> WaitsFor:
+        """What ends the shortage of this moment; "" if no block is short."""
+        found, demand = self.standing, self._runtime.admission.demand
+        if found.blocks == 0:
+            return ""
+        if self._config.reclamation != "auto":
+            return "resume"
+        if found.blocks > self.givable_blocks or not self._is_given_for(demand):
+            return "end"
+        if demand is not None and self.patience_left_s(demand) > 0:
+            return "patience"
+        return "giving"
 
     @cached_property
     def shortage(self) -> Shortage:
-        """The shortage of the next step, after a round that needs no victims."""
-        runtime, config = self._runtime, self._config
+        """What requests give for in the next step, after a round that needs no victims."""
+        runtime, config, demand = self._runtime, self._config, self._runtime.admission.demand
         if self.givable_blocks == 0:
             return NO_SHORTAGE
+        asked = 0
+        if demand is not None and self._is_given_for(demand) and self.patience_left_s(demand) <= 0:
+            asked = demand.needed_blocks
         now, soon = runtime.shortages.growth()
         free = runtime.state.store.num_free_blocks()
-        found = Shortage(now, soon, self._asked_blocks(), config.headroom_blocks, free)
+        found = Shortage(now, soon, asked, config.headroom_blocks, free)
         if found.blocks == 0 or config.reclamation != "auto":
             return found
         preview = runtime.round_planner.preview_after(config, {})
         free += preview.emptied_blocks + preview.round.num_freed_blocks
-        return Shortage(now, soon, found.asked_blocks, config.headroom_blocks, free)
+        return Shortage(now, soon, asked, config.headroom_blocks, free)
 
     def keeping(self) -> dict[str, int]:
         """The requests that would give for the shortage, and the live tokens that each keeps."""
@@ -91,13 +142,16 @@ class Outlook:
         demand = admission.demand
         if demand is None or self.givable_blocks == 0:
             return None
-        now = time.monotonic()
-        left = admission.patience_left_s(demand, now, self._config)
-        before = admission.patience_left_s(demand, now, self._runtime.config)
+        left = self.patience_left_s(demand)
+        before = self._in_force.patience_left_s(demand)
         when = f"in {left:.1f} s" if left > 0 else "from the next step on"
         instead = f"in {before:.1f} s" if before > 0 else "now"
         waits = f"{demand.request_id} waits for {counted(demand.needed_blocks, 'block')}"
         return f"{waits}: others would give for it {when}, not {instead}"
+
+    @property
+    def _in_force(self) -> Outlook:
+        return Outlook(self._runtime, self._runtime.config)
 
     @property
     def _tables(self) -> list[TokenTable]:
@@ -126,22 +180,27 @@ class Outlook:
     def _rules(self, table: TokenTable) -> VTokenConfig:
         return self._runtime.state.rules(table.request_id, self._config)
 
-    def _asked_blocks(self) -> int:
-        """As `Admission.asked_blocks`. Whether enough can be given is what the engine found when it
-        last tried, unless the configuration makes a difference to that.
+    def patience_left_s(self, demand: Demand) -> float:
+        """How much longer the request of `demand` waits before others give for it; at most 0: not
+        longer.
         """
-        runtime, config = self._runtime, self._config
-        demand = runtime.admission.demand
+        admission = self._runtime.admission
+        return admission.patience_left_s(demand, time.monotonic(), self._config)
+
+    def _is_given_for(self, demand: Demand | None) -> bool:
+        """Whether enough can be given for the first waiting request; True if none waits.
+
+        That is what the engine found when it last tried, unless the configuration makes a
+        difference to it.
+        """
         if demand is None:
-            return 0
-        if runtime.admission.patience_left_s(demand, time.monotonic(), config) > 0:
-            return 0
+            return True
         fits = self.fits(demand)
-        if fits == Outlook(runtime, runtime.config).fits(demand):
-            fits = demand.satisfiable
-        return demand.needed_blocks if fits else 0
+        unchanged = fits == self._in_force.fits(demand)
+        return demand.satisfiable if unchanged else fits
 
     def fits(self, demand: Demand) -> bool:
-        admission = self._runtime.admission
-        needed = demand.needed_blocks + admission.future_blocks(demand.request_id, self._config)
-        return needed <= self._runtime.state.store.num_free_blocks() + self.givable_blocks
+        """Whether the request of `demand` fits with all that is free and can be given."""
+        future = self._runtime.admission.future_blocks(demand.request_id, self._config)
+        free = self._runtime.state.store.num_free_blocks()
+        return demand.needed_blocks + future <= free + self.givable_blocks

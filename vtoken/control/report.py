@@ -62,7 +62,7 @@ class Reporter:
         self.facts = facts
         self.hashed = hashed
         self.scheduling = Scheduling(runtime)
-        self._diagnosis = Diagnosis(runtime, lambda: facts.waiting)
+        self._diagnosis = Diagnosis(runtime, facts)
 
     # ------------------------------------------------------------ blocks
 

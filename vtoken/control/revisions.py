@@ -298,6 +298,9 @@ class Revisions:
         notes, superseded = self.notes(config, terms), self._superseded()
         runtime.state.install(config, revision)
         self._made = Made(actor, time.time(), [*changes])
+        if "reclamation" in changes:
+            facts = self._reporter.facts
+            facts.reclamation_by, facts.reclamation_since_ts = actor, time.time()
         result = self._result(previous, changes, notes)
         result.overtaken = superseded
         data = {"changes": result.changes, "notes": result.notes, **(data or {})}

@@ -16,6 +16,7 @@ from vtoken.control.advice import paused_sentence
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.facts import EngineFacts
 from vtoken.control.memory_pressure import memory_pressure
+from vtoken.control.outlook import Outlook
 from vtoken.control.scheduling import Scheduling
 from vtoken.core.runtime.relocation.pricing import NOTHING
 from vtoken.core.runtime.runtime import Runtime
@@ -124,9 +125,7 @@ class StatusParts:
     @cached_property
     def fragmentation(self) -> Fragmentation:
         blocks, facts, scheduling = self.blocks, self._facts, self._scheduling
-        found = self._diagnosis.fragmentation(
-            blocks.free, blocks.low_utilization, self.pressure, self.groups
-        )
+        found = self._diagnosis.fragmentation(blocks, self.outlook, self.pressure, self.groups)
         if scheduling.state != "running":
             found.sentence = paused_sentence(scheduling.state, facts.running, facts.waiting)
         return found
@@ -143,15 +142,18 @@ class StatusParts:
             blocks_without_reclaim=sum(row.naive_blocks for row in self.rows),
             packed_bound_blocks=sum(row.bound_blocks for row in self.rows),
             payback_steps=WASTED_WITHIN_STEPS,
+            since_ts=self._facts.reclamation_since_ts,
+            by=self._facts.reclamation_by,
         )
 
     @cached_property
     def requests(self) -> RequestCounts:
-        facts = self._facts
+        facts, admission = self._facts, self._runtime.admission
         return RequestCounts(
             **asdict(self._runtime.counters.requests),
             running=facts.running,
             waiting=facts.waiting,
+            oldest_wait_s=admission.oldest_wait_s(time.monotonic()) if facts.waiting else 0.0,
         )
 
     @cached_property
@@ -172,8 +174,12 @@ class StatusParts:
         return self._runtime.state.shadow.document()
 
     @cached_property
+    def outlook(self) -> Outlook:
+        return Outlook(self._runtime, self._runtime.config)
+
+    @cached_property
     def pressure(self) -> MemoryPressure | None:
-        return memory_pressure(self._runtime)
+        return memory_pressure(self._runtime, self.outlook)
 
     @cached_property
     def step_ms(self) -> float:

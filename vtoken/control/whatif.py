@@ -64,8 +64,8 @@ def what_if(runtime: Runtime, config: VTokenConfig) -> WhatIf:
         source_blocks=plan.source_blocks,
         destination_blocks=plan.destination_blocks,
         gates=gates,
-        short_blocks=outlook.shortage.blocks,
-        givable_tokens=outlook.givable_blocks * runtime.geometry.block_size,
+        short_blocks=outlook.standing.blocks,
+        givable_tokens=outlook.givable_tokens,
         givable_blocks=outlook.givable_blocks,
         more_requests=outlook.more_requests(),
     )

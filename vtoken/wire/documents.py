@@ -91,13 +91,16 @@ class WhatIf(Doc):
     destination_blocks: int = 0
     gates: list[Gate] = []  # whether an automatic round would run under it
     # Under `evict_when: pressure`, `evicted_tokens` are given for `short_blocks` and 0 without a
-    # shortage; running requests can give `givable_tokens` in all until each is at its floor.
+    # shortage; running requests can give `givable_tokens` in all until each is at its floor. These
+    # three are as in `MemoryPressure`.
     short_blocks: int = 0
     givable_tokens: int = 0
     givable_blocks: int = 0
     # How many more requests of the running ones' mean size fit before one ends, at their peaks.
     # None: no running request evicts, or an older server.
     more_requests: int | None = None
+    # What happens now without the change; None: an older server.
+    without_change: WhatIf | None = None
 
 
 class PatchResult(OfEngine, kw_only=True):

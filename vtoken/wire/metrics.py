@@ -249,7 +249,7 @@ METRICS: tuple[Metric[wire.Status], ...] = (
            _of_pressure(lambda p: p.givers)),
     _gauge("givable_tokens", "Tokens that running requests can give, in whole blocks",
            _of_pressure(lambda p: p.givable_tokens)),
-    _gauge("spared_tokens", "Live tokens that fixed budgets would have evicted by now",
+    _gauge("spared_tokens", "Live tokens above the floors of their requests",
            _of_pressure(lambda p: p.spared_tokens)),
     _counter("given_tokens", "Evicted tokens that gave way because memory was short",
              _of_pressure(lambda p: p.given_tokens)),

@@ -27,6 +27,13 @@ GroupKind = Literal[
     "state",  # Mamba, linear attention
 ]
 HealthPart = Literal["engine", "frames", "audit", "recorder"]
+WaitsFor = Literal[
+    "",  # no block is short
+    "giving",  # requests give in the next step
+    "patience",  # they give once the first waiting request has waited `evict_after_wait_ms`
+    "resume",  # reclamation is paused or off: nobody gives
+    "end",  # all that can be given is not enough: a request must end
+]
 
 
 class BlockCounts(Doc):
@@ -140,6 +147,8 @@ class Reclamation(ReclamationCounters, kw_only=True):
     blocks_without_reclaim: int = 0  # what the same requests would hold under naive-evict
     packed_bound_blocks: int = 0  # sum of ceil(live / block_size)
     payback_steps: int = 0
+    since_ts: float | None = None  # of `state`; None: since the engine's start
+    by: str = ""  # who set it
 
 
 class Price(Doc):
@@ -173,6 +182,7 @@ class RequestCounters(Doc):
 class RequestCounts(RequestCounters, kw_only=True):
     running: int
     waiting: int
+    oldest_wait_s: float = 0.0  # of the waiting ones, since its arrival or preemption
 
 
 class InvariantCounters(Doc):
@@ -273,20 +283,26 @@ class MemoryPressure(PressureCounters, kw_only=True):
     """Who needs blocks, and who gives tokens for them: requests under `evict_when: pressure`."""
 
     near: bool  # requests may have to give soon, so their signals are computed
-    short_blocks: int  # that are needed, the headroom included, and not free
+    # What is short now, whether or not anybody gives for it. With H the headroom, 0 if nobody is
+    # admitted by it: max(growth + asked + H, asked + future - givable) - free, and at least 0. The
+    # second term is for a waiting request alone, `asked_blocks` > 0.
+    short_blocks: int
     growth_blocks: int  # that running requests take within the next steps
-    asked_blocks: int  # that must be free for the first waiting request; others give for it
+    asked_blocks: int  # that must be free for the first waiting request
     givers: int  # running requests that can give
     givable_tokens: int  # that they can give in whole blocks, until each is at its floor
     givable_blocks: int
     recent_tokens: int  # given in the last `window_s` seconds
     recent_givers: int  # by this many requests
     window_s: float
-    spared_tokens: int  # live, but dead by now under `evict_when: always`
+    spared_tokens: int  # live above the floors: kept because nobody needed their memory
     # Finished requests by the live share of their tokens at their end: upper bound -> how many have
     # at most this share, and more than the bound before.
     kept_shares: dict[str, int] = {}
     kept_share_sum: float = 0.0
+    # What running requests will take until their ends, H included; 0 while none waits for blocks.
+    future_blocks: int = 0
+    waits_for: WaitsFor = ""  # what ends the shortage
 
 
 class Counters(Doc):

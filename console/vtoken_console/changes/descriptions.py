@@ -76,15 +76,16 @@ def what_if_paragraphs(
     ]
     preview = result.what_if
     if preview is not None:
-        # If no eviction rule changes, these evictions are due without the change, too.
-        found = effects(preview, lossy=may_evict(result.changes))
+        found = effects(preview)
         paragraphs += [
             (
-                f"{effect.label:<11} {units.count(effect.number, 9)}{effect.rest}",
+                f"{effect.label:<11} {effect.figure:>9}{effect.rest}",
                 warn if effect.is_loss else text,
             )
             for effect in found
         ]
+        if result.changes and not found:
+            paragraphs.append(("It makes no difference now.", text))
         if preview.deferred_reason:
             paragraphs.append((f"deferred: {preview.deferred_reason}", warn))
         paragraphs += gate_paragraphs(preview.gates, gates_now)
@@ -136,9 +137,8 @@ def confirm_paragraphs(
         ),
     ]
     if preview is not None:
-        evicted, moved, freed, *_ = effects(preview)
-        text = f"It {evicted}; {moved}; {freed}."
-        paragraphs.append((text, palette.TEXT_STYLE))
+        found = "; ".join(map(str, effects(preview)))
+        paragraphs.append((f"It {found or 'makes no difference now'}.", palette.TEXT_STYLE))
     return paragraphs
 
 

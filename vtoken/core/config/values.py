@@ -39,12 +39,14 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
         return self.policy.name != "none"
 
     @property
-    def gives(self) -> bool:
-        """Whether a request of these rules loses tokens for blocks that are short, and only then.
+    def evicts_under_pressure(self) -> bool:
+        """Whether a request of these rules loses tokens only for blocks that are short."""
+        return self.evicts and self.evict_when == "pressure"
 
-        Without reclamation nobody gives: what died would free too little.
-        """
-        return self.evicts and self.evict_when == "pressure" and self.reclamation == "auto"
+    @property
+    def gives(self) -> bool:
+        """Whether it may lose them now: without reclamation, what died would free too little."""
+        return self.evicts_under_pressure and self.reclamation == "auto"
 
     @property
     def recycles(self) -> bool:

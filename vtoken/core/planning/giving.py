@@ -52,6 +52,16 @@ class Givers(NamedTuple):
         most: Ints = np.clip(spare, 0, self.private_blocks)
         return most
 
+    def kept(self, given_blocks: Ints, block_size: int) -> Ints:
+        """The live tokens [k] that each request keeps when it gives so many whole blocks."""
+        needed = self.needed_blocks(self.live, block_size) - given_blocks
+        return np.where(given_blocks > 0, needed * block_size - 1 - self.max_drafts, self.live)
+
+    def most_tokens(self, block_size: int) -> Ints:
+        """The tokens [k] of the most blocks that each request can give."""
+        most: Ints = self.live - self.kept(self.most_blocks(block_size), block_size)
+        return most
+
 
 def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
     """The live tokens [k] that each request keeps so that `blocks` blocks are given, or all that
@@ -81,6 +91,4 @@ def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
             heapq.heapreplace(queue, turn(i))
         else:
             heapq.heappop(queue)
-    gives = np.array(given, dtype=np.int64)
-    kept: Ints = (needed - gives) * block_size - 1 - givers.max_drafts
-    return np.where(gives > 0, kept, givers.live)
+    return givers.kept(np.array(given, dtype=np.int64), block_size)

@@ -75,6 +75,7 @@ class Demand:
 
     `needed_blocks` must be free at once besides the headroom, `withheld_blocks` of them for vLLM's
     watermark. `missing_blocks` were not. `satisfiable`: there are enough, givable blocks included.
+    `reserves`: it leaves blocks to running requests and to relocation.
     """
 
     step: int
@@ -83,6 +84,7 @@ class Demand:
     withheld_blocks: int = 0
     missing_blocks: int = 0
     satisfiable: bool = False
+    reserves: bool = False
 
 
 NO_DEMAND = Demand(-SHORTAGE_VALID_STEPS)
@@ -138,9 +140,7 @@ class Admission:
         """
         config = self._state.config
         idle = not self._state.requests and self._admitted_step != self._state.step
-        if config.experiment.admission == "stock" or config.reclamation != "auto":
-            return NO_REQUIREMENT
-        if idle or not self._state.may_evict:
+        if idle or not self.reserves(config):
             return NO_REQUIREMENT
         taken = self._blocks(num_tokens) + other_blocks
         growth = max(0, self._peak_blocks(request_id) - taken)
@@ -173,6 +173,7 @@ class Admission:
                 withheld_blocks,
                 missing,
                 satisfiable=total <= free + self.givable_blocks(),
+                reserves=requirement != NO_REQUIREMENT,
             )
         if missing and (requirement.extra_blocks or withheld_blocks):
             state.want_blocks(missing + withheld_blocks)
@@ -188,15 +189,21 @@ class Admission:
         fresh = self._state.step - demand.step <= SHORTAGE_VALID_STEPS
         return demand if fresh and demand.missing_blocks else None
 
-    @property
-    def lacking_blocks(self) -> int:
-        """Blocks that the first waiting request lacked when the engine last tried to admit it."""
-        return self.demand.missing_blocks if self.demand is not None else 0
+    def num_prompt_tokens(self, request_id: str) -> int:
+        """The tokens that a waiting request computes before it decodes."""
+        arrival = self._arrivals.get(request_id)
+        return 0 if arrival is None else arrival.num_prompt_tokens
 
-    @property
-    def withheld_blocks(self) -> int:
-        """Free blocks that were withheld from that request."""
-        return self.demand.withheld_blocks if self.demand is not None else 0
+    def oldest_wait_s(self, now: float) -> float:
+        """How long the request that waits longest has waited; 0 if none waits. `now`: monotonic."""
+        held = self._state.requests
+        since = [a.waits_since for name, a in self._arrivals.items() if name not in held]
+        return now - min(since, default=now)
+
+    def reserves(self, config: VTokenConfig) -> bool:
+        """Whether a waiting request leaves blocks to running ones and to relocation."""
+        reclaims = config.reclamation == "auto" and config.experiment.admission != "stock"
+        return reclaims and self._state.may_evict
 
     def asked_blocks(self, now: float) -> int:
         """Blocks that must be free for the first waiting request, if others may give for it.
@@ -223,7 +230,7 @@ class Admission:
         """What running requests will take until their peaks under `config`, and the headroom; with
         what the waiting `request_id` will take after its prompt, if given.
         """
-        if config.experiment.admission == "stock" or config.reclamation != "auto":
+        if not self.reserves(config):
             return 0
         growth = sum(self._growth(table, config) for table in self._state.tables)
         arrival = None if request_id is None else self._arrivals.get(request_id)

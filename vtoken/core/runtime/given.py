@@ -36,6 +36,11 @@ class GivenTally:
         names = {request_id for _, request_id, _ in self._given}
         return sum(tokens for *_, tokens in self._given), len(names)
 
+    def since_s(self) -> float:
+        """Seconds since the newest token was given; `WINDOW_S` if none was within it."""
+        self._forget()
+        return time.monotonic() - self._given[-1][0] if self._given else WINDOW_S
+
     def _forget(self) -> None:
         oldest = time.monotonic() - WINDOW_S
         while self._given and self._given[0][0] < oldest:

@@ -209,8 +209,13 @@ class Runtime:
             self.events.add(
                 self.step,
                 "preemption",
-                f"{request_id} preempted; {num_dead} dead tokens will be recomputed and seen again",
-                {"request_id": request_id, "dead_tokens_restored": num_dead},
+                f"{request_id} preempted; {num_tokens:,} tokens will be computed again, "
+                f"{num_dead:,} of them evicted before",
+                {
+                    "request_id": request_id,
+                    "recomputed_tokens": num_tokens,
+                    "dead_tokens_restored": num_dead,
+                },
             )
         else:
             self.counters.requests.finished += request_id != self.canary.request_id

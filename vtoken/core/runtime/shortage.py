@@ -42,13 +42,20 @@ from vtoken.wire import MAX_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The terms of one step, in blocks; see above. `now_blocks`: the growth of this step alone."""
+    """The terms of one step, in blocks; see above. `now_blocks`: the growth of this step alone.
+
+    `future_blocks`, `givable_blocks`: what running requests will take until their ends, the
+    headroom included, and what they can give. Both are 0 in a shortage that requests give for,
+    because what they can give is enough there.
+    """
 
     now_blocks: int = 0
     growth_blocks: int = 0
     asked_blocks: int = 0
     headroom_blocks: int = 0
     free_blocks: int = 0
+    future_blocks: int = 0
+    givable_blocks: int = 0
 
     @property
     def missing_blocks(self) -> int:
@@ -57,11 +64,18 @@ class Shortage:
 
     @property
     def blocks(self) -> int:
-        """How many blocks are short; 0 if none."""
+        """How many blocks are short; 0 if none.
+
+        A waiting request starts when its blocks are free, and what running ones will take until
+        their ends is free or can be given.
+        """
         needed = self.growth_blocks + self.asked_blocks
         if needed == 0:
             return 0
-        return max(0, needed + self.headroom_blocks - self.free_blocks)
+        needed += self.headroom_blocks
+        if self.asked_blocks:
+            needed = max(needed, self.asked_blocks + self.future_blocks - self.givable_blocks)
+        return max(0, needed - self.free_blocks)
 
     def to_give(self, most_asked: int) -> int:
         """Blocks that requests give in this step; at most `most_asked` for a waiting request."""
@@ -94,7 +108,6 @@ class ShortageMonitor:
         self._others = others
         self._admission = admission
         self._prices = prices
-        self.newest = NO_SHORTAGE  # of the newest step
 
     def is_near(self) -> bool:
         """Whether a request might have to give tokens before its signal is complete.
@@ -141,8 +154,7 @@ class ShortageMonitor:
         `free_blocks`: those of the pool, and those that this step has returned so far.
         """
         now, soon = self._growth(self._state.tables.rows_of(ready), prefilling)
-        self.newest = self._shortage(now, soon, free_blocks)
-        return self.newest
+        return self._shortage(now, soon, free_blocks)
 
     def growth(self) -> tuple[int, int]:
         """Blocks of all groups that running requests take in the coming step, and in `AHEAD_STEPS`
