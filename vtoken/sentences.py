@@ -144,23 +144,28 @@ def effects(found: wire.WhatIf) -> list[Effect]:
             f" out of {counted(found.source_blocks, 'block')} "
             f"into {found.destination_blocks:,} fresh"
         )
-    rests = {
-        "evicted_tokens": ("evicts now", f" tokens{later}{gone}"),
-        "moved_tokens": ("moves now", moved),
-        "freed_blocks": ("frees now", " blocks"),
-        "givable_blocks": ("can give", f" blocks ({found.givable_tokens:,} tokens)"),
-        "short_blocks": ("short", " blocks"),
-        "more_requests": ("room for", " more requests like the running ones"),
-    }
+    starts_round = less is not None and _runs(found) and not _runs(less)
     listed = []
-    for name, (label, rest) in rests.items():
+    for name, label, rest in (
+        ("evicted_tokens", "evicts now", f" tokens{later}{gone}"),
+        ("moved_tokens", "moves now", moved),
+        ("freed_blocks", "frees now", " blocks"),
+        ("givable_blocks", "can give", f" blocks ({found.givable_tokens:,} tokens)"),
+        ("short_blocks", "short of", " blocks"),
+        ("more_requests", "room for", " more requests like the running ones"),
+    ):
         number, without = getattr(found, name), getattr(less, name, None)
-        same = number == without and not (is_loss and name == "evicted_tokens")
-        if number is not None and not same and (less is not None or number or rest == " blocks"):
-            listed.append(
-                Effect(label, number, rest, without, is_loss and name == "evicted_tokens")
-            )
+        if starts_round and name in ("moved_tokens", "freed_blocks"):
+            without = None  # a round that does not run without the change
+        loses = is_loss and name == "evicted_tokens"
+        if number is not None and (number != without or loses) and (number or without):
+            listed.append(Effect(label, number, rest, without, loses))
     return listed
+
+
+def _runs(found: wire.WhatIf) -> bool:
+    """Whether an automatic round would run."""
+    return all(gate.open for gate in found.gates)
 
 
 # ---------------------------------------------------------------- compactions

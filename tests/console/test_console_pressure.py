@@ -406,9 +406,11 @@ async def test_what_if_of_a_lower_floor_has_what_could_be_given_and_who_would_fi
         now = short_core.call("patch_config", patch={"budget_tokens": 64}, validate_only=True)
         effect, text = now.what_if, " ".join(outcome(app).split())
         assert effect.givable_tokens > short_core.reporter.status().pressure.givable_tokens
-        given = f"can give {effect.givable_tokens:,} tokens in {effect.givable_blocks} blocks"
-        assert f"{given}; {effect.short_blocks} blocks short" in text
-        assert f"room for {effect.more_requests} more requests" in text
+        without = effect.without_change
+        given = f"{without.givable_blocks} -> {effect.givable_blocks} blocks"
+        assert f"can give {given} ({effect.givable_tokens:,} tokens)" in text
+        room = f"{without.more_requests} -> {effect.more_requests}"
+        assert f"room for {room} more requests" in text
 
 
 def test_wait_is_a_bounded_number_that_steps_up_from_zero() -> None:

@@ -161,7 +161,9 @@ def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:
     with running(config={"low_watermark_blocks": 0}) as engine:
         found = diagnose(engine)
         free = engine.core.store.num_free_blocks()
-        assert found.sentence.startswith(f"OK: {free} blocks free of 95; compacting now would free ")
+        assert found.sentence.startswith(
+            f"OK: {free} blocks free of 95; compacting now would free "
+        )
         assert found.sentence.endswith(f"held back: free {free} > low watermark 0 blocks.")
     with running(config={"policy": {"name": "none"}, "low_watermark_blocks": 0}, steps=3) as engine:
         engine.facts.waiting = 7

@@ -76,7 +76,9 @@ def sentence(situation: Situation) -> str:
         return f"Full: {_queue(situation)}{_full(situation)}."
     blocks = counted(situation.pressure.free_blocks, "block")
     free = f"{blocks} free of {situation.total_blocks:,}"
-    paused = f"; {_paused(situation)}" if situation.memory and situation.paused else ""
+    paused = ""
+    if situation.memory and situation.paused:
+        paused = f"; reclamation {situation.paused}, so nobody gives"
     if situation.gain.likely:
         held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
         return f"OK: {free}; {_gain(situation)}{held}{_spared(situation)}{paused}."
@@ -126,14 +128,18 @@ def _under_pressure(situation: Situation, memory: MemoryPressure) -> str:
         else ""
     )
     can_give = f"{counted(memory.givable_blocks, 'block')} can be given"
-    if not memory.givable_blocks:
-        can_give = "every request is at its floor"
     if situation.paused:
-        can_give = _paused(situation)
+        can_give = ""
+    elif not memory.givable_blocks:
+        can_give = "every request is at its floor"
     if not short.blocks:
         since = f"{situation.cause.capitalize()} until {situation.short_until_s:.1f} s ago"
-        return _joined(f"{since}: {free}", gave, can_give)
+        if situation.paused:
+            can_give = f"reclamation {situation.paused}, so nobody gives"
+        return _joined(f"{since}: {free}", can_give, gave)
     head = "Giving" if memory.waits_for == "giving" else situation.cause.capitalize()
+    if situation.paused:
+        head = f"Reclamation {situation.paused}, so nobody gives"
     clauses = [f"{free}, {short.blocks:,} short", can_give, _ending(situation, memory), gave]
     return _joined(f"{head}: {_needs(situation, short)}", *clauses)
 
@@ -171,10 +177,6 @@ def _ending(situation: Situation, memory: MemoryPressure) -> str:
     if memory.waits_for == "end":
         return _other_groups(situation) or situation.remedy or "fewer requests at once"
     return situation.remedy
-
-
-def _paused(situation: Situation) -> str:
-    return f"reclamation is {situation.paused}: nobody gives until it is resumed"
 
 
 def _joined(head: str, *clauses: str) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 from msgspec.structs import asdict
 
 from vtoken.control.outlook import Outlook
-from vtoken.core.runtime.due import NEVER
 from vtoken.core.runtime.given import KEPT_SHARES, WINDOW_S, Finished
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import MemoryPressure, RequestDetail, RequestRow
@@ -46,17 +45,12 @@ def memory_pressure(runtime: Runtime, outlook: Outlook) -> MemoryPressure | None
     )
 
 
-def set_givable(runtime: Runtime, rows: Sequence[RequestRow]) -> None:
+def set_givable(runtime: Runtime, rows: Sequence[RequestRow], outlook: Outlook) -> None:
     """Fill in what each of the running requests `rows` can give."""
-    tables, floor = runtime.tables, runtime.state.due.floor
-    giving = [row for row in rows if row.id in tables and floor[tables[row.id].row] < NEVER]
-    if not giving:
-        return
-    numbers = np.array([tables[row.id].row for row in giving], dtype=np.int64)
-    givers = runtime.admission.givers(numbers)
-    tokens = givers.most_tokens(runtime.geometry.block_size)
-    for row, count in zip(giving, tokens.tolist(), strict=True):
-        row.givable_tokens = count
+    names = (runtime.tables.names[row] for row in outlook.rows.tolist())
+    tokens = dict(zip(names, outlook.tokens.tolist(), strict=True))
+    for row in rows:
+        row.givable_tokens = tokens.get(row.id, 0)
 
 
 def ended_detail(ended: Finished) -> RequestDetail:

@@ -34,12 +34,21 @@ class Outlook:
         self._size = runtime.geometry.block_size
 
     @cached_property
+    def rows(self) -> Ints:
+        """The rows of the requests that may give, now or once their prompts are computed."""
+        state = self._runtime.state
+        if self._config is state.effective[0]:
+            return state.giving_rows()
+        giving = [table.row for table in self._tables if self._gives(table)]
+        return np.array(giving, dtype=np.int64)
+
+    @cached_property
     def givers(self) -> Givers:
-        """The running requests that may give, now or once their prompts are computed."""
+        """These requests."""
         runtime = self._runtime
         if self._config is runtime.state.effective[0]:
-            return runtime.admission.givers(runtime.state.giving_rows())
-        return self._givers([table for table in self._tables if self._gives(table)])
+            return runtime.admission.givers(self.rows)
+        return self._givers([runtime.tables.at(row) for row in self.rows.tolist()])
 
     @cached_property
     def givable_blocks(self) -> int:
@@ -47,9 +56,14 @@ class Outlook:
         return int(self.givers.most_blocks(self._size).sum())
 
     @cached_property
+    def tokens(self) -> Ints:
+        """The tokens that each of `rows` [k] can give in whole blocks."""
+        return self.givers.most_tokens(self._size)
+
+    @cached_property
     def givable_tokens(self) -> int:
         """The tokens that would die for these blocks."""
-        return int(self.givers.most_tokens(self._size).sum())
+        return int(self.tokens.sum())
 
     @cached_property
     def standing(self) -> Shortage:

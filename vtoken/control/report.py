@@ -14,6 +14,7 @@ from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.facts import EngineFacts
 from vtoken.control.memory_pressure import ended_detail, set_givable
+from vtoken.control.outlook import Outlook
 from vtoken.control.scheduling import Scheduling
 from vtoken.control.status import StatusParts
 from vtoken.control.text import score_of, text_source
@@ -179,13 +180,16 @@ class Reporter:
         """Every request that holds blocks, then the first `MAX_WAITING_ROWS` of the queue."""
         held = {table.request_id: self.row(table) for table in self.runtime.tables}
         rows = [*held.values()]
-        set_givable(self.runtime, rows)
+        set_givable(self.runtime, rows, self._outlook())
         for queued in self._queue.first(MAX_WAITING_ROWS):
             if queued.request_id in held:
                 held[queued.request_id].state = "waiting"  # a session between two turns
             else:
                 rows.append(waiting_row(self.runtime, queued))
         return rows
+
+    def _outlook(self) -> Outlook:
+        return Outlook(self.runtime, self.runtime.config)
 
     def named(self, name: str) -> list[NamedRequest]:
         """The requests that a client may mean by `name`, which `the_one` chooses from."""
@@ -215,7 +219,7 @@ class Reporter:
                 block_table=list(table.blocks),
                 block_live=table.block_live().tolist(),
             )
-            set_givable(self.runtime, [detail])
+            set_givable(self.runtime, [detail], self._outlook())
             if queued is not None:
                 detail.state = "waiting"
         protection = self.runtime.state.protection(request_id)

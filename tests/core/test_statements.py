@@ -1,0 +1,115 @@
+"""No two statements of one engine contradict each other, in any state that requests bring about."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.support.account import Account, Moment, Said, contradictions
+from tests.support.core.live import make_quiet
+from vtoken.core.config.request_rules import request_rules
+from vtoken.wire import PatchResult
+
+# As `vtoken serve --vtoken-policy auto` has it, with a floor that short prompts are above.
+AUTO = {
+    "policy": {"name": "keydiff", "params": {"anchor": "seen"}},
+    "evict_when": "pressure",
+    "budget_ratio": 0.5,
+    "budget_floor_tokens": 16,
+    "interval_tokens": 8,
+}
+OWN: list[dict[str, Any] | None] = [
+    None,
+    None,
+    None,
+    {"vtoken_policy": "none"},
+    {"vtoken_evict_when": "always", "vtoken_budget_tokens": 24},
+]
+
+
+class Server:
+    """One engine under random requests and changes, and the account of what happens."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.live = make_quiet(65, block_size=4)
+        self.live.core.reserves = True
+        self.live.configure(**AUTO)
+        self.account = Account(self.live.runtime)
+        self.lengths: dict[str, int] = {}
+        self.outputs: dict[str, int] = {}
+
+    def act(self) -> None:
+        live, rng = self.live, self.rng
+        match rng.choices(["add", "steps", "remove", "preempt", "patch"], [6, 12, 1, 1, 2])[0]:
+            case "add" if len(live.core.waiting) < 4:
+                name = f"r{len(self.lengths)}"
+                self.lengths[name] = length = rng.randint(8, 60)
+                rules = request_rules(rng.choice(OWN))
+                most = rng.choice([4, 40, 120])
+                live.admit(name, length, max_tokens=most, seed=len(self.lengths), rules=rules)
+            case "steps":
+                live.steps(rng.choice([1, 1, 2, 7]))
+            case "remove" if live.core.running:
+                live.finish(rng.choice(live.core.running).id)
+            case "preempt" if live.core.running:
+                live.core.preempt_newest()
+            case "patch":
+                patch = rng.choice(
+                    [
+                        {"reclamation": rng.choice(["auto", "auto", "paused", "off"])},
+                        {"budget_ratio": rng.choice([0.3, 0.5, 0.9])},
+                        {"evict_after_wait_ms": rng.choice([0, 0, 60_000])},
+                        {"headroom_blocks": rng.choice([0, 2, 8])},
+                        {"evict_when": rng.choice(["pressure", "pressure", "always"])},
+                    ]
+                )
+                live.call("patch_config", patch=patch, actor="root")
+
+    def said(self) -> Said:
+        live = self.live
+        live.facts.running, live.facts.waiting = len(live.core.running), len(live.core.waiting)
+        dry_run: PatchResult = live.call(
+            "patch_config", patch={"budget_tokens": 1024}, validate_only=True
+        )
+        names = [*self.account.ended][-5:]
+        return Said(
+            status=live.reporter.status(),
+            rows=live.reporter.rows(),
+            config=live.call("config"),
+            blocks=live.call("blocks"),
+            events=live.runtime.events.page(0, 1 << 20).events,
+            details={name: live.reporter.request(name) for name in names},
+            dry_run=dry_run if live.runtime.config.budget_ratio else None,
+        )
+
+    def moment(self) -> Moment:
+        core = self.live.core
+        for request in [*core.running, *core.waiting]:
+            self.outputs[request.id] = request.num_known - request.num_prompt_tokens
+        return Moment(
+            total_blocks=core.store.num_blocks - 1,
+            free_blocks=core.store.num_free_blocks(),
+            running=len(core.running),
+            waiting=len(core.waiting),
+            tokens={r.id: r.num_computed for r in core.running},
+            output=None,
+        )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_two_statements_contradict_each_other(seed: int) -> None:
+    server = Server(seed)
+    seen = set[str]()
+    try:
+        for _ in range(150):
+            server.act()
+            said = server.said()
+            assert contradictions(said, server.account, server.moment()) == []
+            seen.add(said.status.fragmentation.sentence.split(":")[0].split(" ")[0])
+    finally:
+        server.live.close()
+    assert server.account.given > 0
+    assert len(seen) >= 3

@@ -1,0 +1,323 @@
+"""What an engine says of one moment, against an independent account and against itself.
+
+`Account` counts what happened without the counters and documents of the product; `contradictions`
+names every pair of statements that cannot both be true. The documents must be of one moment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.support.observe import watch_victims
+from vtoken import wire
+from vtoken.wire.metrics import METRICS
+
+WINDOWED = {"latency_seconds", "step_seconds", "cause"}  # they change while nothing happens
+
+
+class Ended(NamedTuple):
+    """A request at its end. `dead`: victims since its last admission; `given`: of these, under
+    pressure."""
+
+    prompt: int
+    dead: int
+    given: int
+
+
+@dataclass
+class Account:
+    """Victims, preemptions and ends of one runtime, as they pass its interfaces."""
+
+    runtime: Any
+    evicted: int = 0
+    given: int = 0
+    preempted: Counter[str] = field(default_factory=Counter)
+    ended: dict[str, Ended] = field(default_factory=dict)
+    dead: dict[str, set[int]] = field(default_factory=dict)  # of requests with blocks
+    gave: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        watch_victims(self.runtime, self._victims)
+        self._release, self.runtime.release = self.runtime.release, self._released
+
+    def _victims(self, table: Any, victims: Any) -> None:
+        if victims is None:
+            return
+        name, rules = table.request_id, self.runtime.state.rules(table.request_id)
+        dead = self.dead.setdefault(name, set())
+        assert dead.isdisjoint(victims.tolist())
+        dead.update(victims.tolist())
+        self.evicted += len(victims)
+        if rules.evict_when == "pressure" and rules.reclamation == "auto":
+            self.given += len(victims)
+            self.gave[name] = self.gave.get(name, 0) + len(victims)
+
+    def _released(self, request_id: str, *, preempted: bool = False) -> None:
+        request = self.runtime.state.requests.get(request_id)
+        if request is not None:
+            dead, given = len(self.dead.pop(request_id, ())), self.gave.pop(request_id, 0)
+            if preempted:
+                self.preempted[request_id] += 1
+            elif request_id != self.runtime.canary.request_id:
+                self.ended[request_id] = Ended(request.num_prompt_tokens, dead, given)
+        self._release(request_id, preempted=preempted)
+
+
+@dataclass
+class Moment:
+    """The engine's own facts: `tokens`: computed ones, of each request with blocks; `output`:
+    sampled ones, of each request that runs or has ended, as its client got them, if known.
+    """
+
+    total_blocks: int
+    free_blocks: int
+    running: int
+    waiting: int
+    tokens: Mapping[str, int]
+    output: Mapping[str, int] | None = None
+
+
+@dataclass
+class Said:
+    """The documents of one moment. `metrics`: `name{label="value"}` -> value, as scraped."""
+
+    status: wire.Status
+    rows: Sequence[wire.RequestRow]
+    config: wire.ConfigDocument
+    blocks: wire.BlocksDocument
+    events: Sequence[wire.Event] = ()
+    details: Mapping[str, wire.RequestDetail] = field(default_factory=dict)
+    dry_run: wire.PatchResult | None = None  # of a change that makes no difference
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def contradictions(said: Said, account: Account, moment: Moment) -> list[str]:
+    """Every pair of statements that cannot both be true, as `label: both`."""
+    return [
+        *_books(said, account, moment),
+        *_requests(said, account, moment),
+        *pressure_contradictions(said.status, said.rows),
+        *_configuration(said),
+        *_events(said, account),
+        *_dry_run(said),
+        *_scraped(said),
+    ]
+
+
+def _differ(label: str, *pairs: tuple[Any, Any]) -> Iterator[str]:
+    for mine, theirs in pairs:
+        if mine != theirs:
+            yield f"{label}: {mine} and {theirs}"
+
+
+def _books(said: Said, account: Account, moment: Moment) -> Iterator[str]:
+    status = said.status
+    blocks, pool = status.blocks, np.frombuffer(said.blocks.live, "<u2")
+    flags = np.frombuffer(said.blocks.flags, np.uint8)
+    others = sum(group.blocks for group in status.groups if not group.managed)
+    yield from _differ("blocks", (blocks.total, moment.total_blocks))
+    yield from _differ("free blocks", (blocks.free, moment.free_blocks))
+    yield from _differ("free + used", (blocks.free + blocks.used + others, blocks.total))
+    yield from _differ("used blocks", (blocks.used, int(np.count_nonzero(flags & wire.FLAG_USED))))
+    yield from _differ("live tokens", (status.tokens.live, int(pool.sum())))
+    yield from _differ("running", (status.requests.running, moment.running))
+    yield from _differ("waiting", (status.requests.waiting, moment.waiting))
+    yield from _differ("evicted", (status.tokens.evicted, account.evicted))
+    yield from _differ("preempted", (status.requests.preempted, account.preempted.total()))
+    yield from _differ("finished", (status.requests.finished, len(account.ended)))
+    if status.pressure is not None:
+        kept = status.pressure.kept_shares
+        yield from _differ("given", (status.pressure.given_tokens, account.given))
+        yield from _differ("kept shares", (sum(kept.values()), len(account.ended)))
+
+
+def _requests(said: Said, account: Account, moment: Moment) -> Iterator[str]:
+    rows = {row.id: row for row in said.rows}
+    held = {name for name, row in rows.items() if row.blocks}
+    yield from _differ("rows of requests with blocks", (held, set(moment.tokens)))
+    for name, row in rows.items():
+        dead = len(account.dead.get(name, ()))
+        if name in held:
+            yield from _differ(f"tokens of {name}", (row.live + row.dead, moment.tokens.get(name)))
+            yield from _differ(f"dead of {name}", (row.dead, dead))
+            yield from _differ(f"given of {name}", (row.given_tokens, account.gave.get(name, 0)))
+        yield from _differ(f"preemptions of {name}", (row.preemptions, account.preempted[name]))
+        if moment.output is not None:
+            output = moment.output.get(name, 0)
+            yield from _differ(f"output of {name}", (row.output_tokens, output))
+        if row.given_tokens > row.dead:
+            yield f"given beyond dead of {name}: {row.given_tokens} and {row.dead}"
+    for name, detail in said.details.items():
+        if detail.state != "finished":
+            continue
+        end = account.ended[name]
+        facts = detail.prompt_tokens, detail.dead, detail.given_tokens
+        yield from _differ(f"end of {name}", (facts, tuple(end)))
+        if moment.output is not None:
+            yield from _differ(f"output of {name}", (detail.output_tokens, moment.output[name]))
+
+
+def pressure_contradictions(
+    status: wire.Status, rows: Sequence[wire.RequestRow] = ()
+) -> Iterator[str]:
+    """Those within one status, and with the `rows` of its moment, if given."""
+    found, memory = status.fragmentation, status.pressure
+    yield from sentence_contradictions(status)
+    if memory is None:
+        return
+    short, cause = memory.short_blocks, found.cause
+    headroom = status.blocks.headroom
+    terms = memory.growth_blocks + memory.asked_blocks
+    needed = terms + headroom if terms else 0
+    if memory.asked_blocks:
+        later = memory.asked_blocks + memory.future_blocks - memory.givable_blocks
+        needed = max(needed, later)
+    allowed = {max(0, needed - status.blocks.free)}
+    if status.reclamation.state != "auto" and terms:  # no headroom is held back
+        allowed.add(max(0, terms - status.blocks.free))
+    if short not in allowed:
+        yield f"short and its terms: {short} and {allowed}"
+    yield from _differ("short and what ends it", (bool(short), bool(memory.waits_for)))
+    if short and cause == "ok":
+        yield f"cause and short: ok and {short}"
+    if cause == "fragmented" and found.reclaimable_blocks < short:
+        yield f"fragmented and reclaimable: {found.reclaimable_blocks} of {short}"
+    if memory.waits_for == "giving" and memory.givable_blocks < short:
+        yield f"giving and givable: {memory.givable_blocks} of {short}"
+    if memory.waits_for == "resume" and status.reclamation.state == "auto":
+        yield "waits for resume while reclamation is auto"
+    if memory.givable_tokens > memory.spared_tokens:
+        yield f"givable and above the floors: {memory.givable_tokens} and {memory.spared_tokens}"
+    if rows:
+        give = [row for row in rows if row.givable_tokens]
+        yield from _differ("givers", (memory.givers, len(give)))
+        tokens = sum(row.givable_tokens for row in give)
+        yield from _differ("givable tokens", (memory.givable_tokens, tokens))
+        for row in give:
+            if row.givable_tokens > row.live - row.budget_tokens:
+                facts = row.givable_tokens, row.live, row.budget_tokens
+                yield f"givable, live and floor of {row.id}: {facts}"
+
+
+NUMBER = r"([\d,]+)"
+
+
+def sentence_contradictions(status: wire.Status) -> Iterator[str]:
+    """Numbers and words of the sentence against the fields beside it."""
+    text, memory, blocks = status.fragmentation.sentence, status.pressure, status.blocks
+    cause, requests = status.fragmentation.cause, status.requests
+    named: dict[str, Any] = {
+        rf"{NUMBER} blocks? free": blocks.free,
+        rf"free of {NUMBER}": blocks.total,
+        rf"[:,;] {NUMBER} free[,;]": blocks.free,
+        rf"{NUMBER} waits?\b": requests.waiting,
+        rf"compacting now would free {NUMBER}": status.fragmentation.reclaimable_blocks,
+    }
+    if memory is not None:
+        named |= {
+            rf"{NUMBER} short": memory.short_blocks,
+            rf"the first lacks {NUMBER}": memory.short_blocks,
+            rf"{NUMBER} blocks? for the first": memory.asked_blocks,
+            rf"{NUMBER} for running ones": memory.growth_blocks,
+            rf"requests take {NUMBER} block": memory.growth_blocks,
+            rf"{NUMBER} that running ones still take": memory.future_blocks,
+            rf"{NUMBER} blocks? can be given": memory.givable_blocks,
+            rf"{NUMBER} can give": memory.givers,
+            rf"{NUMBER} (?:requests? )?gave": memory.recent_givers,
+            rf"gave {NUMBER} token": memory.recent_tokens,
+            rf"{NUMBER} tokens? lives? above the floors": memory.spared_tokens,
+        }
+    for pattern, number in named.items():
+        match = re.search(pattern, text)
+        if match is not None and int(match[1].replace(",", "")) != number:
+            yield f"sentence, {pattern}: {text!r} and {number}"
+    head = text.split(":")[0].split(" ")[0]
+    heads = {"ok": {"OK", "Idle"}, "fragmented": {"Fragmented", "Giving"}}
+    full = {"Full", "Giving", "Idle"}
+    if head not in ("Paused", "Reclamation") and head not in heads.get(cause, full):
+        yield f"head and cause: {text!r} and {cause}"
+    if len(text) > 180:
+        yield f"length of the sentence: {len(text)}"
+    if memory is None:
+        return
+    if "at its floor" in text and memory.givers:
+        yield f"floors and givers: {text!r} and {memory.givers}"
+    if cause != "ok" and not memory.short_blocks and " until " not in text and head == "Full":
+        yield f"cause and short: {text!r} and 0"
+    if head == "Giving" and memory.waits_for != "giving":
+        yield f"head and what ends it: {text!r} and {memory.waits_for}"
+    paused = status.reclamation.state != "auto"
+    if head not in ("Idle", "Paused") and ("nobody gives" in text) != paused:
+        yield f"pause: {text!r} and {status.reclamation.state}"
+
+
+def _configuration(said: Said) -> Iterator[str]:
+    status, values = said.status, said.config.desired
+    yield from _differ("policy", (status.policy, values.policy))
+    yield from _differ("budget ratio", (status.budget_ratio, values.budget_ratio))
+    yield from _differ("interval", (status.interval_tokens, values.interval_tokens))
+    yield from _differ("theta_F", (status.fragmentation.theta_f, values.theta_f))
+    yield from _differ("reclamation", (status.reclamation.state, values.reclamation))
+    yield from _differ("revision", (status.config_revision, said.config.revision))
+    under_pressure = values.evict_when == "pressure" and values.policy.name != "none"
+    if under_pressure and status.pressure is None:
+        yield "mode: evict_when is pressure, and the status has no pressure"
+
+
+def _events(said: Said, account: Account) -> Iterator[str]:
+    if not said.events:
+        return
+    status, by_kind = said.status, Counter(event.kind for event in said.events)
+    evictions = [event for event in said.events if event.kind == "eviction"]
+    tokens = sum(event.data["tokens"] for event in evictions)
+    given = sum(event.data.get("given", 0) for event in evictions)
+    yield from _differ("events of evictions", (tokens, account.evicted), (given, account.given))
+    yield from _differ("events of preemptions", (by_kind["preemption"], account.preempted.total()))
+    changes = sum(event.kind == "config" and bool(event.data["changes"]) for event in said.events)
+    yield from _differ("events of changes", (changes, status.config_revision - 1))
+    policies = {status.policy.name, "streaming_llm"}  # the second: of requests with their own
+    for event in evictions:
+        if not set(event.data["policy"].split(", ")) <= policies:
+            yield f"policy of an eviction: {event.data['policy']} and {policies}"
+    moved = sum(e.data["moved_tokens"] for e in said.events if e.kind == "relocation")
+    yield from _differ("events of relocations", (moved, status.reclamation.moved_tokens))
+
+
+def _dry_run(said: Said) -> Iterator[str]:
+    if said.dry_run is None:
+        return
+    what_if, memory = said.dry_run.what_if, said.status.pressure
+    assert what_if is not None
+    if memory is not None:
+        mine = what_if.short_blocks, what_if.givable_blocks, what_if.givable_tokens
+        theirs = memory.short_blocks, memory.givable_blocks, memory.givable_tokens
+        yield from _differ("dry run and pressure", (mine, theirs))
+    without = getattr(what_if, "without_change", None)
+    if without is None:
+        yield "dry run: it does not say what happens without the change"
+        return
+    mine = what_if.evicted_tokens, what_if.freed_blocks, what_if.givable_blocks
+    theirs = without.evicted_tokens, without.freed_blocks, without.givable_blocks
+    yield from _differ("dry run without a difference", (mine, theirs))
+
+
+def _scraped(said: Said) -> Iterator[str]:
+    if not said.metrics:
+        return
+    for metric in METRICS:
+        if metric.kind == "histogram" or metric.name in WINDOWED or "seconds" in metric.name:
+            continue
+        name = f"vllm:vtoken_{metric.name}" + ("_total" if metric.kind == "counter" else "")
+        for labels, value in metric.read(said.status):
+            assert not hasattr(value, "cumulative")
+            series = [key for key in said.metrics if key.startswith(f"{name}{{")]
+            found = [
+                said.metrics[key] for key in series if all(f'"{label}"' in key for label in labels)
+            ]
+            yield from _differ(f"metric {metric.name} {labels}", (found, [value]))
