@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from typing import Any
-
-import pytest
 
 from tests.support.account import Account, Moment, Said, contradictions
 from tests.support.core.live import make_quiet
@@ -59,7 +59,7 @@ class Server:
             case "patch":
                 patch = rng.choice(
                     [
-                        {"reclamation": rng.choice(["auto", "auto", "paused", "off"])},
+                        {"reclamation": rng.choice(["auto"] * 4 + ["paused", "off"])},
                         {"budget_ratio": rng.choice([0.3, 0.5, 0.9])},
                         {"evict_after_wait_ms": rng.choice([0, 0, 60_000])},
                         {"headroom_blocks": rng.choice([0, 2, 8])},
@@ -99,17 +99,18 @@ class Server:
         )
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_no_two_statements_contradict_each_other(seed: int) -> None:
-    server = Server(seed)
-    seen = set[str]()
-    try:
-        for _ in range(150):
-            server.act()
-            said = server.said()
-            assert contradictions(said, server.account, server.moment()) == []
-            seen.add(said.status.fragmentation.sentence.split(":")[0].split(" ")[0])
-    finally:
-        server.live.close()
-    assert server.account.given > 0
-    assert len(seen) >= 3
+def test_no_two_statements_contradict_each_other() -> None:
+    seen = Counter[str]()
+    for seed in range(6):
+        server = Server(seed)
+        try:
+            for _ in range(150):
+                server.act()
+                said = server.said()
+                assert contradictions(said, server.account, server.moment()) == [], seed
+                seen[re.split("[ :]", said.status.fragmentation.sentence)[0]] += 1
+        finally:
+            server.live.close()
+        seen["given"] += server.account.given
+    assert seen["given"] > 0
+    assert {"OK", "Idle", "Full", "Giving", "Fragmented", "Reclamation"} <= seen.keys()

@@ -20,10 +20,6 @@ class EngineFacts:
     running: int = 0
     waiting: int = 0
     withheld_blocks: int = 0
-<<<<<<< HEAD
-    step_times: StepTimes = field(default_factory=StepTimes)
-=======
     reclamation_by: str = ""  # who changed the mode of reclamation last
     reclamation_since_ts: float | None = None
-    step_ms: float = 0.0
->>>>>>> 45fcf7f (One computation of the shortage: sentence, gauge, metric, rows and dry runs read it)
+    step_times: StepTimes = field(default_factory=StepTimes)
