@@ -20,6 +20,7 @@ from tests.support.core.live import make_pressed, make_quiet
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import serve
 from vtoken import wire
+from vtoken.core.runtime.given import kept_share
 from vtoken_api import scrape
 from vtoken_api.fanout import hub
 from vtoken_api.metrics import FAMILIES, METRICS, PREFIX, Snapshot, exposition, full_name
@@ -141,7 +142,7 @@ def test_what_gave_way_is_scraped_and_every_request_that_ended_is_in_one_bucket(
     sums = {s.name.rpartition("_")[2]: s.value for s in family.samples if s not in buckets}
     names = ["alone", *(f"r{i}" for i in range(12))]
     ended = [live.runtime.state.finished.get(name) for name in names]
-    shares = [one.kept_share for one in ended if one is not None]
+    shares = [kept_share(one) for one in ended if one is not None]
     assert len(shares) == sums["count"] == counts[-1] == 13
     assert sums["sum"] == pytest.approx(sum(shares))
     for bucket in buckets:

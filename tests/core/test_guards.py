@@ -14,6 +14,7 @@ from vtoken import wire
 from vtoken.base.errors import RefusedError
 from vtoken.control.guard_watch import RATE_WINDOW_S, Rate
 from vtoken.core.runtime.canary import Check
+from vtoken.core.runtime.given import kept_share
 from vtoken.wire import GUARD_COUNT, Guard, GuardLimits, Trial
 from vtoken.wire.guards import checked, guard_text, held_text, offered, parse_guard, series_of
 from vtoken.wire.metrics import METRICS
@@ -281,9 +282,9 @@ class Checked:
                 continue
             self._known.add(request_id)
             if request_id not in self._before:
-                agreed = round(100 * ended.kept_share)
+                agreed = round(100 * kept_share(ended))
                 check = Check(ended.policy, runtime.state.revision, 100, agreed, 0.0, -50.0)
-                runtime.canary.add(check, evicted=ended.dead_tokens > 0)
+                runtime.canary.add(check, evicted=ended.dead > 0)
 
 
 @pytest.fixture

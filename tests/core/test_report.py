@@ -11,9 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.support.core.live import LiveEngine, make_engine
+from tests.support.core.live import LiveEngine, make_engine, make_quiet
 from vtoken.base.quantities import time_text
 from vtoken.control.waiting import MAX_WAITING_ROWS
+from vtoken.core.config.request_rules import RequestRules
+from vtoken.core.runtime.given import answer_report
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
@@ -102,7 +104,7 @@ def test_the_rows_add_up(engine: LiveEngine) -> None:
     rows = engine.call("requests")
     assert [row.id for row in rows] == [t.request_id for t in engine.core.runtime.tables]
     for row in rows:
-        assert row.live + row.dead == row.prompt_tokens + row.output_tokens
+        assert row.live + row.dead == row.prompt_tokens + row.output_tokens - 1
         assert row.prompt_tokens == 30
         assert row.bound_blocks <= row.blocks
         detail = engine.call("request", id=row.id)
@@ -301,3 +303,45 @@ def test_the_sentence_names_the_cause(engine: LiveEngine, cause: str) -> None:
     assert found.cause == cause
     assert found.sentence.lower().startswith(cause)
     assert (found.reclaimable_blocks > 0) == (found.reclaim_moved_tokens > 0) == (cause != "full")
+
+
+def test_what_was_protected_and_forgotten_is_known_of_a_finished_request() -> None:
+    live = make_quiet()
+    live.configure(policy={"name": "streaming_llm", "params": {"sinks": 4}})
+    live.admit("a", 40, rules=RequestRules(protect=((2, 5), (9, 10))))
+    live.steps(2)
+    live.call("forget", request_id="a", spans=[(20, 24)])
+    running = live.call("request", id="a")
+    assert (running.protected, running.forgotten) == ([(2, 5), (9, 10)], [(20, 24)])
+    live.finish("a")
+    ended = live.call("request", id="a")
+    assert ended.state == "finished"
+    for field in ("protected", "protection_cut", "forgotten", "prompt_tokens", "output_tokens"):
+        assert getattr(ended, field) == getattr(running, field)
+    live.close()
+
+
+@pytest.mark.parametrize(("asked", "told"), [(1, 1), (7, 7), (8, None), (9, None), (None, None)])
+def test_a_budget_that_a_request_asked_for_in_vain_is_told(
+    asked: int | None, told: int | None
+) -> None:
+    live = make_quiet()
+    policy = {"name": "streaming_llm", "params": {"sinks": 4}}
+    live.configure(policy=policy, budget_tokens=12)
+    live.admit("a", 20, rules=RequestRules(budget_tokens=asked, protect=((2, 5),)))
+
+    def both() -> tuple[int, int | None]:
+        detail = live.call("request", id="a")
+        return detail.budget_tokens, detail.asked_budget_tokens
+
+    in_force = 12 if asked is None else max(8, asked)
+    assert both() == (in_force, told)
+    live.steps(2)
+    assert both() == (in_force, told)
+    live.configure(policy=policy | {"params": {"sinks": 1}})
+    fewest = 5
+    assert both() == (12 if asked is None else max(fewest, asked), 1 if asked == 1 else None)
+    live.finish("a")
+    assert both() == (12 if asked is None else max(fewest, asked), 1 if asked == 1 else None)
+    assert ("asked_budget_tokens" in answer_report(live.call("request", id="a"))) == (asked == 1)
+    live.close()

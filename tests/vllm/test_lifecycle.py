@@ -137,16 +137,20 @@ def test_waiting_and_preempted_requests_are_reported_as_such(engine: Any) -> Non
             return {row.id.split("-")[0]: row.state for row in reporter.rows()}
 
         assert states() == {"r0": "running", "r1": "running", "r2": "waiting"}
+        for name, sampled in tokens.items():
+            assert reporter.request(name).output_tokens == len(sampled) > 1
         assert scheduler_of(llm).reset_prefix_cache(reset_running_requests=True)
         assert states() == {"r0": "preempted", "r1": "preempted", "r2": "waiting"}
         rows = {row.id.split("-")[0]: row for row in reporter.rows()}
-        sampled = len(tokens["r0"])
-        assert (rows["r0"].prompt_tokens, rows["r0"].output_tokens) == (200, sampled)
+        num_sampled = len(tokens["r0"])
+        assert (rows["r0"].prompt_tokens, rows["r0"].output_tokens) == (200, num_sampled)
         assert (rows["r2"].prompt_tokens, rows["r2"].output_tokens) == (150, 0)
         for row in rows.values():
             assert reporter.request(row.id).state == row.state
         step(llm, tokens)
         assert reporter.rows() == []
+        for name in ("r0", "r1", "r2"):
+            assert reporter.request(name).output_tokens == len(tokens[name]) == 40
 
 
 def test_a_pause_is_no_step(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

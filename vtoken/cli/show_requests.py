@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vtoken import wire
 from vtoken.cli.printing import plain, table
-from vtoken.sentences import clock, when
+from vtoken.sentences import clock, counted, when
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 FLAG_WORDS = {
@@ -57,7 +57,7 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
     rows = [
         ("request", f"{detail.id}, {detail.state}"),
         ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
-        ("length", f"{detail.prompt_tokens:,} prompt, {detail.output_tokens:,} output"),
+        ("length", _length(detail)),
         ("policy", _policy(detail)),
         (
             "blocks",
@@ -86,7 +86,16 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
 
 def _policy(detail: wire.RequestDetail) -> str:
     budget = "floor" if detail.evict_when == "pressure" else "budget"
-    return f"{detail.policy}, {budget} {detail.budget_tokens:,} tokens"
+    line = f"{detail.policy}, {budget} {detail.budget_tokens:,} tokens"
+    if detail.asked_budget_tokens is None:
+        return line
+    return f"{line}, the fewest that it takes; the request asked for {detail.asked_budget_tokens:,}"
+
+
+def _length(detail: wire.RequestDetail) -> str:
+    left = detail.prompt_tokens + detail.output_tokens - detail.live - detail.dead
+    length = f"{detail.prompt_tokens:,} prompt, {detail.output_tokens:,} output"
+    return f"{length}; {counted(left, 'token')} not in the cache" if left > 0 else length
 
 
 def _pressure(detail: wire.RequestDetail) -> list[tuple[str, str]]:
@@ -105,8 +114,9 @@ def _finished_lines(detail: wire.RequestDetail) -> list[str]:
         ("request", f"{detail.id}, finished{ended}"),
         ("kept", f"{share}: {detail.live:,} of {num_tokens:,} tokens"),
         ("lost", _lost(detail)),
-        ("length", f"{detail.prompt_tokens:,} prompt, {detail.output_tokens:,} output"),
+        ("length", _length(detail)),
         ("policy", _policy(detail)),
+        *_protection(detail),
         ("preempted", f"{detail.preemptions:,} times"),
     ]
     return table(rows)

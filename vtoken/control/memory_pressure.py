@@ -11,9 +11,9 @@ import numpy as np
 from msgspec.structs import asdict
 
 from vtoken.control.outlook import Outlook
-from vtoken.core.runtime.given import KEPT_SHARES, WINDOW_S, Finished
+from vtoken.core.runtime.given import KEPT_SHARES, WINDOW_S
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.wire import MemoryPressure, RequestDetail, RequestRow
+from vtoken.wire import MemoryPressure, RequestRow
 
 
 def memory_pressure(runtime: Runtime, outlook: Outlook) -> MemoryPressure | None:
@@ -51,26 +51,3 @@ def set_givable(runtime: Runtime, rows: Sequence[RequestRow], outlook: Outlook) 
     tokens = dict(zip(names, outlook.tokens.tolist(), strict=True))
     for row in rows:
         row.givable_tokens = tokens.get(row.id, 0)
-
-
-def ended_detail(ended: Finished) -> RequestDetail:
-    """The document of a request that has ended."""
-    detail = RequestDetail(
-        id=ended.request_id,
-        state="finished",
-        live=ended.live_tokens,
-        dead=ended.dead_tokens,
-        prompt_tokens=ended.prompt_tokens,
-        output_tokens=max(0, ended.num_tokens - ended.prompt_tokens),
-        blocks=0,
-        bound_blocks=0,
-        naive_blocks=0,
-        policy=ended.policy,
-        budget_tokens=ended.budget_tokens,
-        dense=True,
-        preemptions=ended.preemptions,
-        evict_when=ended.evict_when,
-    )
-    detail.given_tokens, detail.ended_ts = ended.given_tokens, ended.ended_ts
-    detail.evict_during = ended.evict_during
-    return detail

@@ -13,7 +13,7 @@ from vtoken.base.arrays import Bools
 from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.facts import EngineFacts
-from vtoken.control.memory_pressure import ended_detail, set_givable
+from vtoken.control.memory_pressure import set_givable
 from vtoken.control.outlook import Outlook
 from vtoken.control.scheduling import Scheduling
 from vtoken.control.status import StatusParts
@@ -153,14 +153,14 @@ class Reporter:
         runtime, request_id = self.runtime, table.request_id
         state = runtime.state.requests[request_id]
         rules = runtime.state.rules(request_id)
-        num_live, num_tokens, num_prompt = table.num_live, table.num_tokens, state.num_prompt_tokens
+        num_live = table.num_live
         row = RequestRow(  # CPython builds a dict for a call with more than 15 keywords
             id=request_id,
             state="running",
             live=num_live,
-            dead=num_tokens - num_live,
-            prompt_tokens=num_prompt,
-            output_tokens=num_tokens - num_prompt if num_tokens > num_prompt else 0,
+            dead=table.num_tokens - num_live,
+            prompt_tokens=state.num_prompt_tokens,
+            output_tokens=runtime.num_sampled(request_id),
             blocks=table.num_blocks,
             bound_blocks=-(-num_live // table.block_size),
             naive_blocks=table.num_naive_blocks(),
@@ -209,7 +209,7 @@ class Reporter:
             ended = self.runtime.state.finished.get(request_id)
             if ended is None:
                 raise UnknownRequestError(request_id)
-            return ended_detail(ended)
+            return ended
         if queued is not None and request_id not in self.runtime.state.requests:
             detail = RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
         else:
@@ -222,10 +222,7 @@ class Reporter:
             set_givable(self.runtime, [detail], self._outlook())
             if queued is not None:
                 detail.state = "waiting"
-        protection = self.runtime.state.protection(request_id)
-        detail.protected, detail.protection_cut = protection.spans(), list(protection.cut)
-        detail.evict_during = self.runtime.state.rules(request_id).evict_during
-        detail.forgotten = [*self.runtime.state.forgotten.get(request_id, ())]
+        self.runtime.state.describe_rules(detail)
         return detail
 
     def living(self, name: str) -> str:

@@ -226,7 +226,7 @@ class RequestRow(Doc):
     live: int
     dead: int  # evicted tokens of this request, wherever their slots are now
     prompt_tokens: int
-    output_tokens: int
+    output_tokens: int  # that the client got; the newest one has no K and V, so it is not live
     blocks: int  # blocks held now
     bound_blocks: int  # ceil(live / block_size)
     naive_blocks: int  # blocks that naive-evict would hold
@@ -254,6 +254,8 @@ class RequestDetail(RequestRow):
     ended_ts: float | None = None  # of a finished request; the newest 1,024 can be looked up
     # [start, end) of token ids that die before all others, ascending; protected ones do not die.
     forgotten: list[tuple[int, int]] = []
+    # The request's own budget where its policy and its protected tokens need more.
+    asked_budget_tokens: int | None = None
     evict_during: EvictionPhase = "decode"  # "decode" also if its prompt's logprobs are asked for
 
 

@@ -115,6 +115,7 @@ class CoreEngine:
             calibration=calibration,
             other_groups=[] if self.windows is None else [self.windows],
             max_drafts=max_drafts,
+            num_sampled=self._num_sampled,
         )
         # How many drafts a request gets next, up to `max_drafts`, and how many of them are right.
         self.draft: Callable[[Request], tuple[int, int]] = lambda _: (max_drafts, max_drafts)
@@ -174,11 +175,15 @@ class CoreEngine:
         """Finish or abort a request, running or waiting."""
         for request in self.running:
             if request.id == request_id:
-                self.running.remove(request)
                 self._release(request, preempted=False)
+                self.running.remove(request)
                 return
         self.waiting = deque(r for r in self.waiting if r.id != request_id)
         self.runtime.forget(request_id)
+
+    def _num_sampled(self, request_id: str) -> int:
+        (request,) = (r for r in self.running if r.id == request_id)
+        return request.num_known - request.num_prompt_tokens
 
     def preempt_newest(self) -> None:
         """Preempt between two steps, like a priority scheduler or a reset."""

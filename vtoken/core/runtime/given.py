@@ -12,11 +12,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vtoken.wire import MAX_FINISHED, EvictionPhase, EvictWhen
+from vtoken.wire import MAX_FINISHED, RequestDetail
 
 WINDOW_S = 10.0
 # Upper bounds of the shares of `FinishedLog.kept_shares`.
 KEPT_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99, 1.0)
+REPORTED = (
+    "live",
+    "dead",
+    "given_tokens",
+    "preemptions",
+    "policy",
+    "budget_tokens",
+    "asked_budget_tokens",
+    "evict_when",
+    "evict_during",
+)
 
 
 class GivenTally:
@@ -47,43 +58,16 @@ class GivenTally:
             self._given.popleft()
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A request at its end. `given_tokens` of its `dead_tokens` died because memory was short."""
+def kept_share(ended: RequestDetail) -> float:
+    """The live share of all tokens."""
+    num_tokens = ended.live + ended.dead
+    return ended.live / num_tokens if num_tokens else 1.0
 
-    request_id: str
-    ended_ts: float
-    prompt_tokens: int
-    num_tokens: int
-    dead_tokens: int
-    given_tokens: int
-    preemptions: int
-    policy: str
-    budget_tokens: int
-    evict_when: EvictWhen
-    evict_during: EvictionPhase
 
-    @property
-    def live_tokens(self) -> int:
-        return self.num_tokens - self.dead_tokens
-
-    @property
-    def kept_share(self) -> float:
-        """The live share of all tokens."""
-        return self.live_tokens / self.num_tokens if self.num_tokens else 1.0
-
-    def report(self) -> dict[str, Any]:
-        """What the answer says, JSON-compatible; names as in `vtoken.wire.RequestDetail`."""
-        return {
-            "live": self.live_tokens,
-            "dead": self.dead_tokens,
-            "given_tokens": self.given_tokens,
-            "preemptions": self.preemptions,
-            "policy": self.policy,
-            "budget_tokens": self.budget_tokens,
-            "evict_when": self.evict_when,
-            "evict_during": self.evict_during,
-        }
+def answer_report(ended: RequestDetail) -> dict[str, Any]:
+    """What the answer says of a request that has ended, JSON-compatible."""
+    values = ((name, getattr(ended, name)) for name in REPORTED)
+    return {name: value for name, value in values if value is not None}
 
 
 @dataclass(slots=True)
@@ -96,18 +80,18 @@ class FinishedLog:
 
     kept_shares: list[int] = field(default_factory=lambda: [0] * len(KEPT_SHARES))
     kept_sum: float = 0.0
-    _newest: OrderedDict[str, Finished] = field(default_factory=OrderedDict)
+    _newest: OrderedDict[str, RequestDetail] = field(default_factory=OrderedDict)
 
-    def add(self, finished: Finished) -> None:
-        share = finished.kept_share
+    def add(self, ended: RequestDetail) -> None:
+        share = kept_share(ended)
         self.kept_sum += share
         self.kept_shares[bisect_left(KEPT_SHARES, share)] += 1
-        self._newest.pop(finished.request_id, None)
-        self._newest[finished.request_id] = finished
+        self._newest.pop(ended.id, None)
+        self._newest[ended.id] = ended
         if len(self._newest) > MAX_FINISHED:
             self._newest.popitem(last=False)
 
-    def get(self, request_id: str) -> Finished | None:
+    def get(self, request_id: str) -> RequestDetail | None:
         return self._newest.get(request_id)
 
     def ids(self) -> Iterable[str]:

@@ -25,7 +25,7 @@ no policy reads a signal, the worker does not need the plan (`concerns_worker`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,7 +39,6 @@ from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.admission import Admission
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.eviction import Evictor
-from vtoken.core.runtime.given import Finished
 from vtoken.core.runtime.growth import Scheduled, TokenAppender
 from vtoken.core.runtime.other_groups import OtherGroups
 from vtoken.core.runtime.policy_runner import PolicyRunner
@@ -53,7 +52,7 @@ from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
 from vtoken.core.runtime.state import RuntimeState
 from vtoken.policies import make_policy
 from vtoken.policies.tokenizer_info import Vocabulary
-from vtoken.wire import MAX_TOKENS, Geometry
+from vtoken.wire import MAX_TOKENS, Geometry, RequestDetail
 
 
 class Runtime:
@@ -61,6 +60,7 @@ class Runtime:
 
     The parts share `state`; some of its fields are here too, as shortcuts for readers.
     `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`: the model's profile.
+    `num_sampled`: how many tokens a request that holds blocks has given its client.
     """
 
     def __init__(
@@ -79,8 +79,10 @@ class Runtime:
         vocabulary: Vocabulary | None = None,
         calibration: CalibrationProfile | None = None,
         other_groups: OtherGroups = (),
+        num_sampled: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self.check_every_step = check_every_step
+        self.num_sampled = num_sampled
         self.other_groups = other_groups
         self.borrows_blocks = borrows_blocks
         self.state = RuntimeState(
@@ -222,24 +224,28 @@ class Runtime:
             self.forget(request_id)
 
     def _note_end(self, request_id: str) -> None:
-        """Record what a request that ends has lost."""
+        """Record what a request that ends has kept."""
         state, rules = self.state, self.state.rules(request_id)
         table, request = self.tables[request_id], state.requests[request_id]
-        state.finished.add(
-            Finished(
-                request_id,
-                time.time(),
-                request.num_prompt_tokens,
-                table.num_tokens,
-                table.num_dead,
-                request.given_tokens,
-                self.state.preempted.get(request_id, 0),
-                rules.policy.name,
-                rules.budget_tokens,
-                rules.evict_when,
-                rules.evict_during,
-            )
+        ended = RequestDetail(
+            id=request_id,
+            state="finished",
+            live=table.num_live,
+            dead=table.num_dead,
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=self.num_sampled(request_id),
+            blocks=0,
+            bound_blocks=0,
+            naive_blocks=0,
+            policy=rules.policy.name,
+            budget_tokens=rules.budget_tokens,
+            dense=True,
+            preemptions=state.preempted.get(request_id, 0),
+            evict_when=rules.evict_when,
         )
+        ended.given_tokens, ended.ended_ts = request.given_tokens, time.time()
+        state.describe_rules(ended)
+        state.finished.add(ended)
 
     def forget(self, request_id: str) -> None:
         """The request has ended, whether it was ever scheduled or not; its blocks are released."""

@@ -30,7 +30,7 @@ from vtoken.core.tables.token_table import TokenTable
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Policy
 from vtoken.policies.shadow import ShadowTally
-from vtoken.wire import Counters, Geometry, ReclamationCounters
+from vtoken.wire import Counters, Geometry, ReclamationCounters, RequestDetail
 
 
 class RuntimeState:
@@ -234,6 +234,18 @@ class RuntimeState:
         """The protected tokens of a request; `config`: under that one instead."""
         own = self.request_rules.get(request_id)
         return NOTHING if own is None else own.protection(self.config if config is None else config)
+
+    def describe_rules(self, detail: RequestDetail) -> None:
+        """Fill in when a request evicts, which of its tokens are protected and forgotten, and a
+        budget of its own that its policy and its protected tokens exceed.
+        """
+        own, protection = self.request_rules.get(detail.id), self.protection(detail.id)
+        detail.evict_during = self.rules(detail.id).evict_during
+        detail.protected, detail.protection_cut = protection.spans(), list(protection.cut)
+        detail.forgotten = [*self.forgotten.get(detail.id, ())]
+        asked = None if own is None else own.budget_tokens
+        if asked is not None and asked < detail.budget_tokens:
+            detail.asked_budget_tokens = asked
 
     def asks_for_report(self, request_id: str) -> bool:
         """Whether the request's answer is to say what it kept."""

@@ -28,6 +28,7 @@ from vtoken.control.report import Reporter
 from vtoken.control.telemetry import Publisher
 from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
 from vtoken.core.runtime import selftest
+from vtoken.core.runtime.given import answer_report
 from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
@@ -112,6 +113,7 @@ class VTokenSchedulerMixin:
             vocabulary=VLLMVocabulary(config.model_config, self.requests),  # type: ignore[attr-defined]
             calibration=calibration.profile,
             other_groups=others,
+            num_sampled=lambda request_id: self.requests[request_id].num_output_tokens,  # type: ignore[attr-defined]
         )
         self._chats = VLLMChats(config.model_config, settings.chat_template)
         manager.runtime = self.vtoken
@@ -268,7 +270,7 @@ class VTokenSchedulerMixin:
         params, *others = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
         ended = self.vtoken.state.finished.get(request.request_id) if asks else None
         if ended is not None:
-            params = (params or {}) | {"vtoken": ended.report()}
+            params = (params or {}) | {"vtoken": answer_report(ended)}
         return params, *others
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
