@@ -387,3 +387,18 @@ async def test_every_change_prints_its_document(served: Served) -> None:
         ran = await run(*command.split(), "--json", "--url", served.url)
         assert (ran.code, ran.err) == (0, "")
         assert isinstance(ran.json(kind), kind)
+
+
+async def test_undo_and_confirm_name_the_revision_that_they_are_for(
+    served: Served, core: LiveEngine
+) -> None:
+    url = ("--url", served.url)
+    await run("config", "set", "theta_f=0.5", "--confirm-within", "5m", *url)
+    for command in ("undo", "confirm"):
+        late = await run(command, "--if-revision", "1", *url)
+        assert late.code == 1
+        assert "the configuration is at revision 2, the call was made for 1" in late.err
+    assert core.call("config").trial.revision == 2
+    assert (await run("confirm", "--if-revision", "2", *url)).code == 0
+    assert (await run("undo", "--if-revision", "2", *url)).code == 0
+    assert core.runtime.config.theta_f == 0.25

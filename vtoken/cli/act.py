@@ -64,9 +64,9 @@ def change(arguments: Namespace) -> Call[wire.PatchResult]:
         case "resume":
             return _patch(arguments, {"reclamation": "auto"})
         case "undo":
-            return calls.undo(validate_only=arguments.dry_run)
+            return calls.undo(revision=arguments.if_revision, validate_only=arguments.dry_run)
         case "confirm":
-            return calls.confirm(validate_only=arguments.dry_run)
+            return calls.confirm(revision=arguments.if_revision, validate_only=arguments.dry_run)
     raise AssertionError(arguments.command)
 
 

@@ -75,7 +75,7 @@ EXAMPLES = {
         "vtoken forget cmpl-7 --text 'the output of a tool'",
     ],
     "confirm": ["vtoken config set theta_f=0.1 --confirm-within 5m", "vtoken confirm"],
-    "undo": ["vtoken undo --dry-run", "vtoken undo"],
+    "undo": ["vtoken undo --dry-run", "vtoken undo --if-revision 7"],
     "sync": ["vtoken sync --dry-run", "vtoken sync --engine 0"],
     "record": [
         "vtoken record incident.jsonl.gz --last 10m",

@@ -88,7 +88,7 @@ def make_parser() -> Parser:
     for name in ("pause", "resume"):
         add(name, every, dry, trial)
     for name in ("undo", "confirm"):
-        add(name, every, dry)
+        _add_if_revision(add(name, every, dry))
     add("sync", dry)
     _add_console(_add(commands, "console", server))
     _add(commands, "mcp", server).set_defaults(json=False)
@@ -277,7 +277,11 @@ def _add_config(actions: Any, parents: list[Any], every: Any, dry: Any, trial: A
         help="a value is JSON, else text; null removes an optional one",
         complete="assignments",
     )
-    change.add_argument(
+    _add_if_revision(change)
+
+
+def _add_if_revision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--if-revision", type=count, metavar="N", help="only if N is still the revision"
     )
 
