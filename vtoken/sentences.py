@@ -85,6 +85,13 @@ def change_text(changes: Mapping[str, list[Any]], arrow: str = "->") -> str:
     )
 
 
+def no_change_text(entry: wire.AuditEntry) -> str:
+    """What an audit entry without changes says in their place."""
+    if entry.action not in ("config", "undo", "sync"):
+        return ""
+    return "nothing would change" if entry.dry_run else "nothing changed"
+
+
 def value_text(value: Any) -> str:
     """A configuration value as short text."""
     if value is None:

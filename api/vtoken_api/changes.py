@@ -311,11 +311,12 @@ def _entry(
         if action == "config" and answer.trial is not None:
             action = "trial"
     elif isinstance(answer, wire.Operation):
-        changes = {
-            "operation": [None, answer.id],
-            "request_id": [None, answer.request_id],
-            "batch_size": [None, answer.batch_size],
+        named = {
+            "operation": answer.id,
+            "request_id": answer.request_id,
+            "batch_size": answer.batch_size,
         }
+        changes = {name: [None, value] for name, value in named.items() if value is not None}
     else:
         assert isinstance(call, commands.Forget)
         changes = {"request_id": [None, call.request_id], "spans": [None, call.spans]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -13,7 +14,8 @@ import httpx
 import msgspec
 import pytest
 
-from tests.support.core.live import LiveEngine
+from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.served_core import serving
 from tests.support.serving import Served, serve
 from tests.support.small_files import NO_BYTECODE
 from tests.support.waiting import until
@@ -234,6 +236,44 @@ async def test_engines_acts_are_entered_once_also_after_restarts(
     async with serve(core.handle, **state) as again:
         pass_guard(core, 0.8)
         assert len(await own_acts(again, 3)) == 3
+
+
+async def test_engine_that_ended_with_a_change_on_trial_has_an_entry(tmp_path: Path) -> None:
+    trial = ("PATCH", "/config?confirm_within_s=600", {"theta_f": 0.7})
+    confirm, undo = ("POST", "/confirm", None), ("POST", "/undo", None)
+
+    async def life(*calls: tuple[str, str, Any]) -> list[tuple[str, str, int]]:
+        """What a new engine's server entered, if `calls` were made and a guard was crossed."""
+        core = make_quiet(epoch=uuid.uuid4().hex)
+        async with (
+            serving(core, state_dir=str(tmp_path)) as served,
+            httpx.AsyncClient(base_url=f"{served.url}/vtoken/v1") as http,
+        ):
+            before = len((await served.service.journal.entries(100)).entries)
+            pass_guard(core, 0.5)  # its entry comes after that of an earlier trial's end
+            await until(lambda: reverted(served, before), "the engine's act was not entered")
+            for method, path, content in calls:
+                answer = await http.request(method, path, json=content)
+                assert answer.is_success, answer.text
+            entries = (await served.service.journal.entries(100)).entries
+        return [
+            (e.actor, e.action, e.revision) for e in entries if e.ts >= core.controller.started_ts
+        ]
+
+    async def reverted(served: Served, before: int) -> bool:
+        entries = (await served.service.journal.entries(100)).entries
+        return "revert" in [entry.action for entry in entries[before:]]
+
+    act = ("guard", "revert", 3)
+    assert await life(trial) == [act, ("127.0.0.1", "trial", 4)]
+    assert await life() == [("engine", "ended with a change on trial", 4), act]
+    assert await life() == [act]  # once
+    assert await life(trial, confirm, undo, trial, undo) == [
+        act,
+        *(("127.0.0.1", action, n) for action, n in [("trial", 4), ("confirm", 4), ("undo", 5)]),
+        *(("127.0.0.1", action, n) for action, n in [("trial", 6), ("undo", 7)]),
+    ]
+    assert await life() == [act]  # nothing was on trial
 
 
 async def test_act_whose_event_was_never_heard_is_entered_all_the_same(

@@ -162,6 +162,21 @@ async def test_audit_names_who_changed_what(served: Served) -> None:
     assert len((await run("audit", "-n", "1", "--json", *url)).json(wire.AuditPage).entries) == 1
 
 
+async def test_audit_says_that_nothing_changed_and_names_no_value_that_is_none(
+    served: Served,
+) -> None:
+    url = ("--url", served.url)
+    await run("pause", *url)  # it is paused
+    await run("pause", "--dry-run", *url)
+    await run("compact", "--dry-run", *url)
+    unchanged, dry, compacted = (await run("audit", *url)).out.splitlines()
+    assert unchanged.endswith("  config  revision 1: nothing changed")
+    assert dry.endswith("  config (dry run)  revision 1: nothing would change")
+    assert "compact (dry run)" in compacted
+    assert "batch_size null -> " in compacted
+    assert "-> null" not in compacted
+
+
 async def test_a_process_prints_what_main_does(served: Served) -> None:
     ran = await spawn("config", "get", "theta_f", VTOKEN_URL=served.url)
     assert (ran.code, ran.out, ran.err) == (0, "0.25\n", "")

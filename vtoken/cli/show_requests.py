@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vtoken import wire
 from vtoken.cli.printing import plain, table
-from vtoken.sentences import clock, counted, when
+from vtoken.sentences import clock, counted, no_change_text, when
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 FLAG_WORDS = {
@@ -202,4 +202,5 @@ def audit_line(entry: wire.AuditEntry) -> str:
     )
     action = f"{entry.action} (dry run)" if entry.dry_run else entry.action
     line = f"{clock(entry.ts)}  {entry.actor}  {action}  revision {entry.revision}"
+    changes = changes or no_change_text(entry)
     return f"{line}: {changes}" if changes else line

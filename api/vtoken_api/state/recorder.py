@@ -10,6 +10,8 @@ second, less often while the engine is idle.
 3. No call ends a trial that the engine reverts or keeps. Its entry has the epoch and `seq` of its
    event, so it is entered once. Such events are fetched from the engine, after the newest entry, so
    none is missed; an arriving event only triggers the fetch.
+4. A trial that ended with its engine has no event. The next engine's recorder finds it in the audit
+   log, by the entry of its begin alone, and enters its end.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from vtoken_api.state.journal import Journal
 
 STATE_S = 1.0  # between two states while the engine takes steps
 IDLE_STATE_S = 2.0
+RECENT_ENTRIES = 1000  # of the audit log, among which an earlier engine's trial is looked for
+ENDED = "ended with a change on trial"
+OF_TRIALS = frozenset({"trial", "confirm", "undo", "revert", "keep", ENDED})  # actions
 PERIOD_S = 5.0  # between two attempts to record, and two fetches of actions without an event
 
 
@@ -171,8 +176,10 @@ class Recorder:
                     await self._acted.wait()
 
     async def _catch_up(self) -> None:
-        epoch = (await self._hub.describe()).epoch
+        described = await self._hub.describe()
+        epoch = described.epoch
         if self._entered_to is None:
+            await self._enter_ended(described.started_ts)
             self._entered_to = await self._journal.newest_event(epoch)
             # Whether an earlier process passed it on, after its entry, is not known.
             self._passed_to = max(0, self._entered_to - 1)
@@ -189,6 +196,29 @@ class Recorder:
             page = await self._hub.config_events(self._passed_to)
         self._entered_to = max(self._entered_to, page.last_seq)
         self._passed_to = max(self._passed_to, page.last_seq)
+
+    async def _enter_ended(self, started_ts: float) -> None:
+        """Enter the end of a trial that began before this engine and that nothing has ended."""
+        of_trials = [
+            entry
+            for entry in (await self._journal.entries(RECENT_ENTRIES)).entries
+            if entry.action in OF_TRIALS
+            and not entry.dry_run
+            and entry.engine in (None, self._engine)
+        ]
+        newest = of_trials[-1] if of_trials else None
+        if newest is not None and newest.action == "trial" and newest.ts < started_ts:
+            self._journal.enter(
+                wire.AuditEntry(
+                    ts=time.time(),
+                    actor="engine",
+                    action=ENDED,
+                    changes={},
+                    revision=newest.revision,
+                    dry_run=False,
+                    engine=self._engine,
+                )
+            )
 
 
 def _is_engine_action(event: wire.Event) -> bool:

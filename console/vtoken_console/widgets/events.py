@@ -21,6 +21,7 @@ def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[
     """Audit entries of a recording without an event of their own, such as dry runs, as events."""
     if not audit:
         return []
+    from vtoken.sentences import no_change_text
     from vtoken.wire import Event
     from vtoken_console.style.values import change_text
 
@@ -33,7 +34,7 @@ def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[
             step=0,
             kind="operation",
             summary=f"{entry.action}{' (dry run)' if entry.dry_run else ''} by {entry.actor}: "
-            + change_text(entry.changes),
+            + (change_text(entry.changes) or no_change_text(entry)),
             data={},
         )
         for n, entry in enumerate(audit, 1)
