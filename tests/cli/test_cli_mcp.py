@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from mcp import Client, StdioServerParameters
@@ -14,6 +14,7 @@ from tests.support.cli_harness import environment
 from tests.support.core.live import LiveEngine
 from tests.support.served_core import serving, several
 from tests.support.serving import Served
+from vtoken import wire
 from vtoken.cli.mcp_server import build
 from vtoken.client import Server
 
@@ -57,6 +58,19 @@ async def test_without_control_only_reading_tools_exist(served: Served, core: Li
         assert planned["what_if"]["evicted_tokens"] > 0
         assert core.runtime.config.budget_tokens == 64
         assert (await call(client, "events", kind="config")) == []
+
+
+async def test_events_of_every_kind_are_found_behind_newer_ones_of_others(
+    served: Served, core: LiveEngine
+) -> None:
+    kinds = get_args(wire.EventKind)
+    for kind in kinds:
+        core.runtime.events.add(core.runtime.step, kind, f"of {kind}", {})
+    async with Client(build(Server(served.url), can_control=False)) as client:
+        for kind in kinds:
+            (found,) = await call(client, "events", kind=kind, limit=1)
+            assert found["summary"] == f"of {kind}"
+        assert [event["kind"] for event in await call(client, "events", limit=2)] == [*kinds[-2:]]
 
 
 async def test_a_change_is_on_trial_and_is_confirmed_or_undone(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from mcp.server import MCPServer
@@ -19,6 +19,7 @@ from pydantic import Field
 
 from vtoken import __version__, wire
 from vtoken.cli.errors import failure_of
+from vtoken.cli.streaming import EVERY_EVENT
 from vtoken.client import AsyncClient, ProblemError, Server
 
 INSTRUCTIONS = """\
@@ -138,12 +139,12 @@ class Tools:
     async def events(
         self,
         limit: Annotated[int, Field(ge=1, le=1000)] = 50,
-        kind: Literal["config", "violation", "preemption", "operation"] | None = None,
+        kind: wire.EventKind | None = None,
         engine: Engine = None,
     ) -> Any:
         """The newest events, oldest first; of one kind or of all."""
-        found = await self._ask("newest_events", limit, engine=engine)
-        return [event for event in found if kind in (None, event.kind)]
+        found = await self._ask("newest_events", EVERY_EVENT if kind else limit, engine=engine)
+        return [event for event in found if kind in (None, event.kind)][-limit:]
 
     async def what_if(self, patch: Patch, engine: Engine = None) -> Any:
         """What a change would do: tokens evicted and moved, blocks freed. Changes nothing."""
