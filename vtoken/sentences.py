@@ -203,6 +203,29 @@ def operation_text(operation: wire.Operation) -> str:
 # ---------------------------------------------------------------- parts of a status
 
 
+def policy_text(status: wire.Status) -> str:
+    """The policy, when it evicts, and what a request keeps."""
+    if status.policy.name == "none":
+        return "none, evicts nothing"
+    modes = {"pressure": " while memory is short", "always": " always", None: ""}
+    mode = modes[status.evict_when]
+    return f"{status.policy.name}{mode}: {budget_text(status)}"
+
+
+def budget_text(status: wire.Status) -> str:
+    """What a request without rules of its own keeps: `floor 50% of prompt, at least 128 tokens`, or
+    `budget 2,048 (+128) tokens`, which evicts above 2,176. Only its first part is needed.
+    """
+    if status.evict_when == "pressure":
+        word, interval = "floor", ""
+    else:
+        word, interval = "budget", f" (+{status.interval_tokens:,})"
+    if not status.budget_ratio:
+        return f"{word} {status.budget_tokens:,}{interval} tokens"
+    share = f"{status.budget_ratio * 100:g}% of prompt{interval}"
+    return f"{word} {share}, at least {status.budget_floor_tokens:,} tokens"
+
+
 def prices_text(prices: wire.RoundPrices) -> str:
     """The prices with their sources, and what a round would save and cost now."""
     named = {"hole": prices.hole, "copy": prices.copy, "plan": prices.plan}

@@ -120,5 +120,5 @@ async def test_colour_is_for_terminals_that_want_it(served: Served, env: dict[st
     command = (*VTOKEN, "status", "--url", served.url)
     async with terminal(*command, **{"TERM": "xterm", **env}) as screen:
         shown = await screen.rest()
-    assert "random, budget 64" in shown
+    assert "random always: budget 64" in shown
     assert ("\x1b[" in shown) is (not env)

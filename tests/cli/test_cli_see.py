@@ -24,7 +24,7 @@ async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine
     text = await run("status", VTOKEN_URL=served.url)
     assert (text.code, text.err) == (0, "")
     assert text.out.splitlines()[0] == core.reporter.status().fragmentation.sentence
-    assert "random, budget 64 + 16 tokens, revision 1" in text.out
+    assert "random always: budget 64 (+16) tokens, revision 1" in text.out
     assert "\x1b" not in text.out
     ran = await run("status", "--json", "--url", served.url)
     assert isinstance(ran.json(wire.Status), wire.Status)

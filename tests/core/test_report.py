@@ -16,6 +16,7 @@ from vtoken.base.quantities import time_text
 from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.given import answer_report
+from vtoken.sentences import budget_text, policy_text
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
@@ -26,6 +27,7 @@ from vtoken.wire import (
     Reply,
     Status,
 )
+from vtoken.wire.metrics import METRICS
 
 
 @pytest.fixture
@@ -73,6 +75,52 @@ def test_the_status_adds_up(engine: LiveEngine) -> None:
     assert status.requests.running == 4
     assert status.invariants.violations == 0
     assert status.config_revision == 1
+
+
+@pytest.mark.parametrize("evict_when", ["always", "pressure"])
+@pytest.mark.parametrize("ratio", [0.0, 0.25])
+def test_the_status_has_the_budget_that_is_in_force(
+    engine: LiveEngine, ratio: float, evict_when: str
+) -> None:
+    engine.configure(budget_ratio=ratio, budget_floor_tokens=40, evict_when=evict_when)
+    status = engine.reporter.status()
+    budget = (status.budget_ratio, status.budget_floor_tokens, status.budget_tokens)
+    assert budget == ((0.25, 40, 0) if ratio else (0, 0, engine.runtime.config.budget_tokens))
+    assert status.evict_when == evict_when
+    assert (status.interval_tokens == 0) == (evict_when == "pressure")
+    scraped = {
+        metric.name: value
+        for metric in METRICS
+        if metric.name.startswith("budget_")
+        for _, value in metric.read(status)
+    }
+    in_force = ("budget_ratio", "budget_floor_tokens") if ratio else ("budget_tokens",)
+    assert scraped == {name: getattr(status, name) for name in in_force}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        (
+            {"evict_when": "pressure", "budget_ratio": 0.5},
+            "floor 50% of prompt, at least 128 tokens",
+        ),
+        ({"evict_when": "pressure", "budget_tokens": 2048}, "floor 2,048 tokens"),
+        ({"evict_when": "always", "budget_tokens": 2048}, "budget 2,048 (+16) tokens"),
+        ({"budget_ratio": 0.125}, "budget 12.5% of prompt (+16), at least 128 tokens"),
+    ],
+)
+def test_floor_and_budget_have_one_text(
+    engine: LiveEngine, fields: dict[str, Any], shown: str
+) -> None:
+    status = engine.reporter.status()
+    status = msgspec.structs.replace(
+        status,
+        **{"interval_tokens": 16, "budget_floor_tokens": 128, "evict_when": None} | fields,
+    )
+    assert budget_text(status) == shown
+    modes = {"pressure": " while memory is short", "always": " always", None: ""}
+    assert policy_text(status) == f"{status.policy.name}{modes[status.evict_when]}: {shown}"
 
 
 def test_prices_are_priors_until_they_are_measured(engine: LiveEngine) -> None:

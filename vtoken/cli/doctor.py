@@ -17,9 +17,9 @@ from vtoken import __version__, wire
 from vtoken.base.quantities import time_text
 from vtoken.cli.errors import failure_of
 from vtoken.cli.printing import coloured, print_json, print_text
-from vtoken.cli.show import budget_text, part_text, pressure_line
+from vtoken.cli.show import part_text, pressure_line
 from vtoken.client import Client, ProblemError
-from vtoken.sentences import calibration_text, prices_text
+from vtoken.sentences import budget_text, calibration_text, prices_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,7 @@ def _eviction(status: wire.Status) -> Finding:
     return Finding(
         "eviction",
         "note",
-        f"{status.policy.name} has evicted nothing: no request exceeds "
-        f"{budget_text(status)} + {status.interval_tokens:,} live tokens yet",
+        f"{status.policy.name} has evicted nothing: no request exceeds its {budget_text(status)}",
         f"lower the budget: vtoken config set {name} --dry-run",
     )
 

@@ -18,6 +18,7 @@ from vtoken.sentences import (
     effects,
     group_text,
     operation_text,
+    policy_text,
     prices_text,
     since_text,
     when,
@@ -28,13 +29,6 @@ from vtoken.wire.guards import guard_text
 WIDE_VALUE = 24  # a value with more columns gets its own line
 
 
-def budget_text(status: wire.Status) -> str:
-    """`2,048`, or `0.25 of the prompt (at least 256)`."""
-    if not status.budget_ratio:
-        return f"{status.budget_tokens:,}"
-    return f"{status.budget_ratio:g} of the prompt (at least {status.budget_floor_tokens:,})"
-
-
 def status_lines(status: wire.Status) -> list[str]:
     """The entire status."""
     blocks, tokens, reclaim = status.blocks, status.tokens, status.reclamation
@@ -43,11 +37,7 @@ def status_lines(status: wire.Status) -> list[str]:
     rows = [
         ("model", f"{status.model}, vLLM {status.vllm_version} on {status.device}"),
         ("step", f"{status.step:,}" + (f" ({_ms(status.step_ms)})" if status.step_ms else "")),
-        (
-            "policy",
-            f"{status.policy.name}, budget {budget_text(status)} "
-            f"+ {status.interval_tokens:,} tokens, revision {status.config_revision}",
-        ),
+        ("policy", f"{policy_text(status)}, revision {status.config_revision}"),
         ("F", f"{fragmentation.f:.3f}, theta_F {fragmentation.theta_f:.3f}"),
         (
             "blocks",

@@ -242,7 +242,17 @@ class StatusParts:
 
     @property
     def budget_tokens(self) -> int:
-        return self._runtime.config.budget_tokens
+        config = self._runtime.config
+        return 0 if config.budget_ratio else config.budget_tokens
+
+    @property
+    def budget_ratio(self) -> float:
+        return self._runtime.config.budget_ratio
+
+    @property
+    def budget_floor_tokens(self) -> int:
+        config = self._runtime.config
+        return config.budget_floor_tokens if config.budget_ratio else 0
 
     @property
     def config_revision(self) -> int:
@@ -267,7 +277,7 @@ class StatusParts:
             reclamation=self.reclamation,
             policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
             budget_tokens=self.budget_tokens,
-            interval_tokens=config.interval_tokens,
+            interval_tokens=config.interval_tokens if config.evict_when == "always" else 0,
             requests=self.requests,
             invariants=self.invariants,
             config_revision=self.config_revision,
@@ -277,10 +287,11 @@ class StatusParts:
             scheduling=self._scheduling.state,
             paused_since_ts=self._scheduling.since_ts,
             prices=self.prices,
-            budget_ratio=config.budget_ratio,
-            budget_floor_tokens=config.budget_floor_tokens,
+            budget_ratio=self.budget_ratio,
+            budget_floor_tokens=self.budget_floor_tokens,
             calibration=self.calibration,
             canary=self.canary,
             pressure=self.pressure,
             groups=self.groups,
+            evict_when=config.evict_when,
         )

@@ -276,7 +276,12 @@ METRICS: tuple[Metric[wire.Status], ...] = (
     _gauge("gate_open", "1 while this gate of an automatic round is open",
            lambda s: [((gate.name,), float(gate.open)) for gate in s.fragmentation.gates],
            {"gate": GATES}),
-    _fixed("budget_tokens", "Live tokens that a request may keep", lambda s: s.budget_tokens),
+    _fixed("budget_tokens", "Live tokens that a request may keep; absent under budget_ratio",
+           lambda s: s.budget_tokens or None),
+    _fixed("budget_ratio", "Live tokens that a request may keep, as a share of its prompt, 0..1; "
+           "absent under budget_tokens", lambda s: s.budget_ratio or None),
+    _fixed("budget_floor_tokens", "The least that budget_ratio means; absent under budget_tokens",
+           lambda s: s.budget_floor_tokens or None),
     # What does reclamation do?
     _fixed("reclamation", "1 for the current mode: auto, paused or off",
            lambda s: _one_of(MODES, s.reclamation.state), {"mode": MODES}),

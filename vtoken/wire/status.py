@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from vtoken.wire.doc import Doc, OfEngine
-from vtoken.wire.settings import Guard, PolicyChoice, ReclamationMode
+from vtoken.wire.settings import EvictWhen, Guard, PolicyChoice, ReclamationMode
 
 Cause = Literal["ok", "fragmented", "full"]
 SchedulingState = Literal[
@@ -333,8 +333,11 @@ class Status(OfEngine, kw_only=True):
     fragmentation: Fragmentation
     reclamation: Reclamation
     policy: PolicyChoice
-    budget_tokens: int  # per request, while `budget_ratio` is 0
-    interval_tokens: int
+    # What a request without rules of its own keeps, and when it evicts; each is 0 while another
+    # field makes it void. `budget_ratio` above 0: the budget is this share of its prompt, and
+    # `budget_floor_tokens` at least; else it is `budget_tokens`.
+    budget_tokens: int
+    interval_tokens: int  # with `evict_when: always` it evicts above budget + interval
     requests: RequestCounts
     invariants: Invariants
     config_revision: int
@@ -346,12 +349,13 @@ class Status(OfEngine, kw_only=True):
     prices: RoundPrices | None = None  # None: an older server
     calibration: Calibration | None = None  # None: an older server
     health: list[Health] = []  # filled in by the API process that answers
-    budget_ratio: float = 0.0  # above 0: a request's budget is this share of its prompt
-    budget_floor_tokens: int = 0  # the least budget under `budget_ratio`
+    budget_ratio: float = 0.0
+    budget_floor_tokens: int = 0
     canary: CanaryStatus | None = None  # None: off since the engine started
     pressure: MemoryPressure | None = None  # None: no request gives, now or if one came
     guards: list[Guard] = []  # of the change on trial, with their values now
     groups: list[CacheGroup] = []  # []: one group, or an older server
+    evict_when: EvictWhen | None = None  # None: an older server
 
 
 class Point(msgspec.Struct, array_like=True, frozen=True):

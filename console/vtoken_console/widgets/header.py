@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from vtoken.sentences import budget_text
 from vtoken_console.feed.connection import State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -97,15 +98,9 @@ class Header(LinesWidget):
             if status.policy.name == "none":
                 parts.append([[("no eviction", text)]])
             else:
-                kept = units.count(status.budget_tokens)
-                if status.budget_ratio:
-                    kept = f"{status.budget_ratio:.0%} of prompt"
-                config = model.config
-                floor = config is not None and config.effective.evict_when == "pressure"
-                budget = f" {'floor' if floor else 'budget'} {kept}"
-                kept = f" (+{units.count(status.interval_tokens)})"
-                name = (status.policy.name, text)
-                parts.append([[name, (budget + kept, muted)], [name]])
+                name, budget = (status.policy.name, text), budget_text(status)
+                texts = (budget, budget.partition(",")[0])
+                parts.append([*([name, (f" {kept}", muted)] for kept in texts), [name]])
             parts.append([[(f"rev {status.config_revision}", muted)]])
         for forms in parts:
             room = width - width_of(left) - 3 - width_of(right)

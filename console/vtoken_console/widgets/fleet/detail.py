@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vtoken.sentences import change_text
+from vtoken.sentences import change_text, policy_text
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, width_of, wrap
@@ -40,12 +40,8 @@ class FleetDetail(LinesWidget):
 
 
 def _facts(status: wire.Status) -> list[str]:
-    budget = f"budget {units.count(status.budget_tokens)}"
-    if status.budget_ratio:
-        budget = f"budget {status.budget_ratio:.0%} of the prompt"
-    policy = "no eviction" if status.policy.name == "none" else f"{status.policy.name} {budget}"
     versions = f"vToken {status.vtoken_version}, vLLM {status.vllm_version}"
-    return [status.model.rsplit("/", 1)[-1], policy, versions, f"step {status.step:,}"]
+    return [status.model.rsplit("/", 1)[-1], policy_text(status), versions, f"step {status.step:,}"]
 
 
 def _why(row: FleetRow) -> list[Span]:
