@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.test_stream_reducer import delta, head, hello, snapshot
 from vtoken import wire
-from vtoken.wire.reducer import StreamState, apply
+from vtoken.wire.reducer import StreamState, apply, with_events
 from vtoken_console.feed import activity as module
 from vtoken_console.feed.activity import CHURN_TAU_S, FADE_S, Activity
 
@@ -128,6 +128,21 @@ def test_moves_before_the_first_model_are_not_drawn() -> None:
     activity = Activity()
     activity.observe(model, now=0.0)
     assert activity.movement is None
+
+
+def test_a_log_that_is_loaded_later_is_not_drawn() -> None:
+    model, activity = start()
+    model = apply(model, at(delta(2, [], []), 100.0))
+    activity.observe(model, now=1.0)
+    past = moved(1, [1], [2]).event
+    model = with_events(model, [past])
+    activity.observe(model, now=1.1)
+    assert activity.movement is None
+    assert not activity.moves(1.1)[0].any()
+    recent = msgspec.structs.replace(past, seq=2, ts=100.0 - FADE_S / 2)
+    activity.observe(with_events(model, [recent]), now=1.2)
+    assert activity.movement is not None
+    assert activity.movement.moved_tokens == 5
 
 
 def test_block_ids_outside_the_pool_are_ignored() -> None:

@@ -147,8 +147,8 @@ class Activity:
         for event in reversed(model.events):
             if event.seq <= self._event_seq:
                 break
-            if event.kind != "relocation":
-                continue
+            if event.kind != "relocation" or event.ts < model.ts - FADE_S:
+                continue  # one of a log that was loaded later is past
             left = _blocks(event.data.get("source_blocks"), self.num_blocks)
             arrived = _blocks(event.data.get("destination_blocks"), self.num_blocks)
             self._left_at[left] = now
