@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,10 +13,11 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken.core.runtime.canary import Check
-from vtoken_console.feed.samples import marker_of
+from vtoken_console.feed.samples import NAMES, marker_of
+from vtoken_console.feed.series import BIN_S, Series
 from vtoken_console.style import units
 from vtoken_console.style.appearance import choose
-from vtoken_console.widgets.figures.charts import Charts
+from vtoken_console.widgets.figures.charts import Charts, make_charts
 from vtoken_console.widgets.figures.sections import (
     canary_section,
     gates_section,
@@ -225,6 +227,27 @@ async def test_charts_are_curves_up_to_now_and_bars_in_ascii(
         assert ("now" in charts_text(app)) is not ascii_only
         assert bool(re.search(dots, charts_text(app))) is not ascii_only
         assert charts.content_size.height == len(charts_text(app).splitlines())
+
+
+async def test_a_scale_holds_the_figure_above_it(core: LiveEngine, served: Served) -> None:
+    """The figure is of the newest moment, a column of the chart a mean over several seconds."""
+    core.steps(3)
+    async with running(served.url) as (app, _):
+        view = app.dashboard.query_one(Charts).view
+        assert view.model.status.latency is not None
+        view.model.status.latency.ttft.p95_ms = 6_101.3
+        series = Series(NAMES)
+        for n in range(600):
+            newest = 185.0 if n == 599 else 20.0
+            series.add(n * BIN_S, tuple(newest for _ in NAMES))
+        view = replace(view, series=series)
+        tops = {
+            "".join(text for text, _ in chart.title).split()[0]: chart.top
+            for chart in make_charts(view, series.window(300, 30), pressure=True)
+        }
+        assert tops["gave"] >= 185
+        assert tops["185"] >= 185
+        assert tops["TTFT"] >= 6_101.3
 
 
 def test_end_of_a_trial_has_a_mark_of_its_own() -> None:

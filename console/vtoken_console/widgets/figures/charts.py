@@ -37,7 +37,11 @@ BRIDGED_S = 2.5  # the longest gap that a curve interpolates
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart's title, values and scale; `text` formats a scale value; `line`: the threshold."""
+    """A chart's title, values and scale; `text` formats a scale value; `line`: the threshold.
+
+    The scale holds the values and the figure of the title, which may be higher than their newest
+    column: a column is a mean.
+    """
 
     title: list[Span]
     values: F64
@@ -97,7 +101,7 @@ class Charts(LinesWidget, can_focus=True):
         tall = (height - 1) // rows
         is_curve = not view.ascii_only and tall >= plot.MIN_LINES + 3  # title, axis, its labels
         window = view.series.window(span, (each - AXIS) * (plot.DOTS_X if is_curve else 1))
-        charts = _charts(view, window, pressure=pressure)[: rows * columns]
+        charts = make_charts(view, window, pressure=pressure)[: rows * columns]
         draw = self._curve if is_curve else self._bars
         blank = palette.TEXT_STYLE
         lines: list[Line] = []
@@ -184,7 +188,7 @@ def _labels(ticks: list[tuple[int, str]], indent: int, width: int) -> str:
     return text[:width]
 
 
-def _charts(view: View, window: Window, *, pressure: bool) -> list[Chart]:
+def make_charts(view: View, window: Window, *, pressure: bool) -> list[Chart]:
     """All charts, the most important first; `pressure`: with the tokens that requests gave."""
     assert view.model is not None
     assert view.series is not None
@@ -194,7 +198,7 @@ def _charts(view: View, window: Window, *, pressure: bool) -> list[Chart]:
     fragmentation, total = status.fragmentation, status.blocks.total
     f, theta = window.row("f"), window.row("theta_f")
     word = "theta" if view.ascii_only else "θ"
-    rates = window.row("tokens_per_s")
+    rates, rate = window.row("tokens_per_s"), view.series.newest("tokens_per_s")
     return [
         Chart(
             [
@@ -204,7 +208,7 @@ def _charts(view: View, window: Window, *, pressure: bool) -> list[Chart]:
                 (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
             ],
             f,
-            min(1.0, nice_top(_highest(0.1, f, theta) * 1.05)),
+            min(1.0, nice_top(_highest(max(0.1, fragmentation.f), f, theta) * 1.05)),
             lambda value: f"{value:.2f}",
             theta,
         ),
@@ -221,9 +225,9 @@ def _charts(view: View, window: Window, *, pressure: bool) -> list[Chart]:
         *([_given(view, window)] if pressure else []),
         _latency(view, window, "ITL p95", "inter_token_p95_ms"),
         Chart(
-            [(units.count(view.series.newest("tokens_per_s"), 6), bold), (" tok/s", muted)],
+            [(units.count(rate, 6), bold), (" tok/s", muted)],
             rates,
-            nice_top(_highest(1.0, rates)),
+            nice_top(_highest(max(1.0, rate), rates)),
             _count,
         ),
         _latency(view, window, "TTFT p95", "ttft_p95_ms"),
@@ -234,13 +238,9 @@ def _given(view: View, window: Window) -> Chart:
     """The tokens that requests gave a second because memory was short."""
     assert view.series is not None
     muted, bold = palette.MUTED_STYLE, palette.BOLD_STYLE
-    values = window.row("given_per_s")
-    title: list[Span] = [
-        ("gave ", muted),
-        (units.count(view.series.newest("given_per_s"), 6), bold),
-        (" tok/s", muted),
-    ]
-    return Chart(title, values, nice_top(_highest(1.0, values)), _count)
+    values, rate = window.row("given_per_s"), view.series.newest("given_per_s")
+    title: list[Span] = [("gave ", muted), (units.count(rate, 6), bold), (" tok/s", muted)]
+    return Chart(title, values, nice_top(_highest(max(1.0, rate), values)), _count)
 
 
 def _latency(view: View, window: Window, label: str, name: str) -> Chart:
@@ -255,7 +255,7 @@ def _latency(view: View, window: Window, label: str, name: str) -> Chart:
     limits = [g.above * 1e3 for g in guards if g.metric == metric and g.above is not None]
     bound = min(limits, default=None)
     values = window.row(name)
-    top = nice_top(_highest(bound or 1.0, values))
+    top = nice_top(_highest(max(bound or 1.0, newest or 0.0), values))
     over = bound is not None and newest is not None and newest > bound
     title: list[Span] = [
         (f"{label} ", palette.MUTED_STYLE),
