@@ -133,6 +133,24 @@ async def test_segments_follow_one_another_without_losing_an_event(
     assert seqs == list(range(seqs[0], seqs[-1] + 1))
 
 
+async def test_a_segment_begins_while_the_engine_computes_a_long_step(
+    core: LiveEngine, tmp_path: Path
+) -> None:
+    async with flying(core, tmp_path) as (served, client):
+        flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
+        await until(lambda: flight.recording, "not recording")
+        served.engine.bus.timeout_s, served.line.hangs = 0.05, True
+        segments.ends_at = 0.0
+        await until(lambda: len(segments.listed()) == 2 and flight.recording, "not continued")
+        assert flight.problem == ""
+        served.line.hangs = False
+        lines = lines_of((await client.get(FLIGHT)).content)
+    hellos = [line for line in lines if isinstance(line, wire.Hello)]
+    assert [hello.resumed for hello in hellos] == [False, True]
+    seqs = [line.event.seq for line in lines if isinstance(line, wire.EventMessage)]
+    assert seqs == list(range(seqs[0], seqs[-1] + 1))
+
+
 async def test_server_that_stops_while_a_segment_ends_leaves_none_open(
     core: LiveEngine, tmp_path: Path
 ) -> None:

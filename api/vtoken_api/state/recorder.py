@@ -3,8 +3,8 @@
 It is a passive client of the hub. While no other client wants state, it polls the engine once a
 second, less often while the engine is idle.
 
-1. A segment begins with a session of its own, so with a key frame, and continues the events of the
-   one before, also of a process that ended.
+1. A segment begins with a key frame and continues the events of the one before, also of a process
+   that ended. It begins in the middle of a long step too.
 2. An error of disk or engine stops the recording, not the server: `problem` has the reason,
    `num_faults` counts those of the disk, and recording resumes by itself.
 3. No call ends a trial that the engine reverts or keeps. Its entry has the epoch and `seq` of its
@@ -91,8 +91,7 @@ class Recorder:
                 await self._journal.acquire()
                 if self._resume is None:
                     self._resume = await self._flight.take_up()
-                while True:
-                    await self._record_segment()
+                await self._record_segments()
             except ProblemError as error:
                 self._stop(f"the engine does not answer: {error.problem.detail}", fault=False)
             except (RecordingError, OSError) as error:  # a TimeoutError: a disk that hangs
@@ -120,12 +119,21 @@ class Recorder:
                     idle = before is not None and before.step == view.step
                     pause = IDLE_STATE_S if idle else STATE_S
 
-    async def _record_segment(self) -> None:
+    async def _record_segments(self) -> None:
         query = StreamQuery(frozenset(TOPICS), fps=1.0 / STATE_S, packed=False, resume=self._resume)
         session = Session(self._hub, query, self._take, passive=True)
         self._hub.join(session)
         try:
             await session.prepare()
+            while True:
+                await self._record_segment(session)
+                session.renew()
+        finally:
+            self._hub.leave(session)
+            self._resume = session.resume_from or self._resume
+
+    async def _record_segment(self, session: Session) -> None:
+        try:
             await self._flight.begin()
             if self.problem:
                 logger.info("vtoken: the flight recorder is recording again")
@@ -134,8 +142,6 @@ class Recorder:
                 await session.run(read_only_reason="this is a recording")
         finally:
             self.recording = False
-            self._hub.leave(session)
-            self._resume = session.resume_from or self._resume
             await self._finish(self._flight.flush())
             await self._finish(self._flight.end())
 
