@@ -12,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from vtoken import wire
+from vtoken.base.errors import MAX_DETAIL, shown
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -39,9 +40,9 @@ def refuse(
     problem = wire.Problem(
         status=status,
         title=title or HTTPStatus(status).phrase,
-        detail=detail,
-        field=field,
-        value=value,
+        detail=shown(detail, MAX_DETAIL),
+        field=shown(field),
+        value=shown(value),
         bound=bound,
     )
     return ProblemError(problem, headers)

@@ -176,6 +176,36 @@ async def test_events_page_by_sequence_number(http: httpx.AsyncClient) -> None:
     assert [event.seq for event in page.events] == list(range(1, page.last_seq + 1))
     rest = read(await http.get(f"/events?after={page.last_seq - 1}&limit=5"), wire.EventPage)
     assert [event.seq for event in rest.events] == [page.last_seq]
+    rest = read(await http.get("/events?after=0&limit=2"), wire.EventPage)
+    assert [event.seq for event in rest.events] == [1, 2]
+    newest = read(await http.get("/events?limit=2"), wire.EventPage)
+    assert [event.seq for event in newest.events] == [page.last_seq - 1, page.last_seq]
+    one = page.events[0]
+    alike = read(await http.get(f"/events?kind={one.kind}"), wire.EventPage)
+    assert alike.events == [event for event in page.events if event.kind == one.kind]
+
+
+async def test_a_bound_is_written_out_and_long_input_is_not(http: httpx.AsyncClient) -> None:
+    refused = problem(await http.get("/events?after=-1"), 422)
+    assert refused.detail == "after = '-1' is not an integer in 0..9007199254740991"
+    answer = await http.patch("/config", json={"theta_f": "z" * 40_000, "y" * 10_000: 1})
+    assert problem(answer, 422).field is not None
+    assert len(answer.content) < 3_000
+    answer = await http.get("/" + "z" * 40_000)
+    assert problem(answer, 404).detail.endswith("zzz does not exist, see /docs")
+    assert len(answer.content) < 2_000
+
+
+async def test_a_key_that_is_there_twice_changes_nothing(
+    http: httpx.AsyncClient, core: LiveEngine
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    body = '{"theta_f": 0.5, "theta_f": 0.6}'
+    refused = problem(await http.patch("/config", content=body, headers=headers), 400)
+    assert refused.detail == "the key 'theta_f' is there twice"
+    assert core.runtime.config.theta_f == 0.25
+    changed = await http.patch("/config", content='{"theta_f": -0.0}', headers=headers)
+    assert str(read(changed, wire.PatchResult).changes["theta_f"]) == "[0.25, 0.0]"
 
 
 async def test_every_answer_is_what_the_openapi_document_says(
@@ -526,6 +556,7 @@ async def test_body_that_is_not_declared_as_json_is_refused(http: httpx.AsyncCli
         ("GET", "/events?limit=0", 422, "limit"),
         ("GET", "/events?after=x", 422, "after"),
         ("GET", "/events?since=1", 422, "since"),
+        ("GET", "/events?kind=x", 422, "kind"),
         ("GET", "/events?after=1&after=2", 422, "after"),
         ("GET", "/audit?limit=1.5", 422, "limit"),
         ("GET", "/status?x=1", 422, "x"),

@@ -73,8 +73,8 @@ def test_both_clients_have_every_call_with_its_parameters() -> None:
             _, *parameters = inspect.signature(method).parameters.values()
             assert parameters == list(inspect.signature(make).parameters.values())
             assert method.__doc__ == make.__doc__
-    assert str(inspect.signature(Client.events)) == (
-        "(self, /, after: 'int' = 0, limit: 'int' = 100) -> 'wire.EventPage'"
+    assert str(inspect.signature(Client.audit)) == (
+        "(self, /, limit: 'int' = 100) -> 'wire.AuditPage'"
     )
 
 

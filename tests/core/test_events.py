@@ -51,6 +51,14 @@ def test_a_page_starts_after_the_number_asked_for_and_is_bounded() -> None:
     assert log.page(99, 10).events == []
 
 
+def test_without_a_number_a_page_has_the_newest_events() -> None:
+    log = filled("config", "eviction", "operation", "config", "eviction", "config", capacity=9)
+    assert [e.seq for e in log.page(None, 4).events] == [3, 4, 5, 6]
+    assert [e.seq for e in log.page(None, 9).events] == [1, 2, 3, 4, 5, 6]
+    assert [e.seq for e in log.page(None, 2, "config").events] == [4, 6]
+    assert log.page(None, 2, "violation").events == EventLog().page(None, 2).events == []
+
+
 def test_a_page_of_one_kind_has_all_of_it_and_nothing_else() -> None:
     log = filled("config", "eviction", "operation", "config", "eviction", "config", capacity=9)
     assert [e.seq for e in log.page(0, 10, "config").events] == [1, 4, 6]

@@ -82,6 +82,7 @@ def test_a_live_policy_that_needs_more_raises_the_budget_to_its_minimum() -> Non
         ({"vtoken_evict_when": "sometimes"}, "vtoken_evict_when"),
         ({"vtoken_evict_when": ""}, "vtoken_evict_when"),
         ({"vtoken_evict_after_wait_ms": 5}, "vtoken_evict_after_wait_ms"),
+        *(({"vtoken_report": value}, "vtoken_report") for value in (2, -1, "1", [1], 1.0, None)),
         (
             {
                 "vtoken_policy": "streaming_llm",

@@ -41,12 +41,19 @@ def test_each_request_runs_under_its_own_rules(engine: Any, hf_model: Any) -> No
             use_tqdm=False,
         )
         assert runtime_of(llm).state.request_rules == {}  # forgotten with their requests
-        with pytest.raises(VLLMValidationError, match="vtoken_budget_tokens"):
-            llm.generate(
-                [{"prompt_token_ids": PROMPTS[0]}],
-                SamplingParams(extra_args={"vtoken_budget_tokens": -1}),
-                use_tqdm=False,
-            )
+        for name, value, bound in (
+            ("vtoken_budget_tokens", -1, "an integer in 1..16777216"),
+            ("vtoken_report", 2, "one of 0, 1"),
+            ("vtoken_report", "1", "one of 0, 1"),
+        ):
+            with pytest.raises(VLLMValidationError) as caught:
+                llm.generate(
+                    [{"prompt_token_ids": PROMPTS[0]}],
+                    SamplingParams(extra_args={name: value}),
+                    use_tqdm=False,
+                )
+            assert caught.value.parameter == name
+            assert str(caught.value) == f"{name} = {value!r} is not {bound} (parameter={name})"
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     rules = [
         reference.streaming_llm(4, 96, 0),

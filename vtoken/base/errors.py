@@ -16,6 +16,15 @@ from __future__ import annotations
 
 from typing import Any
 
+MAX_SHOWN = 300  # characters of a value that an error shows
+MAX_DETAIL = 1_000
+
+
+def shown(value: Any, most: int = MAX_SHOWN) -> Any:
+    """`value`; of one whose text is longer than `most` characters, both ends of the text."""
+    text = value if isinstance(value, str) else repr(value)
+    return value if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+
 
 class VTokenError(Exception):
     """Base of all errors that vToken raises on purpose."""
@@ -24,7 +33,8 @@ class VTokenError(Exception):
 class RefusedError(VTokenError):
     """Invalid input, refused entirely; nothing changed.
 
-    `status` is the matching HTTP status; `field`, `value` and `bound` identify the invalid part.
+    `status` is the matching HTTP status; `field`, `value` and `bound` identify the invalid part. Of
+    long input only the ends are kept.
     """
 
     def __init__(
@@ -37,10 +47,10 @@ class RefusedError(VTokenError):
         status: int = 422,
         title: str = "Refused",
     ) -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.field = field
-        self.value = value
+        self.detail = shown(detail, MAX_DETAIL)
+        super().__init__(self.detail)
+        self.field = shown(field)
+        self.value = shown(value)
         self.bound = bound
         self.status = status
         self.title = title

@@ -200,9 +200,11 @@ def text(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TextPag
     return _get(wire.TextPage, f"{_request(request_id)}/text", start=start, limit=limit)
 
 
-def events(after: int = 0, limit: int = 100) -> Call[wire.EventPage]:
-    """Events after the one numbered `after`, oldest first, at most 1000."""
-    return _get(wire.EventPage, "/events", after=after, limit=limit)
+def events(
+    after: int | None = None, limit: int = 100, kind: wire.EventKind | None = None
+) -> Call[wire.EventPage]:
+    """Events after the one numbered `after`, or the newest; at most 1000, oldest first."""
+    return _get(wire.EventPage, "/events", after=after, limit=limit, kind=kind)
 
 
 def audit(limit: int = 100) -> Call[wire.AuditPage]:
@@ -235,7 +237,7 @@ def _request(request_id: str) -> str:
     return "/requests/" + quote(request_id, safe="").replace(".", "%2E")
 
 
-def _get(kind: type[T], path: str, **params: float | str | None) -> Call[T]:
+def _get(kind: type[T], path: str, /, **params: float | str | None) -> Call[T]:
     return Call("GET", path, _json(kind), _params(**params))
 
 

@@ -62,11 +62,13 @@ def make_policy(name: Any, params: Any) -> Policy:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         name_in_path = path.rstrip("`").lstrip(".").split(".")[0]
+        detail = f"policy {name}: parameter {name_in_path!r}: {message}"
         if "unknown field" in message:
             name_in_path = message.rsplit("`", 2)[-2]
+            detail = f"policy {name} has no parameter {name_in_path!r}"
             message = "parameters of this policy: " + (", ".join(_fields(cls)) or "none")
         raise RefusedError(
-            f"policy {name}: parameter {name_in_path!r}: {message}",
+            detail,
             field=f"policy.params.{name_in_path}" if name_in_path else "policy.params",
             value=params.get(name_in_path),
             bound=message,

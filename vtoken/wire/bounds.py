@@ -6,6 +6,7 @@ derived from msgspec's annotations and errors.
 
 from __future__ import annotations
 
+import json
 import re
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -23,24 +24,39 @@ _AT = re.compile(r" - at `\$\.?(.*)`$")
 
 
 def read_json(text: str | bytes) -> Any:
-    """The document in `text`; raises ValueError if it is not JSON or nests too deep.
+    """The document in `text`; raises ValueError if it is not JSON, nests too deep, or has a key
+    twice in an object.
 
     Later uses of the document (repr, encoding) recurse too, so the limit is far below Python's.
     """
     try:
-        document = msgspec.json.decode(text)
+        document = _checked(msgspec.json.decode(text), MAX_DEPTH)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    if not _is_shallow(document, MAX_DEPTH):
-        raise ValueError(TOO_DEEP)
+    json.loads(text, object_pairs_hook=_check_keys, parse_int=float)
     return document
 
 
-def _is_shallow(document: Any, levels: int) -> bool:
+def _checked(document: Any, levels: int) -> Any:
+    """The document with -0.0 as 0.0; raises ValueError if it nests too deep."""
+    if isinstance(document, float):
+        return document + 0.0
     if not isinstance(document, (dict, list)):
-        return True
-    inner = document.values() if isinstance(document, dict) else document
-    return levels > 0 and all(_is_shallow(part, levels - 1) for part in inner)
+        return document
+    if levels == 0:
+        raise ValueError(TOO_DEEP)
+    if isinstance(document, dict):
+        return {key: _checked(part, levels - 1) for key, part in document.items()}
+    return [_checked(part, levels - 1) for part in document]
+
+
+def _check_keys(pairs: list[tuple[str, Any]]) -> None:
+    """Raises ValueError if an object has a key twice."""
+    keys = set()
+    for key, _ in pairs:
+        if key in keys:
+            raise ValueError(f"the key {key!r} is there twice")
+        keys.add(key)
 
 
 def bounds_of(kind: type[msgspec.Struct]) -> dict[str, Bound]:
@@ -58,7 +74,7 @@ def bound_of(annotation: Any) -> Bound:
         bound.summary = bound.summary or note.description or ""
     origin = get_origin(kind)
     if origin is Literal:
-        bound.type, bound.choices = "enum", [*get_args(kind)]
+        bound.type, bound.choices = "enum", [str(choice) for choice in get_args(kind)]
     elif origin in (list, tuple):
         bound.type = "list"
     elif kind in (bool, int, float, str):
@@ -94,9 +110,13 @@ def span(bound: Bound) -> str:
     """`1..64`; a side without a bound is empty, and so is the text without any."""
     if bound.minimum is None and bound.maximum is None:
         return ""
-    low = "" if bound.minimum is None else f"{bound.minimum:.15g}"
-    high = "" if bound.maximum is None else f"{bound.maximum:.15g}"
-    return f"{low}..{high}"
+    return f"{_number(bound.minimum)}..{_number(bound.maximum)}"
+
+
+def _number(limit: float | None) -> str:
+    if limit is None:
+        return ""
+    return str(int(limit)) if limit == int(limit) else f"{limit:.15g}"
 
 
 def refuse(field: str, value: Any, bound: Bound) -> RefusedError:

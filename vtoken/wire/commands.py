@@ -85,9 +85,9 @@ class Text(Call, tag="text"):
 
 
 class Events(Call, tag="events"):
-    """Events with a `seq` above `after`, oldest first; of one kind or of all."""
+    """Events with a `seq` above `after`, or the newest; oldest first, of one kind or of all."""
 
-    after: Natural = 0
+    after: Natural | None = None
     limit: PageLimit = 256
     kind: str | None = None
 

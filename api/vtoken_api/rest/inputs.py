@@ -84,8 +84,12 @@ class TokensQuery(FindQuery, frozen=True):
 
 
 class EventsQuery(ReadQuery, frozen=True):
-    after: Annotated[int, Meta(ge=0, le=MAX_SEQ, description="last seq seen")] = 0
+    after: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_SEQ)] | None,
+        Meta(description="last seq seen: the events after it; the newest ones without it"),
+    ] = None
     limit: Annotated[int, Meta(ge=1, le=EVENTS_LIMIT, description="most events")] = 100
+    kind: Annotated[wire.EventKind | None, Meta(description="of this kind only")] = None
 
 
 class AuditQuery(Model, frozen=True):

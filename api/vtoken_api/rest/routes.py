@@ -272,15 +272,15 @@ async def get_text(
 
 @router.get(
     "/events",
-    summary="Events of the engine, oldest first",
+    summary="The newest events of the engine, or those after one, oldest first",
     operation_id="vtoken_events",
     openapi_extra=parameters(EventsQuery),
-    responses=answers(ref(wire.EventPage), "Events after `after` that the engine still holds"),
+    responses=answers(ref(wire.EventPage), "Events that the engine still holds"),
 )
 async def get_events(
     service: Served, page: Annotated[EventsQuery, Depends(query(EventsQuery))]
 ) -> Response:
-    call = commands.Events(after=page.after, limit=page.limit)
+    call = commands.Events(after=page.after, limit=page.limit, kind=page.kind)
     engine = service.fleet.one(page.engine)
     return document(await engine.bus.ask(call, wire.EventPage))
 

@@ -59,6 +59,5 @@ class LiveSource:
     async def _load_history(self) -> None:
         """Loads events from before this connection. If the server refuses, the log is shorter."""
         with contextlib.suppress(ProblemError):
-            last_seq = (await self.rest.events(0, 1)).last_seq
-            page = await self.rest.events(max(0, last_seq - HISTORY_EVENTS), HISTORY_EVENTS)
+            page = await self.rest.events(limit=HISTORY_EVENTS)
             self.feed.data.add_past_events(page.events)

@@ -50,15 +50,20 @@ class EventLog:
         self._drained_seq = events[-1].seq
         return events
 
-    def page(self, after: int, limit: int, kind: str | None = None) -> EventPage:
-        """Up to `limit` events with seq > `after`, oldest first; only of `kind` if given.
+    def page(self, after: int | None, limit: int, kind: str | None = None) -> EventPage:
+        """The first `limit` events with seq > `after`, None: the newest `limit`; oldest first.
 
-        Takes time proportional to the newer events only, so polling for new events is cheap.
+        Only of `kind` if given. Takes time proportional to the newer events only, so polling for
+        new events is cheap.
         """
         rings = self._rings.values() if kind is None else [self._rings.get(kind, deque[Event]())]
-        newer = [[*takewhile(lambda e: e.seq > after, reversed(ring))][::-1] for ring in rings]
+        newest_first = heapq.merge(*map(reversed, rings), key=_seq, reverse=True)
+        if after is None:
+            events = [*islice(newest_first, limit)][::-1]
+        else:
+            events = [*takewhile(lambda e: e.seq > after, newest_first)][::-1][:limit]
         return EventPage(
-            events=list(islice(heapq.merge(*newer, key=_seq), limit)),
+            events=events,
             first_seq=min((ring[0].seq for ring in self._rings.values()), default=1),
             last_seq=self.last_seq,
         )

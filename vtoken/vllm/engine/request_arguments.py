@@ -47,6 +47,7 @@ def _checking(process: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _invalid(error: RefusedError) -> VLLMValidationError:
-    return VLLMValidationError(
-        f"{error.detail} (allowed: {error.bound})", parameter=error.field, value=error.value
-    )
+    """vLLM appends the parameter to the message; the value is in it."""
+    told = error.bound is None or error.bound in error.detail
+    message = error.detail if told else f"{error.detail} (allowed: {error.bound})"
+    return VLLMValidationError(message, parameter=error.field)
