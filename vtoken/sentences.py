@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 def counted(number: int, noun: str) -> str:
     """`1 block`, `1,024 blocks`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """The form of `noun` behind `number`."""
+    return noun + "s" * (number != 1)
 
 
 KINDS: dict[wire.GroupKind, str] = {
@@ -145,7 +150,7 @@ def effects(found: wire.WhatIf) -> list[Effect]:
     lost = found.evicted_tokens + found.waiting_tokens
     is_loss = lost > (less.evicted_tokens + less.waiting_tokens if less is not None else 0)
     gone = ", which cannot come back" if is_loss else ""
-    moved = f" tokens ({data_size(found.moved_bytes)})"
+    moved = f" ({data_size(found.moved_bytes)})"
     if found.source_blocks:
         moved += (
             f" out of {counted(found.source_blocks, 'block')} "
@@ -153,20 +158,20 @@ def effects(found: wire.WhatIf) -> list[Effect]:
         )
     starts_round = less is not None and _runs(found) and not _runs(less)
     listed = []
-    for name, label, rest in (
-        ("evicted_tokens", "evicts now", f" tokens{later}{gone}"),
-        ("moved_tokens", "moves now", moved),
-        ("freed_blocks", "frees now", " blocks"),
-        ("givable_blocks", "can give", f" blocks ({found.givable_tokens:,} tokens)"),
-        ("short_blocks", "short of", " blocks"),
-        ("more_requests", "room for", " more requests like the running ones"),
+    for name, label, noun, more in (
+        ("evicted_tokens", "evicts now", "token", f"{later}{gone}"),
+        ("moved_tokens", "moves now", "token", moved),
+        ("freed_blocks", "frees now", "block", ""),
+        ("givable_blocks", "can give", "block", f" ({counted(found.givable_tokens, 'token')})"),
+        ("short_blocks", "short of", "block", ""),
+        ("more_requests", "room for", "more request", " like the running ones"),
     ):
         number, without = getattr(found, name), getattr(less, name, None)
         if starts_round and name in ("moved_tokens", "freed_blocks"):
             without = None  # a round that does not run without the change
         loses = is_loss and name == "evicted_tokens"
         if number is not None and (number != without or loses) and (number or without):
-            listed.append(Effect(label, number, rest, without, loses))
+            listed.append(Effect(label, number, f" {plural(number, noun)}{more}", without, loses))
     return listed
 
 

@@ -18,6 +18,7 @@ from vtoken.cli.show import status_lines
 from vtoken.cli.values import duration_s
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.canary import Check
+from vtoken.sentences import effects
 
 
 async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine) -> None:
@@ -326,3 +327,11 @@ async def test_status_gives_long_times_in_seconds(core: LiveEngine) -> None:
 
 def test_a_duration_is_the_number_that_was_typed() -> None:
     assert duration_s("236ms") == 0.236
+
+
+def test_one_request_is_no_plural() -> None:
+    found = wire.WhatIf(
+        freed_blocks=1, moved_tokens=1, moved_bytes=8, evicted_tokens=1, more_requests=1
+    )
+    shown = [str(effect) for effect in effects(found)]
+    assert shown[-2:] == ["frees now 1 block", "room for 1 more request like the running ones"]
