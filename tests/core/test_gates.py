@@ -75,7 +75,7 @@ def test_the_gates_are_open_under_pressure() -> None:
             "low_utilization",
             CONFIG,
             replace(OPEN, count_low_utilization=lambda: 1),
-            "1 blocks at most half live < 2",
+            "1 block at most half live < 2",
         ),
         (
             "reclamation",

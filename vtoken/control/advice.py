@@ -15,7 +15,7 @@ from vtoken.control.cached_preview import CachedPreview, Gain
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import Pressure
 from vtoken.core.runtime.shortage import Shortage
-from vtoken.sentences import counted, kinds_text
+from vtoken.sentences import counted, data_size, kinds_text
 from vtoken.wire import CacheGroup, Cause, Gate, MemoryPressure, SchedulingState
 
 MAX_LENGTH = 180
@@ -196,7 +196,7 @@ def _holes(situation: Situation) -> str:
 def _gain(situation: Situation) -> str:
     if not situation.gain.freed_blocks:
         return "compacting is likely to free blocks"
-    moved = "" if situation.short.blocks else f" ({situation.moved_bytes / 1e6:,.1f} MB moved)"
+    moved = "" if situation.short.blocks else f" ({data_size(situation.moved_bytes)} moved)"
     return f"compacting now would free {counted(situation.gain.freed_blocks, 'block')}{moved}"
 
 

@@ -28,6 +28,7 @@ from functools import cached_property
 from vtoken.base.quantities import time_text
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.worth import Worth
+from vtoken.sentences import counted
 from vtoken.wire import Gate
 
 EMPTY_ROUND_BACKOFF_STEPS = 8
@@ -120,15 +121,14 @@ def _watermark_text(config: VTokenConfig, pressure: Pressure, met: bool) -> str:
 def _pause_text(_: VTokenConfig, pressure: Pressure, met: bool) -> str:
     why = " after one that found nothing" if pressure.last_round_empty else ""
     relation = ">=" if met else "<"
-    return (
-        f"{pressure.steps_since_round:,} steps since a round {relation} {pressure.pause_steps}{why}"
-    )
+    since = counted(pressure.steps_since_round, "step")
+    return f"{since} since a round {relation} {pressure.pause_steps}{why}"
 
 
 def _low_utilization_text(_: VTokenConfig, pressure: Pressure, met: bool) -> str:
     relation = ">=" if met else "<"
-    found = pressure.count_low_utilization()
-    return f"{found:,} blocks at most half live {relation} {MIN_LOW_UTILIZATION_BLOCKS}"
+    found = counted(pressure.count_low_utilization(), "block")
+    return f"{found} at most half live {relation} {MIN_LOW_UTILIZATION_BLOCKS}"
 
 
 CONDITIONS = (
@@ -188,8 +188,8 @@ def headroom_gate(available: int, missing: int, *, gains: bool) -> Gate:
     `gains`: the round frees blocks nevertheless.
     """
     if missing <= 0:
-        detail = f"{available:,} fresh blocks suffice"
+        detail = f"{counted(available, 'fresh block')} suffice{'s' * (available == 1)}"
     else:
         more = " for more" if gains else ""
-        detail = f"{available:,} fresh blocks < {available + missing:,} needed{more}"
+        detail = f"{counted(available, 'fresh block')} < {available + missing:,} needed{more}"
     return Gate(name="headroom", open=gains or missing <= 0, detail=detail)
