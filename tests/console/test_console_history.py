@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -15,6 +16,10 @@ from tests.support.served_core import several
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken.client import Client, Server
+from vtoken_console.feed.live import HISTORY_EVENTS
+from vtoken_console.feed.samples import NAMES
+from vtoken_console.feed.series import Series
+from vtoken_console.widgets.figures.charts import Charts, marker_line
 
 NUM_POINTS, SPAN_S = 290, 300
 
@@ -37,6 +42,22 @@ async def test_charts_show_what_was_before_the_console(core: LiveEngine, served:
         row = series.window(SPAN_S, 30).row("free_blocks")
         assert np.count_nonzero(row == 7) >= 28
         assert series.last_ts >= now - 1.0
+
+
+async def test_moves_do_not_displace_changes_from_the_charts(
+    core: LiveEngine, served: Served
+) -> None:
+    for theta_f in (0.3, 0.4, 0.5):
+        core.call("patch_config", patch={"theta_f": theta_f}, actor="ana")
+    for _ in range(HISTORY_EVENTS + 1):
+        core.runtime.events.add(1, "relocation", "moved", {"request_id": "a", "moved_tokens": 1})
+    async with running(served.url) as (app, _):
+        feed = app.source.feed
+        await until(lambda: len(feed.model.events) > HISTORY_EVENTS, "no log")
+        assert [marker.revision for marker in feed.series.markers] == [2, 3, 4]
+        view = replace(app.dashboard.query_one(Charts).view, series=Series(NAMES))
+        line = "".join(text for text, _ in marker_line(view, None, 80))
+        assert line == " no configuration change since this console connected"
 
 
 async def test_a_lost_connection_leaves_no_gap_and_no_point_twice(

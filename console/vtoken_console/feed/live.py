@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 from vtoken import wire
 from vtoken.client import AsyncClient, OutcomeUnknown, ProblemError, Server
@@ -57,7 +58,11 @@ class LiveSource:
             self.rest.server = replace(self.rest.server, shown=hello.engine)
 
     async def _load_history(self) -> None:
-        """Loads events from before this connection. If the server refuses, the log is shorter."""
+        """Loads the newest events from before this connection, and of each rare kind, since moves
+        and evictions displace those. If the server refuses, the log is shorter.
+        """
+        rare = sorted({*get_args(wire.EventKind)} - wire.FREQUENT_KINDS)
         with contextlib.suppress(ProblemError):
-            page = await self.rest.events(limit=HISTORY_EVENTS)
-            self.feed.data.add_past_events(page.events)
+            for kind in (None, *rare):
+                page = await self.rest.events(limit=HISTORY_EVENTS, kind=kind)
+                self.feed.data.add_past_events(page.events)

@@ -293,7 +293,10 @@ def marker_line(view: View, chosen: Marker | None, width: int) -> Line:
     """▲14 ana theta_f 0.4 → 0.25 14:02:09: the chosen mark, or as many of the newest as fit."""
     markers = view.series.markers if view.series is not None else []
     if not markers:
-        return ((" no configuration change so far", palette.FAINT_STYLE),)
+        status, since = view.model.status if view.model else None, "so far"
+        if status is not None and status.config_revision > 1:
+            since = "in this recording" if view.replay else "since this console connected"
+        return ((f" no configuration change {since}", palette.FAINT_STYLE),)
     spans: list[Span] = []
     for marker in [chosen] if chosen is not None else reversed(markers):
         glyph, style = _glyph(marker)
