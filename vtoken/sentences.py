@@ -27,6 +27,19 @@ def plural(number: int, noun: str) -> str:
     return noun + "s" * (number != 1)
 
 
+def sessions_text(number: int, blocks: int, total: int) -> str:
+    """`3 sessions hold 30 of 32 blocks and give nothing`; "" without sessions."""
+    if number == 0:
+        return ""
+    hold, give = ("holds", "gives") if number == 1 else ("hold", "give")
+    return f"{counted(number, 'session')} {hold} {blocks:,} of {total:,} blocks and {give} nothing"
+
+
+def state_text(row: wire.RequestRow) -> str:
+    """`running`, `idle session`."""
+    return f"{row.state} session" if row.session else row.state
+
+
 KINDS: dict[wire.GroupKind, str] = {
     "full": "full attention",
     "window": "windows",

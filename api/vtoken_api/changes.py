@@ -30,11 +30,13 @@ from vtoken_api.state.pending import Making, Pending
 LOOKUP_S = 1.0  # between two lookups of a change whose answer did not come
 RECENT_ENTRIES = 1000  # of the audit log, that a new owner looks through
 
-Answer = wire.PatchResult | wire.Operation | wire.Forgotten
-A = TypeVar("A", wire.PatchResult, wire.Operation, wire.Forgotten)
+Answer = wire.PatchResult | wire.Operation | wire.Forgotten | wire.Ended
+A = TypeVar("A", wire.PatchResult, wire.Operation, wire.Forgotten, wire.Ended)
+OfRequest = TypeVar("OfRequest", commands.Forget, commands.End)
 KINDS: dict[type[commands.Call], type[Any]] = {
     commands.Compact: wire.Operation,
     commands.Forget: wire.Forgotten,
+    commands.End: wire.Ended,
 }  # of answers; the others' is PatchResult
 
 
@@ -115,12 +117,18 @@ class Changes:
         self, call: commands.Forget, rank: int | None, caller: Caller
     ) -> wire.Forgotten:
         """Let tokens of a request die first."""
-
-        async def planned() -> dict[int, commands.AnyCall]:
-            engine, request_id = await self._fleet.holder(rank, call.request_id, running=True)
-            return {engine.rank: structs.replace(call, request_id=request_id)}
-
+        planned = partial(self._of_request, call, rank)
         return await self._change(call, rank, caller, "forget", planned, wire.Forgotten)
+
+    async def end(self, call: commands.End, rank: int | None, caller: Caller) -> wire.Ended:
+        """End a session for its client."""
+        planned = partial(self._of_request, call, rank)
+        return await self._change(call, rank, caller, "end", planned, wire.Ended)
+
+    async def _of_request(self, call: OfRequest, rank: int | None) -> dict[int, commands.AnyCall]:
+        """`call` for the engine that has its request, by the engine's id of it."""
+        engine, request_id = await self._fleet.holder(rank, call.request_id, running=True)
+        return {engine.rank: structs.replace(call, request_id=request_id)}
 
     async def complete_left(self) -> None:
         """Make again what an earlier owner began. Other changes wait for it."""
@@ -317,6 +325,8 @@ def _entry(
             "batch_size": answer.batch_size,
         }
         changes = {name: [None, value] for name, value in named.items() if value is not None}
+    elif isinstance(answer, wire.Ended):
+        changes = {"request_id": [None, answer.request_id]}
     else:
         assert isinstance(call, commands.Forget)
         changes = {"request_id": [None, call.request_id], "spans": [None, call.spans]}

@@ -443,7 +443,7 @@ def _together(results: Sequence[wire.PatchResult]) -> wire.PatchResult:
 
 def answer_of(change: wire.Change, kind: type[T]) -> T:
     """The answer that an engine gave to a change; raises its ProblemError."""
-    for answer in (change.result, change.operation, change.forgotten):
+    for answer in (change.result, change.operation, change.forgotten, change.ended):
         if isinstance(answer, kind):
             return answer
     if change.problem is not None:

@@ -29,6 +29,7 @@ from vtoken_api.auth.access import Access
 from vtoken_api.auth.check import AccessCheck, AccessControl
 from vtoken_api.bus import EngineBus, engines_of
 from vtoken_api.changes import Changes
+from vtoken_api.ending import Ending
 from vtoken_api.engine import Engine
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.fleet import Fleet
@@ -87,6 +88,9 @@ class VTokenEndpointPlugin:
             texts=RequestTexts(lambda: engine_client.get_tokenizer()),
             changes=Changes(fleet, journal, Pending(shared)),
         )
+        ending = Ending(engine_client)
+        for engine in fleet.engines:
+            engine.hub.join(ending)
         service.start()
         if shared is None:
             await service.own()

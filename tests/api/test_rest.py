@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import SESSION, LiveEngine, make_quiet
 from tests.support.serving import Served, serve
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.client import calls
 from vtoken_api.bus import MAX_IN_FLIGHT, MAX_WAITING
@@ -433,6 +433,33 @@ async def test_dry_compaction_moves_nothing(http: httpx.AsyncClient, core: LiveE
     assert operation.plan.freed_blocks == 2
     assert not core.runtime.operations.pending
     assert core.store.tables == tables
+
+
+# ---------------------------------------------------------------- sessions
+
+
+async def test_a_session_is_ended_and_other_requests_are_not(
+    http: httpx.AsyncClient, core: LiveEngine, served: Served
+) -> None:
+    core.admit("stream", 40, rules=SESSION)
+    core.steps()
+    status = read(await http.get("/status"), wire.Status)
+    assert (status.requests.sessions, status.requests.session_blocks) == (1, 3)
+    rows = read(await http.get("/requests"), list[wire.RequestRow])
+    assert {row.id: row.session for row in rows} == {"a": False, "b": False, "stream": True}
+    refused = await http.post("/requests/a/end")
+    assert problem(refused, 409).title == "Not a session"
+    ended = read(await http.post("/requests/stream/end"), wire.Ended)
+    assert (ended.request_id, ended.freed_blocks) == ("stream", 3)
+    assert "stream" not in core.runtime.tables
+    detail = read(await http.get("/requests/stream"), wire.RequestDetail)
+    assert detail.state == "finished"
+    problem(await http.post("/requests/stream/end"), 404)
+    (entry,) = read(await http.get("/audit"), wire.AuditPage).entries
+    assert (entry.action, entry.changes) == ("end", {"request_id": [None, "stream"]})
+    event = core.call("events", kind="server").events[-1]
+    assert event.summary.endswith("ended session stream, which frees 3 blocks")
+    await until(lambda: served.client.aborted == ["stream"], "its client was not told")
 
 
 # ---------------------------------------------------------------- forgetting

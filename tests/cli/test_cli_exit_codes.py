@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.support.cli_harness import VTOKEN, run, spawn, terminal
+from tests.support.core.live import SESSION, LiveEngine
 from tests.support.serving import Served
 from tests.support.small_files import limited
 from tests.support.waiting import until
@@ -32,6 +33,7 @@ WORKS = {
     "policy use": "tova",
     "compact": "--dry-run",
     "forget": "a 3 9",
+    "end": "stream",
     "pause": "",
     "resume": "",
     "confirm": "",
@@ -57,7 +59,10 @@ def test_no_command_is_forgotten_here() -> None:
     assert set(leaves(make_parser())) == set(WORKS) | SEVERAL | ELSEWHERE | LOCAL
 
 
-async def test_every_command_answers_0_and_documents(served: Served, tmp_path: Path) -> None:
+async def test_every_command_answers_0_and_documents(
+    served: Served, core: LiveEngine, tmp_path: Path
+) -> None:
+    core.admit("stream", 20, rules=SESSION)
     url = ("--url", served.url)
     for command, needs in WORKS.items():
         if command == "confirm":

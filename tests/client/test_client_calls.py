@@ -11,7 +11,7 @@ import pytest
 
 import vtoken.client
 from tests.support.client_harness import Either
-from tests.support.core.live import LiveEngine
+from tests.support.core.live import SESSION, LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
@@ -66,7 +66,7 @@ def test_both_clients_have_every_call_with_its_parameters() -> None:
         for name, make in inspect.getmembers(module, inspect.isfunction)
         if make.__module__ == module.__name__ and not name.startswith("_")
     }
-    assert len(makers) == 27
+    assert len(makers) == 28
     for name, make in makers.items():
         for client in (Client, AsyncClient):
             method = getattr(client, name)
@@ -120,6 +120,7 @@ CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("undo", ()),
     ("compact", ()),
     ("forget", ("a", [(3, 9)])),
+    ("end", ("stream",)),
 )
 
 
@@ -133,6 +134,7 @@ async def test_change_without_an_answer_is_told_later(
     arguments: tuple[Any, ...],
     lost_at: str,
 ) -> None:
+    core.admit("stream", 20, rules=SESSION)
     core.call("patch_config", patch={"theta_f": 0.75})
     if lost_at == "engine":
         served.engine.bus.timeout_s = 0.2
@@ -153,6 +155,7 @@ async def test_change_without_an_answer_is_told_later(
     assert (change.id, change.state) == (lost.value.change_id, "applied")
     assert (change.operation is not None) is (name == "compact")
     assert (change.forgotten is not None) is (name == "forget")
+    assert (change.ended is not None) is (name == "end")
     assert core.runtime.state.revision == 2 + (name in ("patch_config", "undo"))
 
 
@@ -160,6 +163,7 @@ async def test_change_without_an_answer_is_told_later(
 async def test_client_that_looks_up_answers_late_what_was_done(
     either: Either, served: Served, core: LiveEngine, name: str, arguments: tuple[Any, ...]
 ) -> None:
+    core.admit("stream", 20, rules=SESSION)
     core.call("patch_config", patch={"theta_f": 0.75})
     served.engine.bus.timeout_s = 0.2
     told: list[str] = []
@@ -176,6 +180,9 @@ async def test_client_that_looks_up_answers_late_what_was_done(
         assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
     elif isinstance(answer, wire.Forgotten):
         assert answer.spans == [(3, 9)]
+        assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
+    elif isinstance(answer, wire.Ended):
+        assert answer.request_id == "stream"
         assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
     else:
         assert core.runtime.operations.get(answer.id).actor == answer.actor

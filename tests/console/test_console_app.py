@@ -21,7 +21,7 @@ from tests.support.console_harness import (
     tokens_of,
     until,
 )
-from tests.support.core.live import LiveEngine
+from tests.support.core.live import SESSION, LiveEngine
 from tests.support.scripted import ScriptedEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served
@@ -51,6 +51,14 @@ async def test_screen_answers_the_three_questions(core: LiveEngine, served: Serv
             assert f"{number:,}" in line
         assert "400 blocks" not in text
         assert "399 blocks" in text
+
+
+async def test_a_session_is_named_as_one(core: LiveEngine, served: Served) -> None:
+    core.admit("stream", 40, rules=SESSION)
+    core.steps()
+    async with running(served.url) as (app, _):
+        await app.dashboard.open_request("stream")
+        await until(lambda: "stream  running session" in screen_text(app), "not named")
 
 
 async def test_p_pauses_and_p_again_resumes(core: LiveEngine, served: Served) -> None:

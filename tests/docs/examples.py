@@ -24,7 +24,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 import vtoken_api.rest
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import SESSION, LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
@@ -88,6 +88,7 @@ def _engine() -> LiveEngine:
     )
     core.admit("cmpl-1", 100)
     core.admit("cmpl-2", 80, rules=RequestRules(evict_when="pressure"))
+    core.admit("stream-1", 20, rules=SESSION)
     core.steps(3)
     return core
 
@@ -109,6 +110,7 @@ async def _documents(http: httpx.AsyncClient) -> dict[str, Any]:
         "Problem": await call("PATCH", "/config", json={"theta_f": 1.5}),
         "ConfigDocument": await call("GET", "/config"),
         "Operation": await call("POST", "/compactions", json=COMPACTION),
+        "Ended": await call("POST", "/requests/stream-1/end"),
         "Forgotten": await call("POST", "/requests/cmpl-1/forget", json=FORGET, headers=NAMED),
         "Change": await call("GET", "/changes/nightly-0001"),
         "Status": _without_measurements(await call("GET", "/status")),

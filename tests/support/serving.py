@@ -54,12 +54,17 @@ class EngineClient:
     def __init__(self, handles: Sequence[Callable[[commands.Command], wire.Reply]]) -> None:
         self.engine_core = self
         self.errored = False
+        self.aborted: list[str] = []
         self.engines = [EngineLine(handle) for handle in handles]
         self.engine_ranks_managed = list(range(len(handles)))
         self.core_engines = [rank.to_bytes(2, "little") for rank in self.engine_ranks_managed]
 
     def get_tokenizer(self) -> SpelledWords:
         return SpelledWords()
+
+    async def abort(self, request_id: str, *, internal: bool) -> None:
+        assert internal
+        self.aborted.append(request_id)
 
     async def _call_utility_async(self, method: str, *args: object, engine: bytes) -> bytes:
         assert method == "vtoken_command"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,13 @@ from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
 from tests.support.steps_overlap import async_scheduling
+from tests.vllm.conftest import DEFAULTS
+from vtoken import wire
+from vtoken.wire import commands
+from vtoken.wire.commands import Command
+from vtoken_api.bus import engines_of
+from vtoken_api.ending import Ending
+from vtoken_api.fanout.hub import Hub
 
 pytestmark = pytest.mark.vllm
 
@@ -53,11 +63,14 @@ def add(llm: Any, request_id: str, prompt: list[int], *, resumable: bool) -> Non
 def step(llm: Any, tokens: dict[str, list[int]]) -> None:
     """Until nothing is left to compute."""
     core = llm.llm_engine.engine_core.engine_core
-    while core.scheduler.has_requests() or core.batch_queue:
+    for _ in range(1000):
+        if not core.scheduler.has_requests() and not core.batch_queue:
+            return
         outputs, _ = core.step_fn()
         for client in (outputs or {}).values():
             for output in client.outputs:
                 tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+    raise AssertionError("requests do not end")
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +107,78 @@ def test_a_session_evicts_nothing_next_to_requests_that_do(
         assert runtime.counters.invariants.violations == 0
         runtime.check()
     assert tokens["session"] == expected
+
+
+def test_an_idle_session_is_named_and_its_end_frees_its_blocks_for_others(engine: Any) -> None:
+    args = engine_args({"policy": {"name": "streaming_llm"}, "evict_when": "pressure"})
+    tokens: dict[str, list[int]] = {}
+    with engine(num_gpu_blocks_override=12, max_model_len=256, **args) as llm:
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        controller = scheduler.vtoken_controller
+
+        def call(kind: Any, **arguments: Any) -> Any:
+            scheduler._count_requests()
+            return controller.handle(Command(call=kind(**arguments), actor="ana"))
+
+        for name, prompt in (("one", TURNS[0]), ("two", OTHER)):
+            add(llm, name, prompt, resumable=True)
+        step(llm, tokens)
+        counts = call(commands.Status).value.requests
+        assert (counts.running, counts.waiting, counts.idle) == (0, 0, 2)
+        assert (counts.sessions, counts.session_blocks) == (2, 8)
+        add(llm, "plain", OTHER + OTHER, resumable=False)
+        for _ in range(10):
+            llm.llm_engine.engine_core.engine_core.step_fn()
+        rows = {row.id: row for row in call(commands.Requests).value}
+        assert {(n, r.state, r.session) for n, r in rows.items()} == {
+            ("one", "idle", True),
+            ("two", "idle", True),
+            ("plain", "waiting", False),
+        }
+        assert call(commands.Status).value.requests.waiting == 1
+        assert call(commands.End, request_id="plain").problem.status == 409
+        ended = call(commands.End, request_id="two").value
+        assert (ended.request_id, ended.freed_blocks) == ("two", 4)
+        step(llm, tokens)
+        assert len(tokens["plain"]) == NUM_NEW
+        assert call(commands.Request, id="two").value.state == "finished"
+        runtime_of(llm).check()
+
+
+@pytest.mark.slow
+async def test_the_client_of_a_session_that_is_ended_gets_its_end(demo_model: Path) -> None:
+    from vllm import AsyncEngineArgs, SamplingParams
+    from vllm.engine.protocol import StreamingInput
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    never = asyncio.Event()
+
+    async def turns() -> AsyncIterator[Any]:
+        yield StreamingInput(prompt={"prompt_token_ids": list(TURNS[0])})
+        await never.wait()
+
+    args = {**DEFAULTS, "max_model_len": 256, **engine_args({"policy": {"name": "streaming_llm"}})}
+    client = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(demo_model), **args))
+    try:
+        (bus,) = engines_of(client)
+        hub = Hub(bus)
+        hub.join(Ending(client))
+        hub.start()
+        params = SamplingParams(
+            temperature=0, max_tokens=4, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+        )
+        reasons, finished = [], []
+        async with asyncio.timeout(60):
+            async for output in client.generate(turns(), params, "session"):
+                reasons.append(output.outputs[0].finish_reason)
+                finished.append(output.finished)
+                if reasons[-1] == "length":  # the turn has ended, the session has not
+                    end = commands.End(request_id="session")
+                    assert (await bus.ask(end, wire.Ended)).freed_blocks == 4
+        assert (reasons[-1], finished[-1], finished[:-1].count(True)) == ("abort", True, 0)
+        (row,) = [await bus.ask(commands.Status(), wire.Status)]
+        assert (row.requests.sessions, row.requests.idle) == (0, 0)
+        await hub.close()
+    finally:
+        client.shutdown()

@@ -14,7 +14,7 @@ from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.printing import print_document
 from vtoken.cli.see import config_get, policies
 from vtoken.cli.show import confirm_lines, operation_lines, patch_lines
-from vtoken.cli.show_requests import forgotten_lines
+from vtoken.cli.show_requests import ended_lines, forgotten_lines
 from vtoken.cli.values import assignments
 from vtoken.client import Client, calls
 from vtoken.client.calls import Call
@@ -102,6 +102,12 @@ def forget(arguments: Namespace, client: Client) -> int:
     if text is not None:
         spans = [_span_of(text, arguments.id, client)]
     print_document(arguments, client.forget(arguments.id, spans), forgotten_lines)
+    return 0
+
+
+def end(arguments: Namespace, client: Client) -> int:
+    """End a session."""
+    print_document(arguments, client.end(arguments.id), ended_lines)
     return 0
 
 

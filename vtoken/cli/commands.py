@@ -16,7 +16,10 @@ from vtoken.client import Client, OutcomeUnknown
 LOOKUP_S = 300.0  # how long the outcome of a change is looked up if its answer is lost
 
 MODULES = {
-    "act": ("config", "policy", "pause", "resume", "confirm", "undo", "sync", "compact", "forget"),
+    "act": (
+        *("config", "policy", "pause", "resume", "confirm", "undo", "sync"),
+        *("compact", "forget", "end"),
+    ),
     "see": ("status", "engines", "requests", "request", "block", "audit"),
     "streaming": ("watch", "events"),
     "record": ("record",),

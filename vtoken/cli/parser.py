@@ -85,6 +85,7 @@ def make_parser() -> Parser:
     _add_policy(_add_actions(commands, "policy"), [server, json], every, dry, trial)
     _add_compact(add("compact", dry))
     _add_forget(add("forget"))
+    _add_positional(add("end"), "id", "REQUEST", help=REQUEST, complete="requests")
     for name in ("pause", "resume"):
         add(name, every, dry, trial)
     for name in ("undo", "confirm"):

@@ -20,6 +20,7 @@ from vtoken.sentences import (
     operation_text,
     policy_text,
     prices_text,
+    sessions_text,
     since_text,
     when,
 )
@@ -60,8 +61,10 @@ def status_lines(status: wire.Status) -> list[str]:
             "requests",
             f"{requests.running:,} running, {requests.waiting:,} waiting, "
             f"{requests.preempted:,} preempted, {requests.finished:,} finished"
+            + (f", {requests.idle:,} idle" if requests.idle else "")
             + (f", paused since {when(status.paused_since_ts)}" if status.paused_since_ts else ""),
         ),
+        *_sessions(status),
         (
             "invariants",
             f"{invariants.checked:,} commits checked, "
@@ -87,6 +90,12 @@ def status_lines(status: wire.Status) -> list[str]:
         rows.append(("health", f"ok: {found}"))
     sentence = fragmentation.sentence or fragmentation.cause
     return [*failing_lines(status), coloured(sentence, fragmentation.cause), *table(rows)]
+
+
+def _sessions(status: wire.Status) -> list[tuple[str, str]]:
+    requests, total = status.requests, status.blocks.total
+    text = sessions_text(requests.sessions, requests.session_blocks, total)
+    return [("sessions", text)] if text else []
 
 
 def pressure_line(found: wire.MemoryPressure) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vtoken import wire
 from vtoken.cli.printing import plain, table
-from vtoken.sentences import clock, counted, no_change_text, when
+from vtoken.sentences import clock, counted, no_change_text, state_text, when
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 FLAG_WORDS = {
@@ -41,7 +41,7 @@ def _pressure_cells(row: wire.RequestRow) -> tuple[str, ...]:
 def _request_row(row: wire.RequestRow) -> tuple[str, ...]:
     return (
         row.id,
-        row.state,
+        state_text(row),
         f"{row.live:,}",
         f"{row.dead:,}",
         f"{row.blocks:,}/{row.bound_blocks:,}",
@@ -55,7 +55,7 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
     if detail.state == "finished":
         return _finished_lines(detail)
     rows = [
-        ("request", f"{detail.id}, {detail.state}"),
+        ("request", f"{detail.id}, {state_text(detail)}"),
         ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
         ("length", _length(detail)),
         ("policy", _policy(detail)),
@@ -157,6 +157,12 @@ def forgotten_lines(forgotten: wire.Forgotten) -> list[str]:
         f"forgotten: tokens {_spans(forgotten.spans)}, {forgotten.live_tokens:,} of them live",
         *forgotten.notes,
     ]
+
+
+def ended_lines(ended: wire.Ended) -> list[str]:
+    """What the end of a session frees."""
+    freed = counted(ended.freed_blocks, "block")
+    return [f"session {ended.request_id} has ended and frees {freed}", *ended.notes]
 
 
 def token_line(row: wire.TokenRow) -> str:

@@ -147,6 +147,11 @@ def forget(request_id: str, spans: Sequence[tuple[int, int]]) -> Call[wire.Forgo
     return _named(Call("POST", path, _json(wire.Forgotten), {}, headers, content, changes=True))
 
 
+def end(request_id: str) -> Call[wire.Ended]:
+    """End a streaming-input session for its client. `request_id`: as of `request`."""
+    return _named(Call("POST", f"{_request(request_id)}/end", _json(wire.Ended), changes=True))
+
+
 def operation(operation_id: str) -> Call[wire.Operation]:
     """The state of a compaction."""
     return replace(

@@ -96,6 +96,7 @@ class Client:
     policies = _sent(calls.policies)
     compact = _sent(calls.compact)
     forget = _sent(calls.forget)
+    end = _sent(calls.end)
     operation = _sent(calls.operation)
     wait_operation = _run(sequences.wait_operation)
     change = _sent(calls.change)

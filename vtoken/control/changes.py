@@ -11,7 +11,7 @@ from collections import OrderedDict
 import msgspec
 
 from vtoken.base.errors import RefusedError
-from vtoken.wire import Change, Forgotten, Operation, PatchResult, Reply
+from vtoken.wire import Change, Ended, Forgotten, Operation, PatchResult, Reply
 
 MAX_KEPT = 1000
 
@@ -48,6 +48,7 @@ class Changes:
             change.result = reply.value if isinstance(reply.value, PatchResult) else None
             change.operation = reply.value if isinstance(reply.value, Operation) else None
             change.forgotten = reply.value if isinstance(reply.value, Forgotten) else None
+            change.ended = reply.value if isinstance(reply.value, Ended) else None
         self._outcomes[change_id] = msgspec.msgpack.encode(change)
         if len(self._outcomes) > MAX_KEPT:
             self._outcomes.popitem(last=False)

@@ -15,6 +15,7 @@ import msgspec
 from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.control.changes import Changes
 from vtoken.control.dry_runs import DryRuns
+from vtoken.control.ending import EndRequest, end
 from vtoken.control.forgetting import forget
 from vtoken.control.guard_watch import Clock
 from vtoken.control.history import History
@@ -48,9 +49,13 @@ class Controller:
         reporter: Reporter,
         telemetry_endpoint: str = "",
         clock: Clock = time.monotonic,
+        *,
+        end_request: EndRequest | None = None,
     ) -> None:
+        """`end_request` ends one in the engine; without an engine, the runtime releases it."""
         self.reporter = reporter
         self.runtime = reporter.runtime
+        self._end_request = end_request or self.runtime.release
         self.telemetry_endpoint = telemetry_endpoint
         self.started_ts = time.time()
         self.dry_runs = DryRuns(self.runtime)
@@ -171,6 +176,9 @@ class Controller:
                 request_id = self.reporter.living(call.request_id)
                 num_known = self.reporter.num_tokens(request_id)
                 return forget(self.runtime, request_id, call.spans, num_known, actor)
+            case commands.End():
+                request_id = self.reporter.living(call.request_id)
+                return end(self.runtime, request_id, actor, self._end_request)
         assert_never(call)
 
     # ------------------------------------------------------------ reading

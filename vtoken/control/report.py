@@ -18,7 +18,13 @@ from vtoken.control.outlook import Outlook
 from vtoken.control.scheduling import Scheduling
 from vtoken.control.status import StatusParts
 from vtoken.control.text import score_of, text_source
-from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, WaitingQueue, waiting_row
+from vtoken.control.waiting import (
+    MAX_WAITING_ROWS,
+    EmptyQueue,
+    QueuedRequest,
+    WaitingQueue,
+    waiting_row,
+)
 from vtoken.core.config.spans import covered
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
@@ -35,6 +41,7 @@ from vtoken.wire import (
     Pinned,
     RequestDetail,
     RequestRow,
+    RequestState,
     SlotState,
     Status,
     TextPage,
@@ -43,6 +50,11 @@ from vtoken.wire import (
     TokenRow,
 )
 from vtoken.wire.request_names import NamedRequest, matches, the_one
+
+
+def _between_turns(queued: QueuedRequest) -> RequestState:
+    """The state of a session that holds blocks and does not run."""
+    return "idle" if queued.idle else "waiting"
 
 
 class Reporter:
@@ -174,6 +186,7 @@ class Reporter:
         row.number = table.number
         row.evict_when = rules.evict_when
         row.given_tokens = state.given_tokens
+        row.session = runtime.state.is_session(request_id)
         return row
 
     def rows(self) -> list[RequestRow]:
@@ -183,7 +196,7 @@ class Reporter:
         set_givable(self.runtime, rows, self._outlook())
         for queued in self._queue.first(MAX_WAITING_ROWS):
             if queued.request_id in held:
-                held[queued.request_id].state = "waiting"  # a session between two turns
+                held[queued.request_id].state = _between_turns(queued)
             else:
                 rows.append(waiting_row(self.runtime, queued))
         return rows
@@ -221,7 +234,7 @@ class Reporter:
             )
             set_givable(self.runtime, [detail], self._outlook())
             if queued is not None:
-                detail.state = "waiting"
+                detail.state = _between_turns(queued)
         self.runtime.state.describe_rules(detail)
         return detail
 

@@ -149,11 +149,15 @@ class StatusParts:
     @cached_property
     def requests(self) -> RequestCounts:
         facts, admission = self._facts, self._runtime.admission
+        sessions, blocks = self._runtime.state.sessions()
         return RequestCounts(
             **asdict(self._runtime.counters.requests),
             running=facts.running,
             waiting=facts.waiting,
             oldest_wait_s=admission.oldest_wait_s(time.monotonic()) if facts.waiting else 0.0,
+            idle=facts.idle,
+            sessions=sessions,
+            session_blocks=blocks,
         )
 
     @cached_property

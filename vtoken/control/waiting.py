@@ -20,12 +20,16 @@ MAX_WAITING_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """A request of the queue; `num_output_tokens` were sampled before it was preempted."""
+    """A request of the queue; `num_output_tokens` were sampled before it was preempted.
+
+    `idle`: a session that waits for its client's next input.
+    """
 
     request_id: str
     num_prompt_tokens: int
     num_output_tokens: int = 0
     preempted: bool = False
+    idle: bool = False
 
 
 class WaitingQueue(Protocol):
@@ -68,5 +72,6 @@ def waiting_row(runtime: Runtime, queued: QueuedRequest) -> RequestRow:
         dense=True,
         evict_when=rules.evict_when,
     )
+    row.session = runtime.state.is_session(queued.request_id)
     row.preemptions = runtime.state.preempted.get(queued.request_id, 0)
     return row

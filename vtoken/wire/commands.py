@@ -145,6 +145,12 @@ class Forget(Call, tag="forget"):
     spans: list[tuple[int, int]]
 
 
+class End(Call, tag="end"):
+    """End a session for its client."""
+
+    request_id: str
+
+
 AnyCall = (
     Describe
     | Status
@@ -167,6 +173,7 @@ AnyCall = (
     | Confirm
     | Compact
     | Forget
+    | End
 )
 
 

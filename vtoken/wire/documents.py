@@ -16,7 +16,13 @@ from vtoken.wire.settings import (
 )
 from vtoken.wire.status import Gate, Status
 
-RequestState = Literal["running", "waiting", "preempted", "finished"]
+RequestState = Literal[
+    "running",
+    "waiting",
+    "idle",  # a session that waits for its client's next input, and keeps its blocks
+    "preempted",
+    "finished",
+]
 OperationState = Literal["pending", "running", "done", "failed", "cancelled"]
 ChangeState = Literal["pending", "applied", "refused", "not_applied"]
 PatchOutcome = Literal[
@@ -58,7 +64,9 @@ EventKind = Literal[
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}
     "operation",  # data: Operation, at every change of its state; none for dry runs
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
-    "server",  # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}
+    # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}, or
+    # {"detail": "ended", "request_id", "freed_blocks"}: an operator has ended a session
+    "server",
     # data: {"reason": str}: a quality check gave no result. With "call" and "dropped": the call may
     # have changed the weights, and so many outputs are not checked
     "canary",
@@ -182,6 +190,15 @@ class Forgotten(OfEngine, kw_only=True):
     notes: list[str] = []  # e.g. that nothing is evicted
 
 
+class Ended(OfEngine, kw_only=True):
+    """A session that was ended for its client."""
+
+    request_id: str
+    freed_blocks: int
+    revision: int  # of the configuration
+    notes: list[str] = []
+
+
 class BlocksDocument(OfEngine, kw_only=True):
     block_size: int
     num_blocks: int
@@ -215,8 +232,8 @@ class BlockDetail(OfEngine, kw_only=True):
 
 
 class RequestRow(Doc):
-    """A request. `waiting` and `preempted` ones hold no block and have only their lengths.
-    `finished` ones hold none either; `live` is what they kept at their end.
+    """A request. `waiting` and `preempted` ones hold no block and have only their lengths, except
+    a session between two turns. `finished` ones hold none either; `live` is what they kept.
 
     Only the first requests of a long queue have a row; `RequestCounts` counts all.
     """
@@ -240,6 +257,7 @@ class RequestRow(Doc):
     evict_when: EvictWhen = "always"
     given_tokens: int = 0  # of the dead ones: died because memory was short
     givable_tokens: int = 0  # that it can give now, in whole blocks; 0 under "always"
+    session: bool = False  # a streaming-input session: evicts nothing, ends with its client
 
 
 class RequestDetail(RequestRow):
@@ -373,6 +391,7 @@ class Change(Doc):
     result: PatchResult | None = None  # applied: the answer to a change of the configuration
     operation: Operation | None = None  # applied: the compaction as it was accepted
     forgotten: Forgotten | None = None  # applied: the answer to a call that forgets tokens
+    ended: Ended | None = None  # applied: the answer to a call that ends a session
     problem: Problem | None = None  # refused: nothing was changed
     # On a server with several engines: each one's own outcome. `state` is then "applied" if one of
     # them applied the change.

@@ -183,6 +183,9 @@ class RequestCounts(RequestCounters, kw_only=True):
     running: int
     waiting: int
     oldest_wait_s: float = 0.0  # of the waiting ones, since its arrival or preemption
+    idle: int = 0  # sessions that wait for their clients
+    sessions: int = 0  # streaming-input sessions that hold blocks, idle or not
+    session_blocks: int = 0  # that these hold, and do not give
 
 
 class InvariantCounters(Doc):

@@ -206,6 +206,21 @@ async def post_forget(request: Request, request_id: str, service: Served, at: Fi
 
 
 @router.post(
+    "/requests/{request_id}/end",
+    summary="End a streaming-input session for its client",
+    operation_id="vtoken_end",
+    description="Its blocks are free at once, and its client gets the end of an aborted request. "
+    "409 for any other request: it ends by itself. " + REQUEST_ID,
+    openapi_extra=parameters(FindQuery, CHANGE_ID),
+    responses=answers(ref(wire.Ended), "The session that was ended", 400, 404, 409),
+)
+async def post_end(request: Request, request_id: str, service: Served, at: Find) -> Response:
+    await refuse_body(request, "end")
+    call = commands.End(request_id=request_id)
+    return document(await service.changes.end(call, at.engine, _caller(request)))
+
+
+@router.post(
     "/sync",
     summary="Give all engines the configuration of one",
     operation_id="vtoken_sync",

@@ -27,6 +27,7 @@ DOCUMENTED: tuple[Any, ...] = (
     wire.PolicyInfo,
     wire.Operation,
     wire.Forgotten,
+    wire.Ended,
     wire.Change,
     wire.BlocksDocument,
     wire.BlockDetail,

@@ -17,7 +17,7 @@ from textual.containers import Container
 from textual.screen import Screen
 
 from vtoken.client import ProblemError, RequestText
-from vtoken.sentences import clock
+from vtoken.sentences import clock, state_text
 from vtoken_console.changes import controls
 from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
@@ -72,7 +72,7 @@ class Summary(LinesWidget):
             return [((" request", muted),), merge(cut(second, width))]
         given = given_words(d, width - 1)
         height -= bool(given)
-        name: list[Span] = [(f" {d.id}  ", bold), (f"{d.state}  ", muted)]
+        name: list[Span] = [(f" {d.id}  ", bold), (f"{state_text(d)}  ", muted)]
         budget = f"{'floor' if gives(d) else 'budget'} {units.count(d.budget_tokens)}"
         policy: list[Span] = [(f" {d.policy} {budget}", muted)]
         tokens = _counts(("live", d.live), ("dead", d.dead))

@@ -24,7 +24,7 @@ BLOCK_STATES: dict[str, str] = {
     "other": "held by layers with a window, chunks or a state: no policy evicts these",
 }
 OTHERS: dict[str, str] = {"window": "window", "chunked": "chunk", "state": "state"}
-REQUEST_STATES = ("running", "waiting", "preempted")
+REQUEST_STATES = ("running", "waiting", "idle", "preempted")
 
 
 def other_words(groups: Iterable[CacheGroup]) -> str:

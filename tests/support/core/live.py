@@ -24,9 +24,13 @@ from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
 from vtoken.control.telemetry import Publisher
 from vtoken.control.waiting import QueuedRequest
+from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.config.values import merge_patch
+from vtoken.policies import make_policy
 from vtoken.wire import Reply
 from vtoken.wire.commands import Command, read_command, refused
+
+SESSION = RequestRules(policy=make_policy("none", {}), session=True)
 
 
 class CoreQueue:
@@ -106,7 +110,9 @@ class LiveEngine:
         )
         self.reporter = Reporter(core.runtime, self.facts, core.store.hashed, CoreQueue(core))
         self.publisher = Publisher(core.runtime.events, max_hz=max_hz, max_share=float("inf"))
-        self.controller = Controller(self.reporter, self.publisher.endpoint)
+        self.controller = Controller(
+            self.reporter, self.publisher.endpoint, end_request=self.core.remove
+        )
         self._num_requests = 0
 
     # ------------------------------------------------------------ commands

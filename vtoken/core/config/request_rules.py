@@ -68,7 +68,7 @@ class RequestRules:
     """The rules of one request; None where it follows the live configuration.
 
     `forget`: tokens that die before all others, see `vtoken.core.runtime.policy_runner`. `report`:
-    the answer says what the request kept.
+    the answer says what the request kept. `session`: it is a streaming-input session.
     """
 
     policy: Policy | None = None
@@ -79,6 +79,7 @@ class RequestRules:
     protect: Spans = ()
     forget: Spans = ()
     report: bool = False
+    session: bool = False
     prompt: Prompt = Prompt()
     _merged: tuple[VTokenConfig, VTokenConfig, Protection] | None = field(
         default=None, init=False, repr=False

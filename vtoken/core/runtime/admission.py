@@ -16,7 +16,7 @@ its output: a window holds more while a chunk is computed.
 Invariant: when a request is admitted, the blocks that running requests may still take up to their
 peaks stay free, and so does the headroom for relocation. So no running request is preempted for one
 admitted later, as long as reclamation keeps up. A request that evicts nothing counts as in vLLM, by
-its prompt alone. An idle pool admits any request that fits.
+its prompt alone. An idle pool, and one that only sessions hold, admits any request that fits.
 
 Under `evict_when: pressure`, blocks that running requests can still give (`givable_blocks`) need
 not be free: they are there when a running request grows. What the new request takes at once must be
@@ -139,7 +139,8 @@ class Admission:
         `other_blocks` in other groups.
         """
         config = self._state.config
-        idle = not self._state.requests and self._admitted_step != self._state.step
+        is_alone = all(map(self._state.is_session, self._state.requests))  # beside sessions
+        idle = is_alone and self._admitted_step != self._state.step
         if idle or not self.reserves(config):
             return NO_REQUIREMENT
         taken = self._blocks(num_tokens) + other_blocks

@@ -247,6 +247,16 @@ class RuntimeState:
         if asked is not None and asked < detail.budget_tokens:
             detail.asked_budget_tokens = asked
 
+    def is_session(self, request_id: str) -> bool:
+        """Whether the request is a streaming-input session."""
+        own = self.request_rules.get(request_id)
+        return own is not None and own.session
+
+    def sessions(self) -> tuple[int, int]:
+        """How many sessions hold blocks, and how many blocks they hold."""
+        held = [table for table in self.tables if self.is_session(table.request_id)]
+        return len(held), len({block for table in held for block in table.blocks})
+
     def asks_for_report(self, request_id: str) -> bool:
         """Whether the request's answer is to say what it kept."""
         own = self.request_rules.get(request_id)

@@ -33,4 +33,5 @@ def _queued(request: Request) -> QueuedRequest:
         request.num_prompt_tokens,
         request.num_output_tokens,
         preempted=request.status == RequestStatus.PREEMPTED,
+        idle=request.status == RequestStatus.WAITING_FOR_STREAMING_REQ,
     )

@@ -19,6 +19,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 import vtoken
 from vtoken.base.errors import RefusedError, UnsupportedError
@@ -133,6 +134,7 @@ class VTokenSchedulerMixin:
         self.vtoken_controller = Controller(
             Reporter(self.vtoken, self._facts, manager.hashed, SchedulerQueue(self)),
             self._publisher.endpoint,
+            end_request=self._end_request,
         )
         self.vtoken_controller.note_started()
         self.vtoken_canary = Checks(self, self.vtoken)
@@ -242,7 +244,8 @@ class VTokenSchedulerMixin:
     def _announce(self, request: Any) -> None:
         rules = request_rules(getattr(request.sampling_params, "extra_args", None))
         if request.resumable or request.request_id in self.requests:  # type: ignore[attr-defined]
-            rules = RequestRules(policy=make_policy("none", {}))  # see `VTokenScheduler`
+            # See `VTokenScheduler`.
+            rules = RequestRules(policy=make_policy("none", {}), session=True)
         limit = self.vllm_config.model_config.max_model_len  # type: ignore[attr-defined]
         self.vtoken.announce(
             request.request_id,
@@ -286,6 +289,9 @@ class VTokenSchedulerMixin:
         ended = super().finish_requests(None, *args, **kwargs)  # type: ignore[misc]
         self.vtoken_canary.drop_all()  # after: none of them is checked
         return ended
+
+    def _end_request(self, request_id: str) -> None:
+        self.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -341,6 +347,8 @@ class VTokenSchedulerMixin:
 
     def _count_requests(self) -> None:
         self._facts.running, self._facts.waiting = self.get_request_counts()
+        self._facts.idle = self.num_waiting_for_streaming_input  # type: ignore[attr-defined]
+        self._facts.waiting -= self._facts.idle
         self._facts.withheld_blocks = self._num_withheld()
 
     def _num_withheld(self) -> int:

@@ -274,6 +274,13 @@ ENGINE_POINTS = (
         "decode the text of a request, with --vtoken-show-text",
     ),
     TouchPoint(
+        "vllm.v1.engine.async_llm:AsyncLLM.abort",
+        "call",
+        "end for its client a session that an operator has ended",
+        ("request_id", "internal"),
+        ends_with="an abort from the engine ends a session for its client",
+    ),
+    TouchPoint(
         "vllm.v1.engine.core:EngineCore",
         "wrap",
         "add one utility method, vtoken_command",
