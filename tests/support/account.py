@@ -118,8 +118,8 @@ def _differ(label: str, *pairs: tuple[Any, Any]) -> Iterator[str]:
 
 def _books(said: Said, account: Account, moment: Moment) -> Iterator[str]:
     status = said.status
-    blocks, pool = status.blocks, np.frombuffer(said.blocks.live, "<u2")
-    flags = np.frombuffer(said.blocks.flags, np.uint8)
+    blocks, pool = status.blocks, wire.unpack_array(said.blocks.live, "<u2")
+    flags = wire.unpack_array(said.blocks.flags, "u1")
     others = sum(group.blocks for group in status.groups if not group.managed)
     yield from _differ("blocks", (blocks.total, moment.total_blocks))
     yield from _differ("free blocks", (blocks.free, moment.free_blocks))
@@ -190,6 +190,11 @@ def pressure_contradictions(
         yield f"fragmented and reclaimable: {found.reclaimable_blocks} of {short}"
     if memory.waits_for == "giving" and memory.givable_blocks < short:
         yield f"giving and givable: {memory.givable_blocks} of {short}"
+    if memory.waits_for == "end":
+        free = status.blocks.free + memory.givable_blocks
+        enough = memory.asked_blocks + memory.future_blocks <= free
+        if enough and memory.givable_blocks >= short:
+            yield f"waits for an end, although enough can be given: {memory}"
     if memory.waits_for == "resume" and status.reclamation.state == "auto":
         yield "waits for resume while reclamation is auto"
     if memory.givable_tokens > memory.spared_tokens:
@@ -321,3 +326,68 @@ def _scraped(said: Said) -> Iterator[str]:
                 said.metrics[key] for key in series if all(f'"{label}"' in key for label in labels)
             ]
             yield from _differ(f"metric {metric.name} {labels}", (found, [value]))
+
+
+def lines_contradictions(command: str, text: str, said: Said, account: Account) -> Iterator[str]:
+    """The output of a command against the documents of its moment."""
+    status, memory = said.status, said.status.pressure
+    expected: dict[str, Any] = {}
+    if command == "status":
+        expected = {
+            rf"{NUMBER} free of": status.blocks.free,
+            rf"free of {NUMBER}": status.blocks.total,
+            rf"{NUMBER} running": status.requests.running,
+            rf"{NUMBER} waiting": status.requests.waiting,
+            rf"{NUMBER} preempted,": account.preempted.total(),
+            rf"{NUMBER} finished": len(account.ended),
+            rf"{NUMBER} evicted": account.evicted,
+        }
+        if memory is not None:
+            expected |= {
+                rf"pressure +{NUMBER} blocks? short": memory.short_blocks,
+                rf"{NUMBER} requests? can give": memory.givers,
+                rf"can give {NUMBER} block": memory.givable_blocks,
+                rf"{NUMBER} given since the start": account.given,
+            }
+            if "no block is short" in text and memory.short_blocks:
+                yield f"status, no block is short: {memory.short_blocks}"
+            if "no request can give" in text and memory.givers:
+                yield f"status, no request can give: {memory.givers}"
+    elif command == "doctor":
+        expected = {rf"{NUMBER} tokens evicted": account.evicted}
+        exceeds = [row.id for row in said.rows if row.live > row.budget_tokens]
+        if "no request exceeds" in text and exceeds:
+            yield f"doctor, no request exceeds its budget: {exceeds}"
+        if "FAIL" in text:
+            yield f"doctor: {text}"
+    elif command == "requests":
+        for row in said.rows:
+            if row.id not in text:
+                yield f"requests: {row.id} has no line"
+    for pattern, number in expected.items():
+        match = re.search(pattern, text)
+        if match is not None and int(match[1].replace(",", "")) != number:
+            yield f"{command}, {pattern}: {match[0]!r} and {number}"
+
+
+def screen_contradictions(text: str, said: Said) -> Iterator[str]:
+    """The first frame of the console against the documents of its moment."""
+    status, memory = said.status, said.status.pressure
+    expected = {
+        rf"free +{NUMBER}/": status.blocks.free,
+        rf"free +[\d,]+/{NUMBER}": status.blocks.total,
+        rf"run +{NUMBER}": status.requests.running,
+        rf"wait +{NUMBER}": status.requests.waiting,
+    }
+    if memory is not None:
+        expected |= {
+            rf"(?i)short +{NUMBER} growth": memory.short_blocks,
+            rf"growth +{NUMBER}": memory.growth_blocks,
+            rf"asked +{NUMBER}": memory.asked_blocks,
+        }
+    for pattern, number in expected.items():
+        match = re.search(pattern, text)
+        if match is not None and int(match[1].replace(",", "")) != number:
+            yield f"console, {pattern}: {match[0]!r} and {number}"
+    if "no configuration change" in text and status.config_revision > 1:
+        yield f"console, no configuration change: revision {status.config_revision}"

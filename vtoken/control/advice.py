@@ -78,7 +78,7 @@ def sentence(situation: Situation) -> str:
     free = f"{blocks} free of {situation.total_blocks:,}"
     paused = ""
     if situation.memory and situation.paused:
-        paused = f"; reclamation {situation.paused}, so nobody gives"
+        paused = f"; {_paused(situation)}"
     if situation.gain.likely:
         held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
         return f"OK: {free}; {_gain(situation)}{held}{_spared(situation)}{paused}."
@@ -127,41 +127,43 @@ def _under_pressure(situation: Situation, memory: MemoryPressure) -> str:
         if memory.recent_tokens
         else ""
     )
+    head = "Giving" if memory.waits_for == "giving" else situation.cause.capitalize()
     can_give = f"{counted(memory.givable_blocks, 'block')} can be given"
     if situation.paused:
         can_give = ""
     elif not memory.givable_blocks:
         can_give = "every request is at its floor"
+    elif memory.waits_for == "end":
+        can_give += ", not enough"
     if not short.blocks:
-        since = f"{situation.cause.capitalize()} until {situation.short_until_s:.1f} s ago"
-        if situation.paused:
-            can_give = f"reclamation {situation.paused}, so nobody gives"
-        return _joined(f"{since}: {free}", can_give, gave)
-    head = "Giving" if memory.waits_for == "giving" else situation.cause.capitalize()
+        since = f"{head} until {situation.short_until_s:.1f} s ago: {free}"
+        return _joined(since, _paused(situation) if situation.paused else can_give, gave)
     if situation.paused:
-        head = f"Reclamation {situation.paused}, so nobody gives"
+        head = f"R{_paused(situation)[1:]}"
+    needs = _needs(situation, short, until_end=memory.waits_for == "end")
     clauses = [f"{free}, {short.blocks:,} short", can_give, _ending(situation, memory), gave]
-    return _joined(f"{head}: {_needs(situation, short)}", *clauses)
+    return _joined(f"{head}: {needs}", *clauses)
 
 
-def _needs(situation: Situation, short: Shortage) -> str:
-    """Who needs how many blocks."""
-    reserved = short.asked_blocks + short.future_blocks - short.givable_blocks - short.free_blocks
-    grows = counted(short.growth_blocks, "block")
+def _needs(situation: Situation, short: Shortage, *, until_end: bool) -> str:
+    """Who needs how many blocks; `until_end`: until the running requests have ended."""
     kept = f", {short.headroom_blocks:,} headroom" if short.headroom_blocks else ""
     if not short.asked_blocks:
-        return f"running requests take {grows} next{kept}"
-    again = f" to compute {counted(situation.reread_tokens, 'token')} again"
-    first = counted(short.asked_blocks, "block") + " for the first"
+        return f"running requests take {counted(short.growth_blocks, 'block')} next{kept}"
+    waiting = f"{_wait(situation.num_waiting)} ({time_text(situation.oldest_wait_s * 1e3)})"
+    first = f"{counted(short.asked_blocks, 'block')} for the first"
     if situation.reread_tokens:
-        first += again
+        first += f" to read {counted(situation.reread_tokens, 'token')} again"
     if situation.withheld_blocks:
         first += f" ({situation.withheld_blocks:,} withheld by --watermark)"
-    others = f", {short.growth_blocks:,} for running ones{kept}"
-    if reserved == short.blocks:
-        others = f", {short.future_blocks:,} that running ones still take"
-    waiting = f"{_wait(situation.num_waiting)} ({time_text(situation.oldest_wait_s * 1e3)})"
-    return f"{waiting}, {first}{others}"
+    others = f"{short.growth_blocks:,} for running ones{kept}"
+    if until_end:
+        others = f"{short.future_blocks:,} that running ones still take"
+    return f"{waiting}, {first}, {others}"
+
+
+def _paused(situation: Situation) -> str:
+    return f"reclamation {situation.paused}, nobody gives"
 
 
 def _ending(situation: Situation, memory: MemoryPressure) -> str:
@@ -175,7 +177,7 @@ def _ending(situation: Situation, memory: MemoryPressure) -> str:
     if memory.waits_for == "patience":
         return f"others give in {situation.patience_s:.1f} s"
     if memory.waits_for == "end":
-        return _other_groups(situation) or situation.remedy or "fewer requests at once"
+        return _other_groups(situation) or situation.remedy or "it waits until one ends"
     return situation.remedy
 
 

@@ -167,7 +167,7 @@ class Diagnosis:
         if outlook.waits_for == "resume":
             resumed = structs.replace(config, reclamation="auto")
             blocks = Outlook(self._runtime, resumed).givable_blocks
-            return f"resuming lets requests give {counted(blocks, 'block')}" if blocks else ""
+            return f"resumed, they could give {counted(blocks, 'block')}" if blocks else ""
         if outlook.waits_for != "end":
             return ""
         name = "budget_ratio" if config.budget_ratio else "budget_tokens"

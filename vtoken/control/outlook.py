@@ -3,8 +3,7 @@ now, and how many more would fit.
 
 Reads the runtime and changes nothing. The status, its sentence, its metrics and dry runs all read
 this, so that they agree. For the configuration in force, the numbers are those by which the runtime
-decides, if the engine schedules every running request in the next step. A waiting request that a
-change makes fit is given for as soon as the engine has tried it again.
+decides, if the engine schedules every running request in the next step.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Outlook:
             now, soon = runtime.shortages.growth()
         if demand is not None:
             asked = demand.needed_blocks
-            future = admission.future_blocks(demand.request_id, config) if reserves else 0
+            future = admission.reserved_blocks(demand, config, now)
         headroom = config.headroom_blocks if reserves or len(self.givers.live) else 0
         free = runtime.state.store.num_free_blocks()
         return Shortage(now, soon, asked, headroom, free, future, self.givable_blocks)
@@ -92,11 +91,17 @@ class Outlook:
             return ""
         if self._config.reclamation != "auto":
             return "resume"
-        if found.blocks > self.givable_blocks or not self._is_given_for(demand):
-            return "end"
-        if demand is not None and self.patience_left_s(demand) > 0:
+        enough = self._is_enough_given and found.blocks <= self.givable_blocks
+        if enough and demand is not None and self.patience_left_s(demand) > 0:
             return "patience"
-        return "giving"
+        return "giving" if enough else "end"
+
+    @property
+    def _is_enough_given(self) -> bool:
+        """Whether the first waiting request fits with all that is free and can be given."""
+        found = self.standing
+        needed = found.asked_blocks + found.future_blocks
+        return found.asked_blocks == 0 or needed <= found.free_blocks + found.givable_blocks
 
     @cached_property
     def shortage(self) -> Shortage:
@@ -105,7 +110,7 @@ class Outlook:
         if self.givable_blocks == 0:
             return NO_SHORTAGE
         asked = 0
-        if demand is not None and self._is_given_for(demand) and self.patience_left_s(demand) <= 0:
+        if demand is not None and self._is_enough_given and self.patience_left_s(demand) <= 0:
             asked = demand.needed_blocks
         now, soon = runtime.shortages.growth()
         free = runtime.state.store.num_free_blocks()
@@ -200,21 +205,3 @@ class Outlook:
         """
         admission = self._runtime.admission
         return admission.patience_left_s(demand, time.monotonic(), self._config)
-
-    def _is_given_for(self, demand: Demand | None) -> bool:
-        """Whether enough can be given for the first waiting request; True if none waits.
-
-        That is what the engine found when it last tried, unless the configuration makes a
-        difference to it.
-        """
-        if demand is None:
-            return True
-        fits = self.fits(demand)
-        unchanged = fits == self._in_force.fits(demand)
-        return demand.satisfiable if unchanged else fits
-
-    def fits(self, demand: Demand) -> bool:
-        """Whether the request of `demand` fits with all that is free and can be given."""
-        future = self._runtime.admission.future_blocks(demand.request_id, self._config)
-        free = self._runtime.state.store.num_free_blocks()
-        return demand.needed_blocks + future <= free + self.givable_blocks

@@ -74,8 +74,8 @@ class Demand:
     """What the first waiting request lacked when the engine last tried to start it, at `step`.
 
     `needed_blocks` must be free at once besides the headroom, `withheld_blocks` of them for vLLM's
-    watermark. `missing_blocks` were not. `satisfiable`: there are enough, givable blocks included.
-    `reserves`: it leaves blocks to running requests and to relocation.
+    watermark. `missing_blocks` were not. `reserves`: it leaves blocks to running requests and to
+    relocation.
     """
 
     step: int
@@ -83,7 +83,6 @@ class Demand:
     needed_blocks: int = 0
     withheld_blocks: int = 0
     missing_blocks: int = 0
-    satisfiable: bool = False
     reserves: bool = False
 
 
@@ -166,14 +165,12 @@ class Admission:
         free = state.store.num_free_blocks()
         missing = max(0, num_blocks + requirement.extra_blocks + withheld_blocks - free)
         if self._demand.step != state.step or missing > self._demand.missing_blocks:
-            total = num_blocks + requirement.future_blocks + withheld_blocks
             self._demand = Demand(
                 state.step,
                 request_id,
                 num_blocks + withheld_blocks,
                 withheld_blocks,
                 missing,
-                satisfiable=total <= free + self.givable_blocks(),
                 reserves=requirement != NO_REQUIREMENT,
             )
         if missing and (requirement.extra_blocks or withheld_blocks):
@@ -206,17 +203,26 @@ class Admission:
         reclaims = config.reclamation == "auto" and config.experiment.admission != "stock"
         return reclaims and self._state.may_evict
 
-    def asked_blocks(self, now: float) -> int:
+    def asked_blocks(self, now: float, growth_blocks: int) -> int:
         """Blocks that must be free for the first waiting request, if others may give for it.
 
         0 within `evict_after_wait_ms` of its arrival, and if all that can be given is not enough.
-        `now`: monotonic seconds.
+        `now`: monotonic seconds; `growth_blocks`: what running requests take in the coming step.
         """
-        demand = self.demand
-        if demand is None or not demand.satisfiable:
+        demand, config = self.demand, self._state.config
+        if demand is None or self.patience_left_s(demand, now, config) > 0:
             return 0
-        left = self.patience_left_s(demand, now, self._state.config)
-        return 0 if left > 0 else demand.needed_blocks
+        needed = demand.needed_blocks + self.reserved_blocks(demand, config, growth_blocks)
+        free = self._state.store.num_free_blocks()
+        return demand.needed_blocks if needed <= free + self._sum_givable() else 0
+
+    def reserved_blocks(self, demand: Demand, config: VTokenConfig, growth_blocks: int) -> int:
+        """What the request of `demand` leaves to running ones under `config`, which take
+        `growth_blocks` before it is tried again.
+        """
+        if not demand.reserves:
+            return growth_blocks
+        return growth_blocks + self.future_blocks(demand.request_id, config)
 
     def patience_left_s(self, demand: Demand, now: float, config: VTokenConfig) -> float:
         """How much longer the request of `demand` waits under `config` before others give; at most

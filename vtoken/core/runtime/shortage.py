@@ -178,7 +178,7 @@ class ShortageMonitor:
         return Shortage(
             now_blocks,
             growth_blocks,
-            self._admission.asked_blocks(time.monotonic()),
+            self._admission.asked_blocks(time.monotonic(), now_blocks),
             self._state.config.headroom_blocks,
             free_blocks,
         )
