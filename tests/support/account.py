@@ -266,7 +266,8 @@ def _configuration(said: Said) -> Iterator[str]:
     status, values = said.status, said.config.desired
     yield from _differ("policy", (status.policy, values.policy))
     yield from _differ("budget ratio", (status.budget_ratio, values.budget_ratio))
-    yield from _differ("interval", (status.interval_tokens, values.interval_tokens))
+    interval = 0 if values.evict_when == "pressure" else values.interval_tokens
+    yield from _differ("interval", (status.interval_tokens, interval))
     yield from _differ("theta_F", (status.fragmentation.theta_f, values.theta_f))
     yield from _differ("reclamation", (status.reclamation.state, values.reclamation))
     yield from _differ("revision", (status.config_revision, said.config.revision))
