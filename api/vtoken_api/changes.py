@@ -329,7 +329,7 @@ def _entry(
         changes = {"request_id": [None, answer.request_id]}
     else:
         assert isinstance(call, commands.Forget)
-        changes = {"request_id": [None, call.request_id], "spans": [None, call.spans]}
+        changes = {"request_id": [None, answer.request_id], "spans": [None, call.spans]}
     return wire.AuditEntry(
         ts=time.time(),
         actor=actor,

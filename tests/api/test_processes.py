@@ -121,6 +121,11 @@ async def test_any_process_answers_any_call_alike(one: LiveEngine, three: ApiPro
         assert [answer.content for answer in refusals] == [refusals[0].content] * 3, path
         heads = [_head(answer) for answer in refusals]
         assert heads == [heads[0]] * 3
+    # A name of a request may have a slash.
+    one.admit("chatcmpl-a/tokens-0a1b2c3d", 20)
+    for process in three:
+        found = await document(await process.http.get("/requests/a%2Ftokens"), wire.RequestDetail)
+        assert found.id == "chatcmpl-a/tokens-0a1b2c3d"
     # And what is long, or depends on headers.
     octets = {"Accept": "application/octet-stream"}
     blocks = [await process.http.get("/blocks", headers=octets) for process in three]

@@ -257,6 +257,8 @@ async def test_a_request_has_the_name_that_its_client_gave_it(
         assert len(tokens.out.splitlines()) == core.runtime.tables[engine_id].num_tokens
         forgotten = await run("forget", name, "5", "6", *url)
         assert f"of {engine_id} die first" in forgotten.out
+        entry = (await served.service.journal.entries(1)).entries[0]
+        assert entry.changes["request_id"] == [None, engine_id]
         planned = await run("compact", "--request", name, "--dry-run", "--json", *url)
         assert planned.json(wire.Operation).request_id == engine_id
 
@@ -264,12 +266,14 @@ async def test_a_request_has_the_name_that_its_client_gave_it(
 async def test_refusal_shows_field_value_and_bound(served: Served, core: LiveEngine) -> None:
     ran = await run("config", "set", "theta_f=2", "batch_size=4", "--url", served.url)
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err.splitlines()[1:] == [
-        "  field: theta_f",
-        "  value: 2",
-        "  bound: a number in 0..1",
-    ]
+    assert ran.err == "vtoken: theta_f = 2 is not a number in 0..1 (422 Refused)\n"
     assert core.runtime.config.batch_size == 32
+    ran = await run("policy", "use", "keydiff", "recents=2", "--url", served.url)
+    assert ran.err.splitlines()[1:3] == ["  field: policy.params.recents", "  value: 2"]
+    assert ran.err.splitlines()[3].startswith("  bound: fields: sinks, recent, ")
+    assert ran.err.splitlines()[4:] == ["  did you mean recent?"]
+    ran = await run("config", "set", "canary.share=2", "--url", served.url)
+    assert ran.err == "vtoken: canary.share = 2 is not a number in 0..1 (422 Refused)\n"
     ran = await run("config", "set", "theta_f=2", "--json", "--url", served.url)
     problem = msgspec.json.decode(ran.err, type=wire.Problem)
     assert (problem.status, problem.field) == (422, "theta_f")

@@ -92,17 +92,21 @@ def names_no_engine(problem: wire.Problem) -> bool:
 
 
 def _details(problem: wire.Problem) -> list[str]:
-    """Field, value and bound of a refusal, one line each, and a suggestion."""
-    lines = [f"field: {problem.field}"] if problem.field else []
-    if problem.value is not None:
-        lines.append(f"value: {msgspec.json.encode(problem.value).decode()}")
-    if problem.bound:
+    """Field, value and bound of a refusal, one line each, unless its detail says them; and a
+    suggestion.
+    """
+    lines = []
+    if f"{problem.field} = {problem.value!r}" not in problem.detail:
+        lines = [f"field: {problem.field}"] if problem.field else []
+        if problem.value is not None:
+            lines.append(f"value: {msgspec.json.encode(problem.value).decode()}")
+    if problem.bound and problem.bound not in problem.detail:
         lines.append(f"bound: {problem.bound}")
     if names_no_engine(problem):
         return [*lines, "name one with --engine N; see: vtoken engines"]
     named = _LIST.search(problem.bound or "")
     known = _WORD.findall(named["words"]) if named is not None else []
-    for word in (problem.value, problem.field):
+    for word in (problem.value, (problem.field or "").rpartition(".")[2]):
         if isinstance(word, str) and word not in known and (meant := did_you_mean(word, known)):
             return [*lines, meant]
     return lines

@@ -17,6 +17,7 @@ from vtoken.policies.base import BUILT_IN, Policy, check_declared, needs_of, val
 from vtoken.policies.packages import load_group
 from vtoken.policies.signals import broken_kinds
 from vtoken.wire import PolicyInfo
+from vtoken.wire.bounds import fault
 
 GROUP = "vtoken.policies"
 
@@ -60,18 +61,13 @@ def make_policy(name: Any, params: Any) -> Policy:
         check_declared(policy)
         return policy
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        name_in_path = path.rstrip("`").lstrip(".").split(".")[0]
-        detail = f"policy {name}: parameter {name_in_path!r}: {message}"
-        if "unknown field" in message:
-            name_in_path = message.rsplit("`", 2)[-2]
-            detail = f"policy {name} has no parameter {name_in_path!r}"
-            message = "parameters of this policy: " + (", ".join(_fields(cls)) or "none")
+        refused = fault(error, params, cls.Params)
+        is_field = refused.field != "body"  # else the class itself refuses
         raise RefusedError(
-            detail,
-            field=f"policy.params.{name_in_path}" if name_in_path else "policy.params",
-            value=params.get(name_in_path),
-            bound=message,
+            f"policy {name}: {refused.detail if is_field else error}",
+            field=f"policy.params.{refused.field}" if is_field else "policy.params",
+            value=refused.value,
+            bound=refused.bound if is_field else str(error),
         ) from None
     except Exception as error:  # policies of other packages may raise anything
         raise RefusedError(
@@ -80,10 +76,6 @@ def make_policy(name: Any, params: Any) -> Policy:
             value=params,
             bound="parameters that the policy accepts",
         ) from None
-
-
-def _fields(cls: type[Policy]) -> list[str]:
-    return [f.name for f in msgspec.structs.fields(cls.Params)]
 
 
 def describe_policies() -> list[PolicyInfo]:

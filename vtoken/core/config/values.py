@@ -151,8 +151,9 @@ def _converted(
         for name, count in numbers.items():
             if field == f"probe.{name}":
                 raise _refuse_numbers(name, refused.value, count) from None
-        expected = takes(limits[field]) if field in limits else f"{refused.bound}"
-        raise _refuse(field, refused.value, expected) from None
+        if field in limits:
+            raise _refuse(field, refused.value, takes(limits[field])) from None
+        raise refused from None
     for name, bound in limits.items():
         value = getattr(values, name)
         if bound.type == "int" and bound.maximum is not None and value > bound.maximum:
