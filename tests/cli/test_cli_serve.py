@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import subprocess
 import sys
@@ -304,3 +306,97 @@ def test_a_refusal_without_a_server_is_an_exception_and_nothing_more(
     with pytest.raises(UnsupportedError, match="why"), startup_error.kept():
         raise UnsupportedError("why")
     assert list(tmp_path.iterdir()) == []
+
+
+HFValidationError = type("HFValidationError", (ValueError,), {"__module__": "huggingface_hub.x"})
+# vLLM 0.32's own words.
+NO_ROOM = (
+    "To serve at least one request with the model's max seq len (2048), (0.09 GiB KV cache is "
+    "needed, which is larger than the available KV cache memory (0.03 GiB). Based on the available "
+    "memory, the estimated maximum model length is 624. Try increasing `gpu_memory_utilization` "
+    "(which also controls CPU memory on the CPU backend) or decreasing `max_model_len` when "
+    "initializing the engine. See https://docs.vllm.ai/ for more details."
+)
+TOO_LONG = (
+    "1 validation error for ModelConfig\n  Value error, User-specified max_model_len (20480) is "
+    "greater than the derived max_model_len (max_position_embeddings=8192.0 or "
+    "model_max_length=None in model's config.json). [type=value_error, input_value=ArgsKwargs()]\n"
+    "    For further information visit https://errors.pydantic.dev/2.14/v/value_error"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            ValueError(NO_ROOM),
+            "one request of 2048 tokens needs 0.09 GiB of KV cache, and there are 0.03 GiB; set "
+            "--max-model-len 624 or lower, or give the cache more memory: "
+            "--gpu-memory-utilization, or --num-gpu-blocks-override where it is set",
+        ),
+        (ValueError(TOO_LONG), "--max-model-len 20480 is more than the model's 8192 positions"),
+        (
+            ValueError(TOO_LONG.replace("User-specified max_model_len", "The length")),
+            "The length (20480) is greater than the derived max_model_len "
+            "(max_position_embeddings=8192.0 or model_max_length=None in model's config.json).",
+        ),
+        (ValueError("No memory. See https://docs.vllm.ai/"), "No memory."),
+        (RuntimeError("Engine core initialization failed. See root cause above."), ""),
+        (UnsupportedError("vToken cannot serve it: leave it out"), None),
+    ],
+)
+def test_what_the_engine_raises_is_said_with_cause_and_remedy(
+    error: Exception, words: str | None
+) -> None:
+    assert startup_error.words_of(error) == (str(error) if words is None else words)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            OSError(errno.EADDRINUSE, "Address already in use"),
+            "127.0.0.1, port 8000 is in use; end the server that listens there, or set another "
+            "--port",
+        ),
+        (
+            OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address"),
+            "this machine has no address 127.0.0.1; set another --host",
+        ),
+        (
+            HFValidationError("no such repository"),
+            "the model no/such is no folder here, and Hugging Face does not give it (no such "
+            "repository); check the name, HF_TOKEN if it is gated, and HF_HUB_OFFLINE",
+        ),
+        (KeyError("a fault"), ""),
+    ],
+)
+def test_what_the_servers_process_raises_is_said_with_cause_and_remedy(
+    error: Exception, words: str
+) -> None:
+    args = argparse.Namespace(host="127.0.0.1", port=8000, uds=None, model="no/such")
+    assert startup_error.words_of_server(error, args) == words
+
+
+def test_the_first_process_that_fails_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv(startup_error.PLACE, "")  # as before at the end
+    startup_error.offer()
+    for error in (RuntimeError("see root cause above"), ValueError("first"), ValueError("second")):
+        with pytest.raises(type(error)), startup_error.kept():
+            raise error
+    (file,) = tmp_path.iterdir()
+    assert file.read_text() == "first"
+
+
+def test_a_folder_that_does_not_exist_ends_with_2_before_the_engine_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        server_command([str(tmp_path / "none")])
+    assert ended.value.code == 2
+    assert f"MODEL: there is no {tmp_path}/none; name a folder" in capsys.readouterr().err
+    assert server_command([str(tmp_path)])

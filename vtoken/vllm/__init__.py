@@ -31,6 +31,7 @@ def register() -> None:
     from vtoken.vllm.touchpoints import register
 
     startup_error.print_at_exit()
+    startup_error.keep_memory()
     cuda = bool(current_platform.is_cuda())
     register.check("cuda" if cuda else "cpu")
     if cuda:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 
+from vtoken.vllm.startup import startup_error
 from vtoken.vllm.touchpoints import register
 
 FOLDER = "VTOKEN_API_FOLDER"  # shared by the API processes of one server, see vtoken_api.processes
@@ -18,6 +19,7 @@ FOLDER = "VTOKEN_API_FOLDER"  # shared by the API processes of one server, see v
 
 def main() -> None:
     """Serve until the server ends; its API processes find a private folder that they share."""
+    startup_error.print_at_exit()
     register.check("server")
     from vllm.entrypoints.cli.serve import ServeSubcommand
 
@@ -30,7 +32,11 @@ def main() -> None:
     vllm_cli.validate_parsed_serve_args(args)
     with tempfile.TemporaryDirectory(prefix="vtoken-api-") as folder:  # mode 0700
         os.environ[FOLDER] = folder
-        ServeSubcommand.cmd(args)
+        try:
+            ServeSubcommand.cmd(args)
+        except Exception as error:
+            startup_error.keep(startup_error.words_of_server(error, args))
+            raise
 
 
 if __name__ == "__main__":

@@ -273,6 +273,8 @@ def server_command(argv: list[str]) -> list[str]:
         model, rest = take_model(rest, flag_values)
         if model is None and not any(f.split("=")[0] == "--model" for f in rest):
             parser.error("MODEL is missing")
+        if model is not None and model.startswith(("/", "./", "../")) and not Path(model).exists():
+            parser.error(f"MODEL: there is no {model}; name a folder, or a model of Hugging Face")
         patch = initial_patch(args)
         api = api_part(args)
         calibration = calibration_part(args.vtoken_calibration)

@@ -14,7 +14,7 @@ class VTokenCUDAWorker(Worker):
     def init_device(self) -> None:
         with startup_error.kept():
             support.check_config(self.vllm_config)
-        super().init_device()
+            super().init_device()
 
     def _make_model_runner(self) -> Any:
         return VTokenGPURunner(self.vllm_config, self.device)

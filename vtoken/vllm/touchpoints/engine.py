@@ -287,6 +287,11 @@ ENGINE_POINTS = (
         ends_with="plugins can register utility calls",
     ),
     TouchPoint(
+        "vllm.v1.engine.core:EngineCore._initialize_kv_caches",
+        "wrap",
+        "repeat at the end of the log why the KV cache has no room for a request",
+    ),
+    TouchPoint(
         "vllm.v1.engine.core:EngineCore.collective_rpc",
         "wrap",
         "check no output of the quality canary with weights that changed after it",
