@@ -281,6 +281,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"vtoken_protect": "[[0, 9], [190, 201]]"}, "leaves the prompt of 200 tokens"),
     ({"vtoken_protect": [0, 9, 5, 12]}, "vtoken_protect"),
+    ({"vtoken_report": 2}, "vtoken_report = 2 is not one of 0, 1"),
 ]
 
 
@@ -301,6 +302,51 @@ async def test_a_bad_argument_fails_its_own_request_alone_with_400(
     answer = await running
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 200
+
+
+PROMPT = reference.random_prompt(20, 5)
+CHAT = [{"role": "user", "content": "hi"}]
+SENT = [
+    ("completions", {"prompt": PROMPT}, "tenant/42/text", 1),
+    ("completions", {"prompt": [PROMPT, PROMPT]}, None, 2),
+    ("completions", {"prompt": PROMPT, "n": 2, "temperature": 1}, "job-1", 2),
+    ("chat/completions", {"messages": CHAT}, "job-1-2", 1),
+    ("chat/completions", {"messages": CHAT}, None, 1),
+    ("chat/completions/batch", {"messages": [CHAT, CHAT]}, None, 2),
+    ("responses", {"input": "hi", "max_output_tokens": 4}, None, 1),
+    ("responses", {"input": "hi", "max_output_tokens": 4, "request_id": "mine"}, None, 1),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "own", "num_requests"), SENT)
+async def test_requests_are_found_by_what_their_clients_know(
+    path: str, body: dict[str, Any], own: str | None, num_requests: int, server: Server
+) -> None:
+    headers = {} if own is None else {"X-Request-Id": own}
+    body = {"model": "demo", "max_tokens": 4, "temperature": 0, "ignore_eos": True} | body
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=60, headers=headers) as http,
+        AsyncClient(server.url) as client,
+    ):
+        answer = await http.post(f"/v1/{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        num_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
+        answer_id = answer.json()["id"]
+        for name in filter(None, (answer_id, own)):
+            if num_requests == 1:
+                detail = await client.request(name)
+                assert (detail.state, detail.output_tokens) == ("finished", num_tokens)
+                continue
+            with pytest.raises(ProblemError, match=f"the answer '{name}' is of 2 requests: ") as e:
+                await client.request(name)
+            ids = e.value.problem.detail.partition(": ")[2].replace(" (finished)", "").split(", ")
+            parts = [await client.request(request_id) for request_id in ids]
+            assert sum(part.output_tokens for part in parts) == num_tokens
+        digits = re.search("[0-9a-f]{16}", answer_id)
+        if digits is not None and num_requests == 1:
+            short = answer_id[: digits.start() + 8]
+            assert (await client.request(short)).id.startswith(answer_id)
 
 
 async def vtoken(server: Server, *arguments: str) -> str:
