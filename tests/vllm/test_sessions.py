@@ -135,13 +135,42 @@ def test_an_idle_session_is_named_and_its_end_frees_its_blocks_for_others(engine
             ("two", "idle", True),
             ("plain", "waiting", False),
         }
-        assert call(commands.Status).value.requests.waiting == 1
+        status = call(commands.Status).value
+        assert status.requests.waiting == 1
+        assert "2 sessions hold 8 of 11 blocks and give nothing" in status.fragmentation.sentence
         assert call(commands.End, request_id="plain").problem.status == 409
         ended = call(commands.End, request_id="two").value
         assert (ended.request_id, ended.freed_blocks) == ("two", 4)
         step(llm, tokens)
         assert len(tokens["plain"]) == NUM_NEW
         assert call(commands.Request, id="two").value.state == "finished"
+        runtime_of(llm).check()
+
+
+def test_turns_that_wait_for_each_other_are_said_to_and_an_end_frees_them(engine: Any) -> None:
+    args = engine_args({"policy": {"name": "streaming_llm"}, "evict_when": "pressure"})
+    tokens: dict[str, list[int]] = {}
+    with engine(num_gpu_blocks_override=9, max_model_len=256, **args) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        controller = core.scheduler.vtoken_controller
+        for name, prompt in (("one", TURNS[0]), ("two", OTHER)):
+            add(llm, name, prompt, resumable=True)
+        step(llm, tokens)
+        for name in ("one", "two"):
+            add(llm, name, TURNS[1], resumable=True)
+        for _ in range(20):
+            core.step_fn()
+        core.scheduler._count_requests()
+        status = controller.reporter.status()
+        assert (status.requests.running, status.requests.waiting, status.requests.idle) == (0, 2, 0)
+        assert (status.fragmentation.cause, status.pressure.waits_for) == ("full", "end")
+        found = status.fragmentation.sentence
+        assert found.startswith("Full: 2 wait")
+        assert found.endswith("2 sessions hold 8 of 8 blocks and give nothing; end a session.")
+        end = Command(call=commands.End(request_id="two"), actor="ana")
+        assert controller.handle(end).value.freed_blocks == 4
+        step(llm, tokens)
+        assert len(tokens["one"]) == 2 * NUM_NEW
         runtime_of(llm).check()
 
 

@@ -54,6 +54,7 @@ class Situation:
     reread_tokens: int = 0
     remedy: str = ""  # what a lower floor would let requests give
     paused: str = ""  # who stopped reclamation, and when
+    sessions: str = ""  # what sessions hold and do not give
     groups: Sequence[CacheGroup] = ()
 
     @property
@@ -132,7 +133,7 @@ def _under_pressure(situation: Situation, memory: MemoryPressure) -> str:
     if situation.paused:
         can_give = ""
     elif not memory.givable_blocks:
-        can_give = "every request is at its floor"
+        can_give = situation.sessions or "every request is at its floor"
     elif memory.waits_for == "end":
         can_give += ", not enough"
     if not short.blocks:
@@ -177,7 +178,8 @@ def _ending(situation: Situation, memory: MemoryPressure) -> str:
     if memory.waits_for == "patience":
         return f"others give in {situation.patience_s:.1f} s"
     if memory.waits_for == "end":
-        return _other_groups(situation) or situation.remedy or "it waits until one ends"
+        until = "end a session" if situation.sessions else "it waits until one ends"
+        return _other_groups(situation) or situation.remedy or until
     return situation.remedy
 
 
@@ -256,6 +258,8 @@ def _full(situation: Situation) -> str:
         return others
     if situation.gain.freed_blocks:
         return f"compacting now would free {situation.gain.freed_blocks:,} of them"
+    if situation.sessions:
+        return situation.sessions
     if situation.planned_s is not None:
         holes = "" if situation.short.blocks else f"{_holes(situation)}; "
         planned = f"compacting was last planned {situation.planned_s:.1f} s ago"

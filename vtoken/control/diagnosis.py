@@ -38,7 +38,7 @@ from vtoken.control.outlook import Outlook
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import describe_gates, headroom_gate
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.sentences import counted, when
+from vtoken.sentences import counted, sessions_text, when
 from vtoken.wire import BlockCounts, CacheGroup, Cause, Fragmentation, MemoryPressure
 
 HOLD_S = 2.0
@@ -126,6 +126,7 @@ class Diagnosis:
             reread_tokens=0 if demand is None else self._reread_tokens(demand.request_id),
             remedy=self._remedy(outlook),
             paused=self._paused(),
+            sessions=sessions_text(*runtime.state.sessions(), blocks.total),
             groups=groups,
         )
         return Fragmentation(

@@ -19,7 +19,6 @@ class EngineFacts:
     group_index: int = 0  # of the managed group
     running: int = 0
     waiting: int = 0
-    idle: int = 0  # sessions that wait for their clients; not among the waiting ones
     withheld_blocks: int = 0
     reclamation_by: str = ""  # who changed the mode of reclamation last
     reclamation_since_ts: float | None = None

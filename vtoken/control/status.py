@@ -155,7 +155,7 @@ class StatusParts:
             running=facts.running,
             waiting=facts.waiting,
             oldest_wait_s=admission.oldest_wait_s(time.monotonic()) if facts.waiting else 0.0,
-            idle=facts.idle,
+            idle=len(self._runtime.state.idle),
             sessions=sessions,
             session_blocks=blocks,
         )

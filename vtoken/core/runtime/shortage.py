@@ -162,6 +162,8 @@ class ShortageMonitor:
         """
         state, tables = self._state, self._state.tables
         rows, chunk = tables.all_rows, self._admission.max_chunk_tokens
+        if state.idle:
+            rows = np.setdiff1d(rows, tables.rows_of([*state.idle]))
         left = state.left_of_prompts(rows)
         prefilling = zip(rows[left > 0].tolist(), left[left > 0].tolist(), strict=True)
         chunks = [(tables.names[row], min(num_left, chunk)) for row, num_left in prefilling]

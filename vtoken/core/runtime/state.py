@@ -5,6 +5,8 @@ Independent of the engine; makes no decisions. Every invariant violation is repo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from vtoken.base.arrays import Bools, Ints, runs_of
@@ -75,6 +77,7 @@ class RuntimeState:
         self.own_policies: dict[str, Policy] = {}  # of requests with their own policy
         # Spans of tokens that die first, of announced requests that have such; a preempted one too.
         self.forgotten: dict[str, Spans] = {}
+        self.idle: frozenset[str] = frozenset()  # sessions that wait for their clients
         self.num_forgets = 0  # changes of `forgotten` besides arrivals and ends
         self.suspended: list[Policy] = []  # failed policies, which evict nothing more
         # Blocks that the first waiting request lacked in the last step, withheld ones included.
@@ -256,6 +259,10 @@ class RuntimeState:
         """How many sessions hold blocks, and how many blocks they hold."""
         held = [table for table in self.tables if self.is_session(table.request_id)]
         return len(held), len({block for table in held for block in table.blocks})
+
+    def set_idle(self, request_ids: Iterable[str]) -> None:
+        """Record which sessions wait for their clients now."""
+        self.idle = frozenset(request_ids)
 
     def asks_for_report(self, request_id: str) -> bool:
         """Whether the request's answer is to say what it kept."""

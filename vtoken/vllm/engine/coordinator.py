@@ -20,11 +20,13 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
     """Put before the class of a vLLM coordinator.
 
     `managed`: the manager of the group with token tables. The scheduler sets `num_withheld`, which
-    returns the free blocks that vLLM's watermark currently withholds from waiting requests.
+    returns the free blocks that vLLM's watermark currently withholds from waiting requests, and
+    `waits`, which returns whether a request waits to be scheduled.
     """
 
     managed: VTokenAttentionManager
     num_withheld: Callable[[], int]
+    waits: Callable[[str], bool]
 
     @classmethod
     def adopt(cls, coordinator: Any, group: ManagedGroup) -> Any:
@@ -33,6 +35,7 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
         coordinator.__class__ = type(f"VToken{base.__name__}", (cls, base), {})
         coordinator.managed = coordinator.single_type_managers[group.index]
         coordinator.num_withheld = lambda: 0
+        coordinator.waits = lambda _: False
         return coordinator
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
@@ -43,7 +46,13 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
         self.managed.first_demand = None
         needed: int = super().get_num_blocks_to_allocate(request_id, *args, **kwargs)  # type: ignore[misc]
         runtime, demand = self.managed.runtime, self.managed.first_demand
-        if runtime is None or demand is None or needed > self.managed.block_pool.num_gpu_blocks:
+        if runtime is None:
+            return needed
+        if demand is None and runtime.state.is_session(request_id) and self.waits(request_id):
+            # Its next turn waits for blocks beside those that it holds.
+            withheld = self.num_withheld()
+            runtime.admission.record_demand(request_id, needed, withheld_blocks=withheld)
+        if demand is None or needed > self.managed.block_pool.num_gpu_blocks:
             # More than there are: vLLM defers a request that hits states of this step.
             return needed
         others = needed - demand.num_blocks

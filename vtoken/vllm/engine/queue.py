@@ -27,11 +27,16 @@ class SchedulerQueue:
         return _queued(request) if waits and not request.is_finished() else None
 
 
+def is_idle(request: Request) -> bool:
+    """Whether the request is a session that waits for its client's next input."""
+    return bool(request.status == RequestStatus.WAITING_FOR_STREAMING_REQ)
+
+
 def _queued(request: Request) -> QueuedRequest:
     return QueuedRequest(
         request.request_id,
         request.num_prompt_tokens,
         request.num_output_tokens,
         preempted=request.status == RequestStatus.PREEMPTED,
-        idle=request.status == RequestStatus.WAITING_FOR_STREAMING_REQ,
+        idle=is_idle(request),
     )

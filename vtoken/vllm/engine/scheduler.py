@@ -38,7 +38,7 @@ from vtoken.vllm.engine.canary.checks import Checks
 from vtoken.vllm.engine.coordinator import VTokenCoordinatorMixin
 from vtoken.vllm.engine.groups import other_groups
 from vtoken.vllm.engine.manager import VLLMBlockStore
-from vtoken.vllm.engine.queue import SchedulerQueue
+from vtoken.vllm.engine.queue import SchedulerQueue, is_idle
 from vtoken.vllm.engine.tokenizer import VLLMChats, VLLMVocabulary
 from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
@@ -119,6 +119,7 @@ class VTokenSchedulerMixin:
         self._chats = VLLMChats(config.model_config, settings.chat_template)
         manager.runtime = self.vtoken
         coordinator.num_withheld = self._num_withheld
+        coordinator.waits = self._waits
         _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],
@@ -290,6 +291,9 @@ class VTokenSchedulerMixin:
         self.vtoken_canary.drop_all()  # after: none of them is checked
         return ended
 
+    def _waits(self, request_id: str) -> bool:
+        return bool(self.requests[request_id].status == RequestStatus.WAITING)  # type: ignore[attr-defined]
+
     def _end_request(self, request_id: str) -> None:
         self.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
@@ -347,8 +351,9 @@ class VTokenSchedulerMixin:
 
     def _count_requests(self) -> None:
         self._facts.running, self._facts.waiting = self.get_request_counts()
-        self._facts.idle = self.num_waiting_for_streaming_input  # type: ignore[attr-defined]
-        self._facts.waiting -= self._facts.idle
+        idle = (r.request_id for r in self.deferred_waiting if is_idle(r))  # type: ignore[attr-defined]
+        self.vtoken.state.set_idle(idle)
+        self._facts.waiting -= len(self.vtoken.state.idle)
         self._facts.withheld_blocks = self._num_withheld()
 
     def _num_withheld(self) -> int:
