@@ -114,6 +114,7 @@ def _histogram(name: str, help_: str, read: Read) -> Metric[wire.Status]:
 
 BLOCK_STATES = ("free", "partially_live", "other_used")
 CAUSES: tuple[str, ...] = get_args(wire.Cause)
+REQUESTS = ("running", "waiting", "idle")
 MODES: tuple[str, ...] = get_args(wire.ReclamationMode)
 CONDITIONS = ("reclamation", "theta_f", "watermark", "pause", "low_utilization")
 GATES = (*CONDITIONS, "price", "headroom")
@@ -236,9 +237,9 @@ METRICS: tuple[Metric[wire.Status], ...] = (
            lambda s: s.fragmentation.low_watermark_blocks),
     _gauge("cause", "1 for the current limit of admission: ok, fragmented or full",
            lambda s: _one_of(CAUSES, s.fragmentation.cause), {"cause": CAUSES}),
-    _gauge("requests", "Requests by state: running, waiting",
-           lambda s: [(("running",), s.requests.running), (("waiting",), s.requests.waiting)],
-           {"state": ("running", "waiting")}),
+    _gauge("requests", "Requests by state: running, waiting, idle (sessions)",
+           lambda s: [((name,), getattr(s.requests, name)) for name in REQUESTS],
+           {"state": REQUESTS}),
     _counter("preemptions", "Preempted requests", lambda s: s.requests.preempted),
     _counter("finished_requests", "Finished requests", lambda s: s.requests.finished),
     _counter("generated_tokens", "Sampled tokens", lambda s: s.tokens.generated),
