@@ -254,6 +254,8 @@ def prices_text(prices: wire.RoundPrices) -> str:
         return found
     if not prices.hole.us:
         return f"{found}; holes cost nothing here"
+    if not prices.saving_us:
+        return f"{found}; a round now would save nothing"
     saving, cost = time_text(prices.saving_us / 1e3), time_text(prices.cost_us / 1e3)
     return f"{found}; a round now would save {saving} and cost {cost}"
 

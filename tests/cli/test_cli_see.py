@@ -18,7 +18,7 @@ from vtoken.cli.show import status_lines
 from vtoken.cli.values import duration_s
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.canary import Check
-from vtoken.sentences import effects
+from vtoken.sentences import effects, prices_text
 
 
 async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine) -> None:
@@ -62,6 +62,8 @@ async def test_status_says_what_holes_and_copies_cost(served: Served, core: Live
     assert prices.saving_us > 0
     saving, cost = time_text(prices.saving_us / 1e3), time_text(prices.cost_us / 1e3)
     assert f"a round now would save {saving} and cost {cost}" in text
+    idle = msgspec.structs.replace(prices, saving_us=0.0)
+    assert prices_text(idle).endswith("; a round now would save nothing")
 
 
 async def test_policies_are_listed_with_what_calibration_measured(

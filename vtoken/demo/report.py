@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vtoken import wire
+from vtoken.base.quantities import time_text
 from vtoken.demo.exercise import Row
 from vtoken.demo.traffic import Answer, TrafficReport
 
@@ -196,8 +197,8 @@ def _metrics(report: Report) -> Table:
         ("F, mean", f"{report.f_mean:.3f}"),
         ("preemptions", f"{report.preemptions:,}"),
         ("changes applied", f"{report.switches:,}"),
-        ("  longest from sending to the engine's answer", f"{report.largest_reply_ms:.1f} ms"),
-        ("  longest from sending to the stream", f"{report.largest_seen_ms:.1f} ms"),
+        ("  longest from sending to the engine's answer", time_text(report.largest_reply_ms)),
+        ("  longest from sending to the stream", time_text(report.largest_seen_ms)),
         ("invariants checked / violations", f"{report.invariants_checked:,} / {report.violations}"),
         ("stream messages / gaps", f"{report.stream.messages:,} / {report.stream.gaps}"),
     ]
