@@ -27,6 +27,7 @@ REAL: list[tuple[str, str, Any]] = [
     ("POST", "/compactions", None),
     ("POST", "/compactions", {"dry_run": False}),
     ("POST", "/requests/a/forget", {"spans": [[0, 9]]}),
+    ("POST", "/requests/a/end", None),
 ]
 DRY: list[tuple[str, str, Any]] = [
     ("PATCH", "/config?validate_only=true", {"budget_tokens": 32}),
@@ -96,7 +97,7 @@ async def test_reader_who_means_it_is_refused_before_the_engine_is_asked(
         assert answer.status_code == 403, path
         assert answer.json()["title"] == "Read-only"
         assert answer.headers["Content-Type"] == "application/problem+json"
-    changed = {"patch_config", "undo", "confirm", "compact", "forget"}
+    changed = {"patch_config", "undo", "confirm", "compact", "forget", "end"}
     assert not changed & {command.op for command in guarded.line.calls[asked:]}
     assert guarded.service.auth.refusals.counts[403] == len(REAL)
 

@@ -53,7 +53,7 @@ def test_every_route_is_described_with_its_answer_and_its_problems(
         for method in route.methods  # type: ignore[attr-defined]
     }
     assert described == served
-    assert len(served) == 22
+    assert len(served) == 23
     for operations in document["paths"].values():
         for operation in operations.values():
             assert operation["summary"]

@@ -73,6 +73,7 @@ OPERATIONS = [
     "vtoken_sync",
     "vtoken_compact",
     "vtoken_forget",
+    "vtoken_end",
     "vtoken_operation",
     "vtoken_change",
     "vtoken_policies",
