@@ -233,6 +233,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         detail = f"{request.url.path} accepts {headers['Allow']}, not {request.method}"
     else:
         detail = f"{request.url.path} does not exist, see /docs"
+        if "/requests/" in request.url.path:
+            detail += "; write %2F for a / within an id"
     return problem_response(refuse(error.status_code, detail, headers=headers))
 
 

@@ -152,6 +152,8 @@ async def test_an_id_has_any_character_that_a_client_chose(
         forget = calls.forget(name, [(5, 6)])
         reply = await http.post(forget.path, content=forget.content, headers=forget.headers)
         assert read(reply, wire.Forgotten).request_id == detail.id
+    unquoted = problem(await http.get("/requests/tenant/42/7"), 404)
+    assert unquoted.detail.endswith("write %2F for a / within an id")
     assert problem(await http.get(calls.text(own).path), 403).title == "Text is not shown"
 
 

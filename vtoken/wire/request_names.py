@@ -23,6 +23,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -117,36 +119,57 @@ def _match(request_id: str, name: str) -> Match | None:
         return Match.ID
     if not name or name not in request_id:  # every name is a part of the engine's id
         return None
-    form = _form(request_id)
-    if form is None:
+    parts = _parts_of(request_id)
+    if parts is None:
         return Match.BEGINS if request_id.startswith(name) else None
-    if name in (form["answer"], form["own"]):
+    if name in parts.names:
         return Match.NAME
-    starts = {0, form.start("answer"), form.start("own")}
-    ends = [start + len(name) for start in starts if request_id.startswith(name, start)]
-    randoms = [form.span("random")]
-    # Digits without a letter may be a number that its client counted up.
-    randoms += [d.span() for d in _DIGITS.finditer(request_id) if not d[0].isdecimal()]
-    if any(start + MIN_RANDOM <= end < stop for end in ends for start, stop in randoms):
+    ends = [start + len(name) for start in parts.starts if request_id.startswith(name, start)]
+    if not ends:
+        return None
+    if any(start + MIN_RANDOM <= end < stop for end in ends for start, stop in parts.randoms):
         return Match.ABBREVIATES
-    return Match.BEGINS if ends else None
+    return Match.BEGINS
 
 
-def _form(request_id: str) -> re.Match[str] | None:
-    return next(filter(None, (form.fullmatch(request_id) for form in _FORMS)), None)
+class _Parts(NamedTuple):
+    """An engine's id, taken apart. `starts`: where a name may begin; `randoms`: random digits."""
+
+    names: tuple[str, str]  # that of its answer and the client's
+    starts: set[int]
+    randoms: list[tuple[int, int]]
+    part: str | None
+    sample: str | None
+    random: str
+
+
+@lru_cache(maxsize=4096)  # a name that begins like all ids makes an engine read all of them
+def _parts_of(request_id: str) -> _Parts | None:
+    form = next(filter(None, (form.fullmatch(request_id) for form in _FORMS)), None)
+    if form is None:
+        return None
+    # Digits without a letter may be a number that its client counted up.
+    digits = [d.span() for d in _DIGITS.finditer(request_id) if not d[0].isdecimal()]
+    return _Parts(
+        names=(form["answer"], form["own"]),
+        starts={0, form.start("answer"), form.start("own")},
+        randoms=[form.span("random"), *digits],
+        part=form["part"],
+        sample=form["sample"],
+        random=form["random"],
+    )
 
 
 def _are_one_answer(ids: Sequence[str]) -> bool:
     """Whether no two of `ids` are the same sample of the same part, or of different answers."""
     answers, samples = set(), set()
-    randoms: dict[str, str] = {}  # by part
-    for form in map(_form, ids):
-        if form is None:
+    randoms: dict[str | None, str] = {}  # by part
+    for parts in map(_parts_of, ids):
+        if parts is None:
             return False
-        part, random = form["part"], form["random"]
-        answers.add(form["answer"])
-        samples.add((part, form["sample"]))
-        if randoms.setdefault(part, random) != random:
+        answers.add(parts.names[0])
+        samples.add((parts.part, parts.sample))
+        if randoms.setdefault(parts.part, parts.random) != parts.random:
             return False
     return len(answers) == 1 and len(samples) == len(ids)
 
