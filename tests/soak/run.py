@@ -41,6 +41,8 @@ COLUMNS = (
     ("checks", "checks"),
     ("compared_tokens", "compared"),
     ("violations", "violations"),
+    ("statements", "documents"),
+    ("contradictions", "contradict"),
     ("failed", "failed"),
 )
 

@@ -15,8 +15,9 @@ import msgspec
 
 from tests.soak.tally import Tally
 from tests.soak.traffic_generator import NEEDS_BUDGET, Chance
+from tests.support.account import pressure_contradictions
 from vtoken.demo.server import DemoError, Server, any_free_port
-from vtoken.wire import ConfigDocument, PolicyInfo, Status
+from vtoken.wire import ConfigDocument, PolicyInfo, RequestRow, Status
 
 NUM_CLIENTS = 8
 NUM_VIEWERS = 3
@@ -62,6 +63,7 @@ class ServerSoak:
                 for number in range(NUM_VIEWERS):
                     tasks.create_task(self._viewer(number))
                 tasks.create_task(self._operator(http, policies))
+                tasks.create_task(self._reader(http))
                 await asyncio.sleep(seconds)
                 self._stop = True
             await self._settle(http)
@@ -116,6 +118,21 @@ class ServerSoak:
                     await socket.recv()
                 if chance.happens(0.5):
                     socket.transport.abort()
+
+    async def _reader(self, http: httpx.AsyncClient) -> None:
+        """Compares the statements of one status, and with the rows if both are of one step."""
+        base = "/vtoken/v1"
+        while not self._stop:
+            answers = [await http.get(f"{base}/{name}") for name in ("status", "requests") * 2]
+            first, status = (msgspec.json.decode(a.content, type=Status) for a in answers[::2])
+            rows = msgspec.json.decode(answers[1].content, type=list[RequestRow])
+            is_still = first.step == status.step and first.config_revision == status.config_revision
+            found = [*pressure_contradictions(status, rows if is_still else ())]
+            self.tally.statements += 1
+            self.tally.contradictions += len(found)
+            for text in found:
+                self._fail(text)
+            await asyncio.sleep(0.05)
 
     async def _operator(self, http: httpx.AsyncClient, policies: list[PolicyInfo]) -> None:
         chance = Chance(self._seed - 100, max_model_len=2)

@@ -25,6 +25,8 @@ class Tally(msgspec.Struct):
     refused: int = 0  # patches that the engine refused because of a bound, as expected
     checks: int = 0
     violations: int = 0
+    statements: int = 0  # moments whose documents were compared with each other
+    contradictions: int = 0
     compared: int = 0  # requests compared with the oracle
     compared_tokens: int = 0
     wrong_tokens: int = 0
@@ -34,7 +36,8 @@ class Tally(msgspec.Struct):
 
     @property
     def ok(self) -> bool:
-        return not (self.failed or self.violations or self.wrong_tokens or self.failures)
+        wrong = self.violations or self.contradictions or self.wrong_tokens
+        return not (self.failed or wrong or self.failures)
 
 
 def total(tallies: list[Tally]) -> Tally:

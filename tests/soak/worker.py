@@ -22,12 +22,24 @@ from tests.soak.oracle import Oracle
 from tests.soak.phases import START, Phase
 from tests.soak.tally import Tally
 from tests.soak.traffic_generator import NEEDS_BUDGET, Chance, RequestDraw
-from vtoken.wire import ConfigDocument, Describe, Operation, PatchResult, Reply
+from tests.support.account import Account, Said, contradictions, moment_of
+from vtoken.wire import (
+    BlocksDocument,
+    ConfigDocument,
+    Describe,
+    Operation,
+    PatchResult,
+    Reply,
+    RequestRow,
+    Status,
+)
 
 REPORT_EVERY_S = 1.0
 MAX_IN_FLIGHT = 14
 DRAIN_ROUNDS = 20_000
 NUM_COMPARED = 24  # requests compared with the oracle
+COMPARED_EVERY = 5  # rounds between two comparisons of all documents
+READING = {"blocks", "config", "describe", "requests", "status"}  # not worth a line of the log
 
 
 class Soak:
@@ -50,6 +62,7 @@ class Soak:
         self.core = self.engine.engine_core.engine_core
         self.runtime = self.core.scheduler.vtoken
         self.watch = Watch(self.core.scheduler)
+        self.account = Account(self.runtime)
         self.policies = self._call("describe", Describe).policies
 
     def run(self) -> None:
@@ -60,6 +73,8 @@ class Soak:
             self._round += 1
             self._act()
             self._step()
+            if self._round % COMPARED_EVERY == 0:
+                self._compare_statements()
         self._drain()
         self._compare()
         self._collect()
@@ -166,6 +181,20 @@ class Soak:
 
     # ------------------------------------------------------------ commands
 
+    def _compare_statements(self) -> None:
+        """Compare what the engine says now with what happened, and with itself."""
+        said = Said(
+            status=self._call("status", Status),
+            rows=self._call("requests", list[RequestRow]),
+            config=self._call("config", ConfigDocument),
+            blocks=self._call("blocks", BlocksDocument),
+        )
+        found = contradictions(said, self.account, moment_of(self.core.scheduler))
+        self.tally.statements += 1
+        self.tally.contradictions += len(found)
+        for text in found:
+            self._fail(text)
+
     def _draw_patch(self) -> dict[str, Any]:
         config = self._call("config", ConfigDocument)
         return self.chance.patch(config, self.policies)
@@ -200,7 +229,7 @@ class Soak:
 
     def _call(self, op: str, kind: Any, *, may_refuse: bool = False, **args: Any) -> Any:
         """Send one encoded command to the engine; None if it was refused."""
-        if op not in ("config", "describe"):
+        if op not in READING:
             self._note(op, **args)
         payload = msgspec.msgpack.encode({"call": {"op": op, **args}})
         reply = msgspec.msgpack.decode(self.core.scheduler.vtoken_command(payload), type=Reply)

@@ -83,6 +83,19 @@ class Moment:
     output: Mapping[str, int] | None = None
 
 
+def moment_of(scheduler: Any, output: Mapping[str, int] | None = None) -> Moment:
+    """The facts of vLLM's `scheduler`, from its own queues and block pool."""
+    pool, running = scheduler.kv_cache_manager.block_pool, scheduler.running
+    return Moment(
+        total_blocks=len(pool.blocks) - 1,
+        free_blocks=sum(block.ref_cnt == 0 for block in pool.blocks[1:]),
+        running=len(running),
+        waiting=len(scheduler.requests) - len(running),
+        tokens={request.request_id: request.num_computed_tokens for request in running},
+        output=output,
+    )
+
+
 @dataclass
 class Said:
     """The documents of one moment. `metrics`: `name{label="value"}` -> value, as scraped."""

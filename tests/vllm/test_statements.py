@@ -20,6 +20,7 @@ from tests.support.account import (
     Said,
     contradictions,
     lines_contradictions,
+    moment_of,
     screen_contradictions,
 )
 from tests.support.cli_harness import run
@@ -90,20 +91,9 @@ class Engine:
                 self.output[answer.request_id] = len(answer.outputs[0].token_ids)
 
     def moment(self) -> Moment:
-        scheduler = self.scheduler
-        requests = scheduler.requests
-        pool = scheduler.kv_cache_manager.block_pool
-        return Moment(
-            total_blocks=len(pool.blocks) - 1,
-            free_blocks=sum(block.ref_cnt == 0 for block in pool.blocks[1:]),
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            tokens={r.request_id: r.num_computed_tokens for r in scheduler.running},
-            output={
-                name: self.output.get(name.rpartition("-")[0], 0)
-                for name in (*requests, *self.account.ended)
-            },
-        )
+        names = (*self.scheduler.requests, *self.account.ended)
+        output = {name: self.output.get(name.rpartition("-")[0], 0) for name in names}
+        return moment_of(self.scheduler, output)
 
 
 async def all_events(client: AsyncClient) -> list[wire.Event]:
