@@ -86,11 +86,12 @@ class Moment:
 def moment_of(scheduler: Any, output: Mapping[str, int] | None = None) -> Moment:
     """The facts of vLLM's `scheduler`, from its own queues and block pool."""
     pool, running = scheduler.kv_cache_manager.block_pool, scheduler.running
+    check = scheduler.vtoken.canary.request_id  # nobody's request, and not counted
     return Moment(
         total_blocks=len(pool.blocks) - 1,
         free_blocks=sum(block.ref_cnt == 0 for block in pool.blocks[1:]),
-        running=len(running),
-        waiting=len(scheduler.requests) - len(running),
+        running=len([r for r in running if r.request_id != check]),
+        waiting=len({*scheduler.requests} - {r.request_id for r in running} - {check}),
         tokens={request.request_id: request.num_computed_tokens for request in running},
         output=output,
     )
@@ -185,17 +186,12 @@ def pressure_contradictions(
     if memory is None:
         return
     short, cause = memory.short_blocks, found.cause
-    headroom = status.blocks.headroom
     terms = memory.growth_blocks + memory.asked_blocks
-    needed = terms + headroom if terms else 0
+    needed = terms + memory.headroom_blocks if terms else 0
     if memory.asked_blocks:
         later = memory.asked_blocks + memory.future_blocks - memory.givable_blocks
         needed = max(needed, later)
-    allowed = {max(0, needed - status.blocks.free)}
-    if status.reclamation.state != "auto" and terms:  # no headroom is held back
-        allowed.add(max(0, terms - status.blocks.free))
-    if short not in allowed:
-        yield f"short and its terms: {short} and {allowed}"
+    yield from _differ("short and its terms", (short, max(0, needed - status.blocks.free)))
     yield from _differ("short and what ends it", (bool(short), bool(memory.waits_for)))
     if short and cause == "ok":
         yield f"cause and short: ok and {short}"

@@ -40,6 +40,7 @@ def memory_pressure(runtime: Runtime, outlook: Outlook) -> MemoryPressure | None
             f"{bound:g}": count for bound, count in zip(KEPT_SHARES, log.kept_shares, strict=True)
         },
         kept_share_sum=log.kept_sum,
+        headroom_blocks=short.headroom_blocks,
         future_blocks=short.future_blocks,
         waits_for=outlook.waits_for,
     )

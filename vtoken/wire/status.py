@@ -286,9 +286,9 @@ class MemoryPressure(PressureCounters, kw_only=True):
     """Who needs blocks, and who gives tokens for them: requests under `evict_when: pressure`."""
 
     near: bool  # requests may have to give soon, so their signals are computed
-    # What is short now, whether or not anybody gives for it. With H the headroom, 0 if nobody is
-    # admitted by it: max(growth + asked + H, asked + future - givable) - free, and at least 0. The
-    # second term is for a waiting request alone, `asked_blocks` > 0.
+    # What is short now, whether or not anybody gives for it. With the fields below and the free
+    # blocks: max(growth + asked + headroom, asked + future - givable) - free, and at least 0. The
+    # second term is for a waiting request alone, `asked_blocks` > 0; without either, none is short.
     short_blocks: int
     growth_blocks: int  # that running requests take within the next steps
     asked_blocks: int  # that must be free for the first waiting request
@@ -303,7 +303,9 @@ class MemoryPressure(PressureCounters, kw_only=True):
     # at most this share, and more than the bound before.
     kept_shares: dict[str, int] = {}
     kept_share_sum: float = 0.0
-    # What running requests will take until their ends, H included; 0 while none waits for blocks.
+    headroom_blocks: int = 0  # that stay free beside what is needed
+    # What running requests will take until their ends, with the headroom; 0 while none waits for
+    # blocks.
     future_blocks: int = 0
     waits_for: WaitsFor = ""  # what ends the shortage
 
