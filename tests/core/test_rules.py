@@ -283,7 +283,11 @@ def test_rule_5_a_preempted_request_starts_again_with_every_token_and_says_so() 
     assert "r0" not in engine.runtime.tables
     event = engine.runtime.events.page(0, 1000).events[-1]
     assert event.kind == "preemption"
-    assert event.data == {"request_id": "r0", "dead_tokens_restored": dead}
+    assert event.data == {
+        "request_id": "r0",
+        "recomputed_tokens": num_tokens,
+        "dead_tokens_restored": dead,
+    }
     run(engine, 1)
     table = engine.runtime.tables["r0"]
     assert (table.num_live, table.virtual) == (num_tokens + 1, False)
