@@ -174,7 +174,7 @@ async def test_status_of_a_server_with_several_engines_is_the_table_of_all(
     two: tuple[Served, list[LiveEngine]],
 ) -> None:
     url = ("--url", two[0].url)
-    every = await run("status", "--all", *url)
+    every = await run("engines", *url)
     ran = await run("status", *url)
     assert ran.out == every.out + "one of them in full: vtoken status --engine N\n"
     assert (ran.code, ran.err) == (0, "")

@@ -31,9 +31,9 @@ def status(arguments: Namespace, client: Client) -> int:
     except ProblemError as error:
         if arguments.json or not names_no_engine(error.problem):
             raise
-        print_document(arguments, client.engines(), fleet_lines)
+        code = engines(arguments, client)
         print_text("one of them in full: vtoken status --engine N")
-        return 0
+        return code
     print_document(arguments, document, status_lines)
     return 0
 
