@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import LiveEngine, make_engine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
@@ -29,11 +29,9 @@ FLIGHT = "/vtoken/v1/recording"
 
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
-    core = make_quiet()
-    core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
-    core.admit("a", 100)
-    core.steps(3)
-
+    core = make_engine(max_hz=1000.0)
+    core.steps(30)
+    assert core.runtime.counters.pressure.given_tokens > 0
     async with core.stepping():
         yield core
     core.close()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import LiveEngine, make_engine
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
 from vtoken.wire.frames import FrameChain, FrameSequence
@@ -173,10 +173,9 @@ async def until_shown(core: LiveEngine, *readers: list[View | None]) -> None:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveEngine]:
     monkeypatch.setattr(telemetry, "RESYNC_S", 0.0)
-    engine = make_quiet(num_blocks=400)
-    engine.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=4)
-    for i in range(4):
-        engine.admit(f"r{i}", 200)
+    engine = make_engine(max_hz=1000.0)
+    engine.steps(30)
+    assert engine.runtime.counters.pressure.given_tokens > 0
     yield engine
     engine.close()
 

@@ -152,6 +152,7 @@ def test_what_gave_way_is_scraped_and_every_request_that_ended_is_in_one_bucket(
 
 def test_no_metric_of_pressure_is_scraped_where_no_request_can_give() -> None:
     live = make_quiet()
+    live.configure(policy={"name": "none"})
     text = exposition([Snapshot(live.reporter.status(), None)], "m").decode()
     live.close()
     assert "vllm:vtoken_given_tokens_total{" not in text

@@ -27,13 +27,14 @@ from vtoken_api.plugin import MOUNT_PATH
 pytestmark = pytest.mark.slow  # hundreds of calls
 
 
-def make_engine() -> LiveEngine:
-    """Two requests with holes, as in the other API tests."""
-    core = make_quiet()
-    core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
+def make_short() -> LiveEngine:
+    """Two requests of the names that calls draw, one of which has given tokens for the other."""
+    core = make_quiet(num_blocks=14)
+    core.configure(budget_floor_tokens=32)
     core.admit("a", 100)
     core.admit("b", 80)
-    core.steps(3)
+    core.steps(20)
+    assert core.runtime.counters.pressure.given_tokens > 0
     return core
 
 
@@ -52,7 +53,7 @@ class Faults(logging.Handler):
 def served() -> Iterator[Served]:
     faults = Faults()
     logger.addHandler(faults)
-    with serve_in_thread(make_engine) as served:
+    with serve_in_thread(make_short) as served:
         yield served
     logger.removeHandler(faults)
     assert faults.lines == []

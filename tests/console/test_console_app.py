@@ -223,7 +223,7 @@ async def test_request_page_shows_the_token_table_with_one_cursor(
 
 
 async def test_request_page_marks_protected_tokens(core: LiveEngine, served: Served) -> None:
-    core.configure(policy={"name": "sliding_window"}, budget_tokens=64)
+    core.configure(policy={"name": "sliding_window"}, budget_tokens=64, evict_when="always")
     core.runtime.announce("kept", request_rules({"vtoken_protect": [3, 6]}))
     core.admit("kept", 40)
     core.steps()

@@ -32,6 +32,7 @@ async def core() -> AsyncIterator[LiveEngine]:
     core.configure(
         policy={"name": "random"},
         budget_tokens=64,
+        evict_when="always",
         interval_tokens=16,
         recycle=False,
         low_watermark_blocks=0,

@@ -24,6 +24,7 @@ def engine() -> Iterator[LiveEngine]:
     made.configure(
         policy={"name": "streaming_llm"},
         budget_tokens=96,
+        evict_when="always",
         interval_tokens=32,
         headroom_blocks=2,
         low_watermark_blocks=8,

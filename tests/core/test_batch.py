@@ -20,6 +20,8 @@ from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Batch, Policy, View, lowest, oldest
 from vtoken.policies.streaming_llm import StreamingLLM
 
+NONE = {"name": "none"}  # until a test puts in its own
+FIXED = {"policy": NONE, "budget_tokens": 8, "interval_tokens": 0, "evict_when": "always"}
 SCORES = [0.0, -0.0, 1.5, -2.5, 1e-40, float("inf"), float("-inf"), float("nan"), 3.0, 7.25]
 
 
@@ -129,7 +131,7 @@ def test_a_subclass_with_another_choice_does_not_inherit_that_of_a_batch() -> No
         def select_victims(self, view: View) -> Any:
             return view.token_ids[-1 - view.num_victims : -1]
 
-    engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0})
+    engine = CoreEngine(config=FIXED)
     engine.runtime.state.config = replace(engine.runtime.config, policy=Newest())
     engine.add("a", 12)
     engine.step()
@@ -185,7 +187,7 @@ class Forgetful(Policy):
     [(Confused(), "of type float64, not int64"), (Forgetful(), "victims of 1 requests, not 2")],
 )
 def test_an_answer_of_another_form_suspends_its_policy(policy: Policy, why: str) -> None:
-    engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0}, strict=True)
+    engine = CoreEngine(config=FIXED, strict=True)
     engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
     for name in ("a", "b"):
         engine.add(name, 12)
@@ -198,7 +200,7 @@ def test_an_answer_of_another_form_suspends_its_policy(policy: Policy, why: str)
 
 
 def test_a_batch_that_names_too_few_is_refused_and_its_policy_suspended() -> None:
-    engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0}, strict=True)
+    engine = CoreEngine(config=FIXED, strict=True)
     policy = Greedy()
     engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
     for name in ("a", "b"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -305,6 +306,8 @@ def state_of(engine: LiveEngine) -> Any:
     """All that an observer can see, times aside."""
     frame = engine.call("frame")
     frame.status.ts = 0.0
+    found = frame.status.fragmentation
+    found.sentence = re.sub(r"[\d.]+ s ago", "", found.sentence)
     runtime = engine.core.runtime
     return (
         msgspec.to_builtins(frame),
@@ -357,6 +360,7 @@ def test_what_if_predicts_exactly_what_applying_then_does(
         config={
             "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
             "budget_tokens": 30,
+            "evict_when": "always",
             "interval_tokens": 0,
             "planner": planner,
             "theta_f": 0.0,

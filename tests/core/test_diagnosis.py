@@ -28,6 +28,7 @@ BASE: dict[str, Any] = {
 EVICTING = {
     "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
     "budget_tokens": 16,
+    "evict_when": "always",
     "interval_tokens": 4,
     "recycle": False,
     "headroom_blocks": 48,
@@ -377,6 +378,7 @@ def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
     config = {
         "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
         "budget_tokens": 100,
+        "evict_when": "always",
         "theta_f": 0.0,
         "low_watermark_blocks": 95,
     }

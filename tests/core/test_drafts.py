@@ -21,6 +21,7 @@ def mean_f(policy: str, interval: int, max_drafts: int, num_right: int) -> float
         config={
             "policy": {"name": policy},
             "budget_tokens": 256,
+            "evict_when": "always",
             "interval_tokens": interval,
             "verify_ratio": 0.0,
         },
@@ -47,7 +48,7 @@ def test_rounds_keep_f_low_without_recycling_drafts(interval: int) -> None:
 
 
 def test_a_request_keeps_the_block_of_its_drafts_and_no_more() -> None:
-    engine = CoreEngine(num_blocks=16, block_size=4, max_drafts=4, config={"budget_tokens": 64})
+    engine = CoreEngine(num_blocks=16, block_size=4, max_drafts=4)
     engine.draft = lambda _: (4, 0)
     engine.add("a", 8)
     engine.step()

@@ -37,6 +37,7 @@ def make(policy: str = "streaming_llm", **config: Any) -> CoreEngine:
         config={
             "policy": {"name": policy, "params": PARAMS.get(policy, {})},
             "budget_tokens": 24,
+            "evict_when": "always",
             "interval_tokens": 0,
             "theta_f": 0.0,
             "low_watermark_blocks": 64,
@@ -279,7 +280,6 @@ def under_pressure(policy: str, num_blocks: int) -> CoreEngine:
             "policy": {"name": policy},
             "budget_tokens": 16,
             "interval_tokens": 4,
-            "evict_when": "pressure",
         },
     )
     engine.reserves = True
@@ -341,7 +341,13 @@ def test_a_policy_that_failed_evicts_nothing_even_of_the_forgotten() -> None:
 def live(arguments: dict[str, Any] | None = None, **config: Any) -> LiveEngine:
     engine = make_quiet(num_blocks=128)
     engine.configure(
-        **{"policy": {"name": "streaming_llm"}, "budget_tokens": 60, "interval_tokens": 0} | config
+        **{
+            "policy": {"name": "streaming_llm"},
+            "budget_tokens": 60,
+            "interval_tokens": 0,
+            "evict_when": "always",
+        }
+        | config
     )
     engine.runtime.announce(
         "a", request_rules(arguments), prompt=Prompt(100), num_prompt_tokens=100

@@ -157,6 +157,7 @@ def holed(num_requests: int = 3, **config: Any) -> CoreEngine:
     values: dict[str, Any] = {
         "policy": {"name": "random", "params": {"recent": 2, "sinks": 1}},
         "budget_tokens": 16,
+        "evict_when": "always",
         "interval_tokens": 3,
         "theta_f": 0.0,
         "low_watermark_blocks": 64,
@@ -325,6 +326,7 @@ def blocks_of_a_long_prompt(*, prefix_caching: bool) -> tuple[CoreEngine, list[i
         config={
             "policy": {"name": "streaming_llm"},
             "budget_tokens": 256,
+            "evict_when": "always",
             "interval_tokens": 0,
             "theta_f": 0.0,
             "low_watermark_blocks": 64,

@@ -97,6 +97,7 @@ def test_the_ratio_is_a_share_of_relocations_and_live(ratio: float, share: float
         config={
             "policy": {"name": "random", "params": {"recent": 2, "sinks": 1}},
             "budget_tokens": 10,
+            "evict_when": "always",
             "interval_tokens": 4,
             "theta_f": 0.0,
             "low_watermark_blocks": 40,

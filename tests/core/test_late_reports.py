@@ -27,6 +27,7 @@ def late(policy: str = "h2o", *, lag: int = 1, **config: Any) -> CoreEngine:
     values: dict[str, Any] = {
         "policy": {"name": policy, "params": PARAMS[policy]},
         "budget_tokens": 16,
+        "evict_when": "always",
         "interval_tokens": 5,
         "theta_f": 0.0,
         "low_watermark_blocks": 64,
@@ -109,10 +110,10 @@ def test_a_lowered_budget_waits_for_scores_of_now() -> None:
 
 
 def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
-    live = make_engine(concurrency=1, prompt_tokens=40, max_tokens=400)
+    fixed = {"budget_tokens": 32, "interval_tokens": 0, "evict_when": "always"}
+    config = {"policy": H2O} | fixed
+    live = make_engine(concurrency=1, prompt_tokens=40, max_tokens=400, config=config)
     try:
-        patch = {"policy": H2O, "budget_tokens": 32, "interval_tokens": 0}
-        live.call("patch_config", patch=patch)
         live.core.worker_lag_steps = 1
         live.steps(4)
         runtime = live.core.runtime

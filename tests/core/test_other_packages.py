@@ -21,6 +21,8 @@ from vtoken.wire.commands import Command, Policies
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+NONE = {"name": "none"}  # until a test chooses a package's
+FIXED = {"policy": NONE, "budget_tokens": 12, "interval_tokens": 0, "evict_when": "always"}
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_its_policy_is_chosen_live_and_keeps_evenly_spaced_tokens(reclamation: s
     engine = CoreEngine(
         num_blocks=128,
         block_size=4,
-        config={"budget_tokens": 12, "interval_tokens": 2, "reclamation": reclamation},
+        config=FIXED | {"interval_tokens": 2, "reclamation": reclamation},
     )
     engine.add("a", 42)
     engine.step()
@@ -176,9 +178,7 @@ def least_attention(install: Install) -> None:
 @pytest.mark.usefixtures("least_attention")
 def test_a_policy_of_a_package_evicts_by_a_signal_of_its_own() -> None:
     """The scheduler asks for it at its default depth, and the worker's scores decide."""
-    engine = CoreEngine(
-        num_blocks=128, block_size=4, config={"budget_tokens": 12, "interval_tokens": 0}
-    )
+    engine = CoreEngine(num_blocks=128, block_size=4, config=FIXED)
     controller(engine).patch_config({"policy": {"name": "least_attention"}})
     engine.worker.score = lambda _, n: np.abs(np.arange(n, dtype=np.float32) - 20)
     engine.add("a", 42)

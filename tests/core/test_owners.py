@@ -81,6 +81,7 @@ def test_owners_follow_relocation_recycling_and_preemption() -> None:
         config={
             "policy": {"name": "random", "params": {"recent": 2, "sinks": 1}},
             "budget_tokens": 16,
+            "evict_when": "always",
             "interval_tokens": 3,
             "theta_f": 0.0,
             "low_watermark_blocks": 48,

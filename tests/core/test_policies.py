@@ -368,6 +368,7 @@ def eviction_log(reclamation: str, policy: dict[str, Any]) -> dict[str, list[lis
         config={
             "policy": policy,
             "budget_tokens": 12,
+            "evict_when": "always",
             "interval_tokens": 2,
             "reclamation": reclamation,
             "recycle": reclamation != "off",

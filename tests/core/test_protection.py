@@ -304,7 +304,8 @@ def test_a_span_outside_the_prompt_is_refused_when_the_prompt_is_known() -> None
 
 def make(arguments: dict[str, Any] | None = None, **config: Any) -> LiveEngine:
     engine = make_quiet(num_blocks=128)
-    engine.configure(**{"policy": {"name": "streaming_llm"}, "interval_tokens": 0} | config)
+    fixed = {"policy": {"name": "streaming_llm"}, "interval_tokens": 0, "evict_when": "always"}
+    engine.configure(**fixed | {"budget_ratio": 0.0} | config)
     engine.runtime.announce("a", request_rules(arguments), num_prompt_tokens=100)
     engine.admit("a", 100)
     return engine
@@ -384,6 +385,7 @@ def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> N
         config={
             "policy": {"name": policy, "params": params},
             "budget_tokens": 24,
+            "evict_when": "always",
             "interval_tokens": 0,
             "evict_during": evict_during,
             "theta_f": 0.0,
@@ -424,7 +426,8 @@ class Stubborn(Policy):
 def test_a_protected_victim_is_refused_as_a_dead_one_is(together: bool) -> None:
     policy = Stubborn()
     policy.together = together
-    engine = CoreEngine(config={"budget_tokens": 8, "interval_tokens": 0})
+    fixed = {"budget_tokens": 8, "interval_tokens": 0, "evict_when": "always"}
+    engine = CoreEngine(config={"policy": {"name": "none"}} | fixed)
     engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
     engine.add("a", 19, rules=RequestRules(protect=((3, 5),)))
     engine.step()

@@ -43,6 +43,7 @@ def engine() -> Iterator[LiveEngine]:
         config={
             "policy": {"name": "h2o", "params": {"sinks": 2}},
             "budget_tokens": 18,
+            "evict_when": "always",
             "interval_tokens": 3,
             "theta_f": 0.0,
             "low_watermark_blocks": 96,

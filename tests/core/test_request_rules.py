@@ -104,7 +104,7 @@ def test_a_bad_argument_is_refused_by_name(arguments: dict[str, Any], field: str
 def test_two_requests_under_different_rules_in_one_step() -> None:
     engine = make_quiet(num_blocks=64)
     try:
-        engine.configure(policy={"name": "none"}, interval_tokens=0)
+        engine.configure(policy={"name": "none"}, interval_tokens=0, evict_when="always")
         for name, arguments in {
             "small": {"vtoken_policy": "streaming_llm", "vtoken_budget_tokens": 32},
             "large": {"vtoken_policy": "sliding_window", "vtoken_budget_tokens": 64},

@@ -24,6 +24,7 @@ def running(
         config={
             "policy": {"name": "random", "params": {"seed": seed, "recent": 4, "sinks": 1}},
             "budget_tokens": budget,
+            "evict_when": "always",
             "interval_tokens": interval,
             "theta_f": 0.0,
             "low_watermark_blocks": 256,

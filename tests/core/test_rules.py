@@ -31,6 +31,7 @@ def crowd(
     config = {
         "policy": {"name": policy, "params": params},
         "budget_tokens": 10,
+        "evict_when": "always",
         "interval_tokens": 1,
         "low_watermark_blocks": num_blocks,
     } | EAGER
@@ -205,6 +206,7 @@ def scattered(worker: SimulatedWorker | None = None) -> CoreEngine:
         config={
             "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
             "budget_tokens": 8,
+            "evict_when": "always",
             "interval_tokens": 0,
             "planner": "pack",
             "headroom_blocks": 8,

@@ -33,6 +33,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "tova": {"heads": "mean", "pool_radius": 3},
     "knorm": {"recent": 1},
 }
+TOVA = {"policy": {"name": "tova", "params": PARAMS["tova"]}, "evict_when": "always"}
 
 
 def choice(policy: str) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def engine_with(policy: str, *, lag: int = 0, budget: int = 8, **config: Any) ->
         config={
             "policy": choice(policy),
             "budget_tokens": budget,
+            "evict_when": "always",
             "interval_tokens": 2,
             **config,
         },
@@ -127,7 +129,7 @@ def signals_of(engine: CoreEngine) -> tuple[Signal, ...]:
 def test_without_settings_and_profile_signals_come_from_a_layer_at_0_7_of_the_depth(
     num_layers: int, layer: int
 ) -> None:
-    engine = CoreEngine(config={"policy": choice("tova")}, num_layers=num_layers)
+    engine = CoreEngine(config=TOVA, num_layers=num_layers)
     assert signals_of(engine) == (Signal("attention_last", pool_radius=3, layers=(layer,)),)
 
 
@@ -142,7 +144,7 @@ def test_the_default_depth_is_that_of_the_kind_of_signal(kind: str, layer: int) 
 
 def test_a_profile_says_where_each_kind_of_signal_comes_from() -> None:
     measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
-    config = {"policy": choice("tova"), "shadow": choice("h2o")}
+    config = TOVA | {"shadow": choice("h2o")}
     engine = CoreEngine(config=config, calibration=measured)
     here = Signal("attention_last", pool_radius=3, layers=(1, 3), heads=(0, 2))
     assert signals_of(engine) == (here, SUM)  # of another kind, which was not measured
@@ -161,7 +163,7 @@ def test_settings_come_before_the_profile(
     probe: dict[str, Any], layers: tuple[int, ...], heads: tuple[int, ...]
 ) -> None:
     measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
-    config = {"policy": choice("tova"), "probe": probe}
+    config = TOVA | {"probe": probe}
     engine = CoreEngine(config=config, calibration=measured)
     assert signals_of(engine) == (
         Signal("attention_last", pool_radius=3, layers=layers, heads=heads),

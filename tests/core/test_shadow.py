@@ -40,6 +40,7 @@ def crowd(policy: str, shadow: str | None = None, *, lag: int = 0, **config: Any
         "policy": choice(policy),
         "shadow": None if shadow is None else choice(shadow),
         "budget_tokens": 24,
+        "evict_when": "always",
         "interval_tokens": 3,
         "theta_f": 0.1,
         "low_watermark_blocks": 56,

@@ -315,6 +315,7 @@ def sharers(
     values: dict[str, Any] = {
         "policy": {"name": policy, "params": params.get(policy, {})},
         "budget_tokens": 8,
+        "evict_when": "always",
         "interval_tokens": 2,
         "theta_f": 0.0,
         "low_watermark_blocks": 64,

@@ -68,7 +68,7 @@ def test_no_frame_is_made_while_nobody_listens(engine: LiveEngine) -> None:
 def test_events_wait_for_a_listener_and_come_in_order(
     engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
 ) -> None:
-    engine.steps(20)
+    engine.steps(30)
     socket = subscribe(TOPIC_EVENTS)
     engine.publisher.publish(must_not_be_called)
     topic, payload = socket.recv_multipart()

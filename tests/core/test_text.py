@@ -23,6 +23,7 @@ def core() -> Iterator[LiveEngine]:
         policy=POLICY,
         shadow=SHADOW,
         budget_tokens=20,
+        evict_when="always",
         interval_tokens=5,
         recycle=False,
         reclamation="paused",

@@ -40,7 +40,7 @@ class Bench:
     """An engine at rest whose clock is the test's."""
 
     def __init__(self, **options: Any) -> None:
-        self.engine: LiveEngine = make_engine(**{"num_blocks": 32} | options)
+        self.engine: LiveEngine = make_engine(**{"num_blocks": 32, "prompt_tokens": 96} | options)
         self.now = 0.0
         self.engine.controller = Controller(self.engine.reporter, "", lambda: self.now)
         self.runtime = self.engine.core.runtime
@@ -194,18 +194,18 @@ def test_a_revision_that_no_step_ran_with_is_reported_as_superseded(bench: Bench
         ({"reclamation": "paused"}, {"theta_f": 0.5, "reclamation": "auto"}, None),
         ({"reclamation": "paused"}, {"batch_size": 5}, None),
         (
-            {"policy": {"name": "none"}},
+            {"policy": {"name": "none"}, "budget_ratio": 0.0},
             {"budget_tokens": 40},
             "budget_tokens: only for requests with a policy of their own, while policy is none",
         ),
-        ({}, {"budget_tokens": 40}, None),
+        ({"budget_ratio": 0.0}, {"budget_tokens": 40}, None),
         (
             {"evict_when": "always"},
             {"evict_after_wait_ms": 500},
             "evict_after_wait_ms: only for requests with vtoken_evict_when=pressure, while "
             "evict_when is always",
         ),
-        ({"evict_when": "pressure"}, {"evict_after_wait_ms": 500}, None),
+        ({}, {"evict_after_wait_ms": 500}, None),
         (
             {"policy": {"name": "none"}, "evict_when": "always"},
             {"evict_when": "pressure"},
@@ -218,13 +218,13 @@ def test_a_revision_that_no_step_ran_with_is_reported_as_superseded(bench: Bench
             "stays lost",
         ),
         (
-            {"evict_when": "pressure"},
+            {},
             {"evict_when": "always"},
             "always: running requests beyond their budget and interval lose tokens from the next "
             "step on, whether a block is short or not",
         ),
         (
-            {"evict_when": "pressure"},
+            {},
             {"reclamation": "off"},
             "pressure: while reclamation is off, nobody gives tokens, and a request that "
             "grows may preempt another",
@@ -244,7 +244,7 @@ def test_a_note_names_values_without_effect_and_what_a_mode_means(
 
 
 def test_a_dry_run_says_if_no_running_request_is_above_a_floor(bench: Bench) -> None:
-    bench.patch({"evict_when": "pressure"})
+    bench.patch({"budget_ratio": 0.0})
     bench.engine.steps(3)
     note = "no running request can give: none has a block above this floor"
     longest = max(table.num_live for table in bench.runtime.tables)

@@ -27,8 +27,9 @@ def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
     is emptied and the last but one is left open at its end: 0 and 11 move. 10 dies in step 3, 11
     in step 4. `gap` steps after the move, the policy keeps recent tokens only: 0 dies.
     """
-    config = {"policy": {"name": "streaming_llm", "params": {"sinks": 1}}, "budget_tokens": 7}
-    engine = CoreEngine(num_blocks=32, block_size=4, config=EAGER | config, prefix_caching=False)
+    policy = {"name": "streaming_llm", "params": {"sinks": 1}}
+    config = EAGER | {"policy": policy, "budget_tokens": 7, "evict_when": "always"}
+    engine = CoreEngine(num_blocks=32, block_size=4, config=config, prefix_caching=False)
     runtime = engine.runtime
     engine.add("a", 16)
     engine.step()
@@ -73,6 +74,7 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
     config = EAGER | {
         "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
         "budget_tokens": 16,
+        "evict_when": "always",
         "interval_tokens": 3,
         "recycle": False,
         "low_watermark_blocks": 64,

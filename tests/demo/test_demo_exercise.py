@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import LiveEngine, Words, make_engine
 from tests.support.serving import serve
 from vtoken import wire
 from vtoken.client import Client
@@ -26,10 +26,10 @@ Handle = Callable[[commands.Command], wire.Reply]
 
 @asynccontextmanager
 async def stepping(core: LiveEngine) -> AsyncIterator[None]:
-    """Run steps of two requests in the background."""
-    core.configure(policy={"name": "random"}, budget_tokens=64, interval_tokens=16)
-    core.admit("a", 100)
-    core.admit("b", 80)
+    """Run steps in the background of requests that give tokens for each other."""
+    core.runtime.policy_runner.vocabulary = Words()
+    core.steps(30)
+    assert core.runtime.counters.pressure.given_tokens > 0
     async with core.stepping():
         yield
     core.close()
@@ -52,7 +52,7 @@ async def exercised(core: LiveEngine, handle: Handle, recording: Path) -> dict[s
 
 
 async def test_every_control_of_a_sound_server_passes(tmp_path: Path) -> None:
-    core = make_quiet(num_blocks=1024)
+    core = make_engine(max_hz=1000.0)
     rows = await exercised(core, core.handle, tmp_path / "recording.ndjson")
     assert {name: row.outcome for name, row in rows.items() if not row.ok} == {}
     assert {"policy h2o", "pause", "resume", "compact", "undo", "refused change"} <= rows.keys()
@@ -64,7 +64,7 @@ async def test_every_control_of_a_sound_server_passes(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_answers_without_changing_is_found_out(tmp_path: Path) -> None:
-    core = make_quiet(num_blocks=1024)
+    core = make_engine(max_hz=1000.0)
 
     def lie(command: commands.Command) -> wire.Reply:
         reply = core.handle(command)

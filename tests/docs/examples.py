@@ -81,6 +81,7 @@ def _engine() -> LiveEngine:
     core.configure(
         policy={"name": "random"},
         budget_tokens=64,
+        evict_when="always",
         interval_tokens=16,
         recycle=False,
         reclamation="paused",

@@ -32,6 +32,7 @@ ENGINE_ARGUMENTS: dict[str, Any] = {
 CONFIG: dict[str, Any] = {
     "policy": {"name": "random", "params": {"recent": 4, "sinks": 2}},
     "budget_tokens": 48,
+    "budget_ratio": 0.0,
     "interval_tokens": 12,
     "evict_when": "always",
     "theta_f": 0.0,

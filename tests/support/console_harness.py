@@ -41,6 +41,7 @@ def make_busy(
     core.configure(
         policy={"name": "h2o", "params": {"recent_ratio": 0.5, "sinks": 4}},
         budget_tokens=256,
+        evict_when="always",
         interval_tokens=64,
         theta_f=0.25,
         batch_size=32,
@@ -62,7 +63,6 @@ def make_short(num_blocks: int = 320, concurrency: int = 60) -> LiveEngine:
             "policy": {"name": "h2o", "params": {"recent_ratio": 0.5, "sinks": 4}},
             "budget_tokens": 128,
             "interval_tokens": 32,
-            "evict_when": "pressure",
             "headroom_blocks": 8,
         },
         concurrency=concurrency,

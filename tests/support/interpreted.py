@@ -54,6 +54,7 @@ FILLING = list(range(3, 33))  # alike; holes of its last block, which has no has
 NAIVE: dict[str, Any] = {
     "policy": {"name": "streaming_llm", "params": {}},
     "budget_tokens": 24,
+    "evict_when": "always",
     "interval_tokens": 4,
     "evict_during": "decode",
     "reclamation": "off",
@@ -346,8 +347,7 @@ def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, An
     singles: list[int] = []
     scores = kernels.probe_scores
     kernels.probe_scores = lambda *a, **k: (singles.append(1), scores(*a, **k))  # type: ignore[assignment]
-    config = {"evict_when": "always", "verify_ratio": 1.0}
-    args = plugin.engine_args(config, check_every_step=True)
+    args = plugin.engine_args({"verify_ratio": 1.0}, check_every_step=True)
     STEPS.clear()
     args["logits_processors"] = [PROCESSOR]
     llm = LLM(model, **settings, **args | {"worker_cls": f"{__name__}.Worker"})

@@ -31,6 +31,7 @@ def record(
         config={
             "policy": {"name": "random"},
             "budget_tokens": 96,
+            "evict_when": "always",
             "interval_tokens": 16,
             "theta_f": 0.25,
             "low_watermark_blocks": num_blocks - 1,

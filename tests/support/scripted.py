@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from tests.support.shipped import shipped
 from vtoken import wire
 from vtoken.wire import commands
 
@@ -181,14 +182,13 @@ class ScriptedEngine:
             blocks=1,
             bound_blocks=1,
             naive_blocks=1,
-            policy="none",
-            budget_tokens=2048,
+            policy=CONFIG_VALUES.policy.name,
+            evict_when=CONFIG_VALUES.evict_when,
+            budget_tokens=CONFIG_VALUES.budget_floor_tokens,
             dense=True,
         )
 
 
-CONFIG_VALUES = wire.ConfigValues(
-    policy=wire.PolicyChoice(name="none"),
-    low_watermark_blocks=8,
-    headroom_blocks=2,
+CONFIG_VALUES = msgspec.convert(
+    shipped() | {"low_watermark_blocks": 8, "headroom_blocks": 2}, wire.ConfigValues
 )

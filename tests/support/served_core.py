@@ -36,6 +36,7 @@ async def core() -> AsyncIterator[LiveEngine]:
     core.configure(
         policy={"name": "random"},
         budget_tokens=64,
+        evict_when="always",
         interval_tokens=16,
         recycle=False,
         reclamation="paused",
@@ -66,6 +67,7 @@ def with_holes(rank: int) -> LiveEngine:
     core.configure(
         policy={"name": "random"},
         budget_tokens=64,
+        evict_when="always",
         interval_tokens=16,
         reclamation="paused",
         recycle=False,

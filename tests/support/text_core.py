@@ -16,6 +16,7 @@ def make_evicting(prompt_tokens: int = 201, budget_tokens: int = 128) -> LiveEng
         policy={"name": "random", "params": {"sinks": 3}},
         shadow={"name": "streaming_llm", "params": {"sinks": 3}},
         budget_tokens=budget_tokens,
+        evict_when="always",
         interval_tokens=16,
         recycle=False,
         reclamation="paused",

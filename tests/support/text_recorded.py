@@ -24,6 +24,7 @@ def make_evicting() -> LiveEngine:
     core.configure(
         policy={"name": "random", "params": {"sinks": 3}},
         budget_tokens=128,
+        evict_when="always",
         interval_tokens=16,
         recycle=False,
         reclamation="paused",

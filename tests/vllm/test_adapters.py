@@ -21,7 +21,13 @@ RANK, ALPHA = 8, 16
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 NUM_NEW = 48
 PROMPT = reference.random_prompt(130, 1)
-H2O = {"policy": {"name": "h2o"}, "budget_tokens": 48, "interval_tokens": 8, "round_rule": "paper"}
+H2O = {
+    "policy": {"name": "h2o"},
+    "budget_tokens": 48,
+    "interval_tokens": 8,
+    "evict_when": "always",
+    "round_rule": "paper",
+}
 RELOCATING = {
     "recycle": False,
     "theta_f": 0.0,

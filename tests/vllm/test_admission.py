@@ -38,6 +38,7 @@ def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
         config = {
             "policy": {"name": "streaming_llm"},
             "budget_tokens": 128,
+            "evict_when": "always",
             "interval_tokens": 0,
             "headroom_blocks": 2,
             "admission": admission,
@@ -70,7 +71,8 @@ def test_a_prompt_found_in_the_prefix_cache_waits_for_all_the_blocks_of_its_hit(
 
     long, other = reference.random_prompt(1500, 7), reference.random_prompt(300, 8)
     own = {"vtoken_policy": "streaming_llm", "vtoken_budget_tokens": 64}
-    config = {"evict_during": "both", "interval_tokens": 0, "headroom_blocks": 0}
+    config = {"policy": {"name": "none"}, "evict_when": "always"}
+    config |= {"evict_during": "both", "interval_tokens": 0, "headroom_blocks": 0}
     with engine(
         num_gpu_blocks_override=51,
         max_model_len=1600,
@@ -122,6 +124,7 @@ def test_blocks_that_the_watermark_withholds_are_reported_and_open_the_gate(
     config = {
         "policy": {"name": "random"},
         "budget_tokens": 256,
+        "evict_when": "always",
         "interval_tokens": 0,
         "headroom_blocks": 2,
         "low_watermark_blocks": 2,

@@ -52,6 +52,7 @@ def args(
     config = {
         "policy": {"name": policy, "params": params or {}},
         "budget_tokens": BUDGET,
+        "evict_when": "always",
         "interval_tokens": INTERVAL,
         "verify_ratio": 1.0,
         **config,

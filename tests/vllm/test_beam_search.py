@@ -22,6 +22,7 @@ PROMPT = reference.random_prompt(150, 3)
 POLICY = {
     "policy": {"name": "streaming_llm", "params": {"sinks": SINKS}},
     "budget_tokens": BUDGET,
+    "evict_when": "always",
     "interval_tokens": INTERVAL,
     "verify_ratio": 1.0,
 }

@@ -26,7 +26,12 @@ SMALL = replace(
     vocab_size=1024,
     max_model_len=16_384,
 )
-BUDGET = {"policy": {"name": "streaming_llm"}, "budget_tokens": 96, "interval_tokens": 8}
+BUDGET = {
+    "policy": {"name": "streaming_llm"},
+    "budget_tokens": 96,
+    "interval_tokens": 8,
+    "evict_when": "always",
+}
 
 
 def test_an_engine_serves_a_shape_without_weights(tmp_path: Path, engine: Any, greedy: Any) -> None:

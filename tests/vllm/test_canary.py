@@ -33,6 +33,7 @@ def args(policy: str = "streaming_llm", **config: Any) -> dict[str, Any]:
     config = {
         "policy": {"name": policy},
         "budget_tokens": 64,
+        "evict_when": "always",
         "interval_tokens": 8,
         "canary": ALWAYS,
         **config,

@@ -24,6 +24,7 @@ from tests.support.steps_overlap import async_scheduling
 pytestmark = pytest.mark.vllm
 
 ROOT = Path(__file__).resolve().parents[2]
+NONE = {"policy": {"name": "none"}}  # until a scenario chooses
 
 
 def run_process(*command: str, **environment: str) -> Any:
@@ -58,14 +59,14 @@ def result(demo_model: Path, windowed: Path) -> Any:
 @pytest.fixture(scope="module")
 def on_cpu(engine: Any) -> Any:
     """The same requests on the CPU worker, which has other kernels and packs holes."""
-    with async_scheduling(), engine(**interpreted.ENGINE, **engine_args()) as llm:
+    with async_scheduling(), engine(**interpreted.ENGINE, **engine_args(NONE)) as llm:
         return interpreted.play(llm, interpreted.SCENARIOS)
 
 
 @pytest.fixture(scope="module")
 def on_cpu_windowed(engine: Any, windowed: Path) -> Any:
     settings = interpreted.WINDOWED | {"model": str(windowed)}
-    with async_scheduling(), engine(**settings, **engine_args()) as llm:
+    with async_scheduling(), engine(**settings, **engine_args(NONE)) as llm:
         return interpreted.play(llm, interpreted.WITH_WINDOWS)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer, runtime_of
+from tests.support.observe import Observer
 
 pytestmark = pytest.mark.vllm
 
@@ -52,12 +52,34 @@ def vtoken_args(interval: int, policy: str = "streaming_llm", **config: Any) -> 
         {
             "policy": {"name": policy},
             "budget_tokens": BUDGET,
+            "evict_when": "always",
             "interval_tokens": interval,
             "verify_ratio": 1.0,
             **config,
         },
         check_every_step=True,
     )
+
+
+@pytest.mark.parametrize(("block_size", "num_blocks"), [(32, 49), (16, 97), (64, 27)])
+def test_tokens_under_what_ships_equal_the_reference_with_its_victims(
+    block_size: int, num_blocks: int, engine: Any, greedy: Any, hf_model: Any
+) -> None:
+    prompts = [reference.random_prompt(n, n) for n in (400, 310, 290, 370)]
+    args = engine_args({"verify_ratio": 1.0}, check_every_step=True)
+    args |= {"block_size": block_size, "num_gpu_blocks_override": num_blocks}
+    with engine(enable_prefix_caching=False, max_model_len=1024, **args) as llm:
+        observer = Observer(llm)
+        tokens = greedy(llm, prompts, NUM_NEW // 2)
+        counters, logs = observer.runtime.counters, observer.logs()
+        assert observer.runtime.geometry.block_size == block_size
+        assert counters.pressure.given_tokens == counters.tokens.evicted > 200
+        assert counters.reclamation.relocations > 0
+        assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
+    for prompt, found, log in zip(prompts, tokens, logs, strict=True):
+        assert found == reference.generate(
+            hf_model, prompt, NUM_NEW // 2, reference.replay(log), draft=found
+        )
 
 
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -169,22 +191,14 @@ def test_blocks_of_a_running_request_are_reused_by_another(
     assert tokens == expected(0, prompts, tokens)
 
 
-@pytest.mark.parametrize("block_size", [16, 64])
-def test_other_block_sizes_are_exact_too(
-    block_size: int, engine: Any, greedy: Any, expected: Callable[..., Tokens]
-) -> None:
-    pool_blocks = 512 * 32 // block_size
-    config = vtoken_args(48, recycle=False, **EAGER | {"low_watermark_blocks": pool_blocks})
-    with engine(enable_prefix_caching=False, block_size=block_size, **config) as llm:
-        tokens = greedy(llm, PROMPTS, NUM_NEW)
-        assert runtime_of(llm).geometry.block_size == block_size
-        assert runtime_of(llm).counters.reclamation.relocations > 0
-    assert tokens == expected(48, draft=tokens)
-
-
 def test_a_long_prompt_holds_nine_blocks_for_hundreds_of_steps(engine: Any, greedy: Any) -> None:
     config = engine_args(
-        {"policy": {"name": "streaming_llm"}, "budget_tokens": 256, "interval_tokens": 0}
+        {
+            "policy": {"name": "streaming_llm"},
+            "budget_tokens": 256,
+            "interval_tokens": 0,
+            "evict_when": "always",
+        }
     )
     with engine(enable_prefix_caching=False, **config) as llm:
         observer = Observer(llm)

@@ -108,15 +108,24 @@ def assert_same(tokens: list[int], answer: Answer, dtype: str) -> None:
     assert first is None or gaps[first] < NEAR_TIE * sorted(gaps)[len(gaps) // 2]
 
 
-def settings(folder: Path, config: dict[str, Any], **overrides: Any) -> dict[str, Any]:
-    values = {"policy": POLICY, "budget_tokens": BUDGET, "interval_tokens": INTERVAL, **config}
+FIXED = {
+    "policy": POLICY,
+    "budget_tokens": BUDGET,
+    "interval_tokens": INTERVAL,
+    "evict_when": "always",
+}
+
+
+def settings(
+    folder: Path, config: dict[str, Any], *, base: dict[str, Any] = FIXED, **overrides: Any
+) -> dict[str, Any]:
     return {
         "model": str(folder),
         "max_model_len": 1024,
         "skip_tokenizer_init": True,
         "enable_prefix_caching": True,
         **overrides,
-        **engine_args(values | {"verify_ratio": 1.0}, check_every_step=True),
+        **engine_args(base | config | {"verify_ratio": 1.0}, check_every_step=True),
     }
 
 
@@ -278,12 +287,14 @@ class Pressed(NamedTuple):
     lengths: list[int]
     num_new: int
     num_blocks: int
-    policy: dict[str, Any]
+    config: dict[str, Any]
 
 
+SHIPPED = {"budget_floor_tokens": BUDGET}  # these requests are shorter than the floor that ships
 PRESSED = {
-    "gpt_oss": Pressed([100, 117, 134, 151], 96, 64, {"name": "h2o"}),
-    "falcon_h1": Pressed([100] * 4, 60, 11, POLICY),  # each holds a state and a block of 128 slots
+    "gpt_oss": Pressed([100, 117, 134, 151], 96, 64, SHIPPED),
+    # each holds a state and a block of 128 slots
+    "falcon_h1": Pressed([100] * 4, 60, 11, FIXED | {"evict_when": "pressure"}),
 }
 
 
@@ -293,9 +304,9 @@ def test_requests_that_give_for_others_are_exact_beside_other_groups(
 ) -> None:
     case, folder = PRESSED[family], folder_of(family)
     prompts = [reference.random_prompt(length, 60 + i) for i, length in enumerate(case.lengths)]
-    values = {"policy": case.policy, "evict_when": "pressure", "headroom_blocks": 2}
     pool = cached_pool(family) | {"num_gpu_blocks_override": case.num_blocks, "max_model_len": 256}
-    with engine(**settings(folder, values, **pool | {"enable_prefix_caching": False})) as llm:
+    pool |= {"enable_prefix_caching": False, "base": case.config}
+    with engine(**settings(folder, {"headroom_blocks": 2}, **pool)) as llm:
         observer = Observer(llm)
         tokens = greedy(llm, prompts, case.num_new)
         counters, logs = observer.runtime.counters, observer.logs()
@@ -312,9 +323,9 @@ def test_requests_give_before_one_is_preempted_for_a_window(
     shortage that counts the managed group alone preempts one although others could give.
     """
     prompts = [reference.random_prompt(20, 40 + i) for i in range(8)]
-    values = {"evict_when": "pressure", "headroom_blocks": 1}
+    values = {"headroom_blocks": 1}
     pool = {"num_gpu_blocks_override": 70, "block_size": 16, "max_model_len": 256}
-    pool |= {"enable_prefix_caching": False}
+    pool |= {"enable_prefix_caching": False, "base": PRESSED["falcon_h1"].config}
     with engine(**settings(gpt_oss, values, **pool)) as llm:
         observer = Observer(llm)
         tokens = greedy(llm, prompts, 100)

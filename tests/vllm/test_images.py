@@ -21,7 +21,13 @@ IMAGE, NUM_IDS = 258, 262  # the placeholder's id; ids, those of other special t
 SIDE, PATCH = 112, 14  # pixels
 IMAGE_TOKENS = (SIDE // PATCH // 2) ** 2
 NUM_NEW, CHUNK = 48, 48
-H2O = {"policy": {"name": "h2o"}, "budget_tokens": 48, "interval_tokens": 8, "round_rule": "paper"}
+H2O = {
+    "policy": {"name": "h2o"},
+    "budget_tokens": 48,
+    "interval_tokens": 8,
+    "evict_when": "always",
+    "round_rule": "paper",
+}
 RELOCATING = {
     "recycle": False,
     "theta_f": 0.0,

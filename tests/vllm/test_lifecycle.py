@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import runtime_of
+from tests.support.observe import Observer, runtime_of
 from vtoken.base.errors import InvariantViolation
 from vtoken.control.trials import Terms
 from vtoken.vllm.touchpoints import register
@@ -21,21 +21,19 @@ from vtoken.wire.guards import checked
 
 pytestmark = pytest.mark.vllm
 
-PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((200, 90, 150))]
-BUDGET = 64
+PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((400, 290, 350))]
+FIXED = {
+    "policy": {"name": "streaming_llm"},
+    "budget_tokens": 64,
+    "interval_tokens": 8,
+    "evict_when": "always",
+}
 
 
 def args(**config: Any) -> dict[str, Any]:
-    return engine_args(
-        {
-            "policy": {"name": "streaming_llm"},
-            "budget_tokens": BUDGET,
-            "interval_tokens": 8,
-            "verify_ratio": 1.0,
-            **config,
-        },
-        check_every_step=True,
-    )
+    """What ships, in a pool in which `PROMPTS` soon give tokens."""
+    pool = {"num_gpu_blocks_override": 37, "max_model_len": 1024}
+    return pool | engine_args({"verify_ratio": 1.0, **config}, check_every_step=True)
 
 
 def scheduler_of(llm: Any) -> Any:
@@ -64,16 +62,33 @@ def step(llm: Any, tokens: dict[str, list[int]], times: int | None = None) -> No
         times = None if times is None else times - 1
 
 
-def check_two_lives(
-    hf_model: Any, tokens: dict[str, list[int]], so_far: dict[str, list[int]], num_new: int
-) -> None:
-    """Requests preempted after `so_far` saw their whole context again, and then evicted anew."""
-    evict = reference.streaming_llm(4, BUDGET, 8)
-    for number, prompt in enumerate(PROMPTS):
-        seen = so_far[f"r{number}"]
-        first = reference.generate(hf_model, prompt, len(seen), evict, draft=seen)
-        rest = reference.generate(hf_model, prompt + seen, num_new - len(seen), evict)
-        assert tokens[f"r{number}"] == first + rest
+class Lives:
+    """The requests before and after a preemption of all, each life with its victims."""
+
+    def __init__(self, llm: Any) -> None:
+        self._observer = Observer(llm)
+        self._first: dict[str, dict[int, set[int]]] = {}
+        self._so_far: dict[str, list[int]] = {}
+
+    def end_first(self, tokens: dict[str, list[int]]) -> None:
+        """All were preempted after `tokens`."""
+        self._first, self._so_far = dict(self._observer.victims), dict(tokens)
+        self._observer.victims.clear()
+
+    def check(self, hf_model: Any, tokens: dict[str, list[int]], num_new: int) -> None:
+        """They saw their whole context again, and then gave anew."""
+        for number, prompt in enumerate(PROMPTS):
+            seen, found = self._so_far[f"r{number}"], tokens[f"r{number}"]
+            log, known = self._log(self._first, number, len(prompt)), prompt + seen
+            rest, left = found[len(seen) :], num_new - len(seen)
+            assert seen == reference.generate(hf_model, prompt, len(seen), log, draft=seen)
+            log = self._log(self._observer.victims, number, len(known))
+            assert rest == reference.generate(hf_model, known, left, log, draft=rest)
+
+    @staticmethod
+    def _log(victims: dict[str, dict[int, set[int]]], number: int, known: int) -> reference.Evict:
+        logs = [log for name, log in victims.items() if name.startswith(f"r{number}-")]
+        return reference.replay({n - known: ids for log in logs for n, ids in log.items()})
 
 
 def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
@@ -82,19 +97,20 @@ def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
     num_new, before = 160, 70
     tokens: dict[str, list[int]] = {}
     with engine(enable_prefix_caching=False, **args()) as llm:
+        lives = Lives(llm)
         submit(llm, PROMPTS, num_new)
         step(llm, tokens, before)
         runtime = runtime_of(llm)
-        assert runtime.counters.tokens.evicted > 0
+        assert runtime.counters.pressure.given_tokens > 0
         assert scheduler_of(llm).reset_prefix_cache(reset_running_requests=True)
-        so_far = {request: list(ids) for request, ids in tokens.items()}
+        lives.end_first(tokens)
         assert len(runtime.tables) == 0
         step(llm, tokens)
         assert runtime.counters.requests.preempted == len(PROMPTS)
         kinds = [event.kind for event in runtime.events.page(0, 10_000).events]
         assert kinds.count("preemption") == len(PROMPTS)
         assert runtime.counters.invariants.violations == 0
-    check_two_lives(hf_model, tokens, so_far, num_new)
+    lives.check(hf_model, tokens, num_new)
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -105,11 +121,12 @@ def test_sleep_forgets_every_table_and_requests_resume_after_it(
     tokens: dict[str, list[int]] = {}
     with engine(enable_prefix_caching=True, **args()) as llm:
         pool = scheduler_of(llm).kv_cache_manager.block_pool
+        lives = Lives(llm)
         submit(llm, PROMPTS, num_new)
         step(llm, tokens, before)
         runtime = runtime_of(llm)
-        assert runtime.counters.tokens.evicted > 0
-        so_far = {request: list(ids) for request, ids in tokens.items()}
+        assert runtime.counters.pressure.given_tokens > 0
+        lives.end_first(tokens)
         llm.sleep(level=level, mode="keep")
         assert len(runtime.tables) == 0
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
@@ -123,7 +140,7 @@ def test_sleep_forgets_every_table_and_requests_resume_after_it(
         llm.sleep(level=level, mode="abort")
         assert (len(runtime.tables), scheduler_of(llm).requests) == (0, {})
         assert runtime.counters.invariants.violations == 0
-    check_two_lives(hf_model, tokens, so_far, num_new)
+    lives.check(hf_model, tokens, num_new)
 
 
 def test_waiting_and_preempted_requests_are_reported_as_such(engine: Any) -> None:
@@ -143,8 +160,8 @@ def test_waiting_and_preempted_requests_are_reported_as_such(engine: Any) -> Non
         assert states() == {"r0": "preempted", "r1": "preempted", "r2": "waiting"}
         rows = {row.id.split("-")[0]: row for row in reporter.rows()}
         num_sampled = len(tokens["r0"])
-        assert (rows["r0"].prompt_tokens, rows["r0"].output_tokens) == (200, num_sampled)
-        assert (rows["r2"].prompt_tokens, rows["r2"].output_tokens) == (150, 0)
+        assert (rows["r0"].prompt_tokens, rows["r0"].output_tokens) == (400, num_sampled)
+        assert (rows["r2"].prompt_tokens, rows["r2"].output_tokens) == (350, 0)
         for row in rows.values():
             assert reporter.request(row.id).state == row.state
         step(llm, tokens)
@@ -219,7 +236,7 @@ def test_tables_follow_steps_without_evictions_through_a_hit_a_preemption_and_a_
     engine: Any,
 ) -> None:
     tokens: dict[str, list[int]] = {}
-    idle = engine_args({"budget_tokens": BUDGET, "interval_tokens": 8}, check_every_step=False)
+    idle = engine_args(FIXED | {"policy": {"name": "none"}}, check_every_step=False)
     with engine(enable_prefix_caching=True, **idle) as llm:
         runtime = runtime_of(llm)
         submit(llm, PROMPTS, 120)
@@ -249,8 +266,7 @@ def test_tables_follow_steps_without_evictions_through_a_hit_a_preemption_and_a_
 
 def test_abort_and_finish_return_every_block(engine: Any) -> None:
     tokens: dict[str, list[int]] = {}
-    eager = {"theta_f": 0.0, "low_watermark_blocks": 512, "recycle": False}
-    with engine(enable_prefix_caching=True, **args(**eager)) as llm:
+    with engine(enable_prefix_caching=True, **args()) as llm:
         runtime = runtime_of(llm)
         free = runtime.state.store.num_free_blocks()
         submit(llm, PROMPTS, 120)
@@ -268,7 +284,7 @@ def test_abort_and_finish_return_every_block(engine: Any) -> None:
 
 
 def test_an_evicting_request_is_never_cached_again(engine: Any, greedy: Any) -> None:
-    with engine(enable_prefix_caching=True, **args()) as llm:
+    with engine(enable_prefix_caching=True, **args(**FIXED)) as llm:
         (answer,) = greedy(llm, PROMPTS[:1], 200)
         manager = scheduler_of(llm).kv_cache_manager
         pool = manager.block_pool
@@ -278,7 +294,7 @@ def test_an_evicting_request_is_never_cached_again(engine: Any, greedy: Any) -> 
         follow_up = PROMPTS[0] + answer
         fresh = greedy(llm, [follow_up], 40)
         assert runtime_of(llm).counters.invariants.violations == 0
-    with engine(enable_prefix_caching=False, **args()) as llm:
+    with engine(enable_prefix_caching=False, **args(**FIXED)) as llm:
         assert greedy(llm, [follow_up], 40) == fresh
 
 

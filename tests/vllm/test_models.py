@@ -36,6 +36,7 @@ PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((
 H2O = {
     "policy": {"name": "h2o"},
     "budget_tokens": 48,
+    "evict_when": "always",
     "interval_tokens": 8,
     "round_rule": "paper",
 }

@@ -47,6 +47,7 @@ def args(**config: Any) -> dict[str, Any]:
     config = {
         "policy": {"name": "streaming_llm"},
         "budget_tokens": BUDGET,
+        "evict_when": "always",
         "interval_tokens": INTERVAL,
         "verify_ratio": 1.0,
         **EAGER,

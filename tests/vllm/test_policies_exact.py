@@ -69,7 +69,7 @@ def runs(engine: Any) -> dict[str, dict[str, Run]]:
     found: dict[str, dict[str, Run]] = {}
     policies = [(name, PARAMS.get(name, {})) for name in EVICTING]
     for variant, config in VARIANTS.items():
-        settings = {"budget_tokens": 64, "interval_tokens": 16, **config}
+        settings = {"budget_tokens": 64, "interval_tokens": 16, "evict_when": "always", **config}
         args = engine_args(settings | {"verify_ratio": 1.0}, check_every_step=True)
         with engine(enable_prefix_caching=False, **args) as llm:
             observer = Observer(llm)

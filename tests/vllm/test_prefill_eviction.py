@@ -28,6 +28,7 @@ def vtoken_args(policy: str, during: str, **config: Any) -> dict[str, Any]:
         {
             "policy": {"name": policy},
             "budget_tokens": BUDGET,
+            "evict_when": "always",
             "interval_tokens": 32,
             "evict_during": during,
             "theta_f": 0.0,

@@ -51,7 +51,9 @@ def configure(llm: Any, **patch: Any) -> None:
     values = {
         **EAGER,
         "policy": POLICIES["random"],
+        "budget_ratio": 0.0,
         "budget_tokens": BUDGET,
+        "evict_when": "always",
         "interval_tokens": INTERVAL,
         "recycle": False,
         "planner": "plug",

@@ -11,31 +11,27 @@ from typing import Any
 import pytest
 
 from tests.support import reference
+from tests.support.engines import engine_args
 from tests.support.observe import Observer
 from tests.support.steps_overlap import async_scheduling
-from vtoken.vllm import engine_args
 
 pytestmark = pytest.mark.vllm
 
 BUDGET, NUM_NEW = 96, 160
 PROMPTS = [reference.random_prompt(100 + 17 * i, 60 + i) for i in range(6)]
 POOL = {"num_gpu_blocks_override": 43, "max_model_len": 512, "max_num_batched_tokens": 512}
-POLICIES = {"streaming_llm": {}, "snapkv": {}, "keydiff": {}, "h2o": {}}
+POLICIES = ["auto", "streaming_llm", "snapkv", "h2o"]  # `auto`: what ships
+# It keeps 256 tokens of a prompt at least.
+LONG = [reference.random_prompt(320 + 30 * i, 60 + i) for i in range(4)]
+LONG_POOL = POOL | {"num_gpu_blocks_override": 53, "max_model_len": 1024}
 
 
 def args(policy: str, when: str = "pressure", **config: Any) -> dict[str, Any]:
-    return engine_args(
-        {
-            "policy": {"name": policy, "params": POLICIES[policy]},
-            "budget_tokens": BUDGET,
-            "interval_tokens": 32,
-            "evict_when": when,
-            "headroom_blocks": 2,
-            "verify_ratio": 1.0,
-            **config,
-        },
-        check_every_step=True,
-    )
+    own: dict[str, Any] = {}
+    if policy != "auto":
+        own = {"policy": {"name": policy}, "budget_tokens": BUDGET, "interval_tokens": 32}
+        own |= {"evict_when": when, "headroom_blocks": 2}
+    return engine_args(own | {"verify_ratio": 1.0, **config}, check_every_step=True)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -64,16 +60,18 @@ def test_short_memory_takes_tokens_and_preempts_nobody(
     policy: str, overlap: bool, engine: Any, greedy: Any, hf_model: Any
 ) -> None:
     scheduling = async_scheduling() if overlap else nullcontext()
-    with scheduling, engine(enable_prefix_caching=False, **POOL, **args(policy)) as llm:
+    prompts, pool = (LONG, LONG_POOL) if policy == "auto" else (PROMPTS, POOL)
+    with scheduling, engine(enable_prefix_caching=False, **pool, **args(policy)) as llm:
         observer = Observer(llm)
-        tokens = greedy(llm, PROMPTS, NUM_NEW)
+        num_free = observer.runtime.state.store.num_free_blocks()
+        tokens = greedy(llm, prompts, NUM_NEW)
         counters, logs = observer.runtime.counters, observer.logs()
         assert counters.invariants.violations == 0
         assert counters.pressure.given_tokens == counters.tokens.evicted > 0
         assert counters.pressure.preemptions_above_floor == 0
         assert counters.requests.preempted == 0
-        assert observer.runtime.state.store.num_free_blocks() == 42
-    for prompt, found, log in zip(PROMPTS, tokens, logs, strict=True):
+        assert observer.runtime.state.store.num_free_blocks() == num_free
+    for prompt, found, log in zip(prompts, tokens, logs, strict=True):
         assert found == reference.generate(
             hf_model, prompt, NUM_NEW, reference.replay(log), draft=found
         )
@@ -120,7 +118,7 @@ def test_fewer_tokens_die_than_under_a_fixed_budget_and_nobody_waits_longer(
 def test_a_prompt_gives_between_its_chunks(engine: Any, greedy: Any, hf_model: Any) -> None:
     """Two prompts that fit only one at a time as wholes."""
     prompts = [reference.random_prompt(700, seed) for seed in (1, 2)]
-    config = args("keydiff", evict_during="both")
+    config = args("auto", evict_during="both", budget_tokens=BUDGET)
     with engine(
         enable_prefix_caching=False,
         num_gpu_blocks_override=33,
@@ -143,8 +141,11 @@ def test_a_prompt_gives_between_its_chunks(engine: Any, greedy: Any, hf_model: A
 def test_shared_prefixes_stay_exact(engine: Any, greedy: Any, hf_model: Any) -> None:
     head = reference.random_prompt(128, 3)
     prompts = [head + reference.random_prompt(40 + 9 * i, 70 + i)[1:] for i in range(6)]
-    for sharing in ("index", "copy"):
-        with engine(**POOL, **args("snapkv", prefix_sharing=sharing)) as llm:
+    for config in (
+        args("auto", budget_floor_tokens=BUDGET),  # as ships, for prompts as short as these
+        args("snapkv", prefix_sharing="copy"),
+    ):
+        with engine(**POOL, **config) as llm:
             greedy(llm, prompts[:1], 1)
             observer = Observer(llm)
             tokens = greedy(llm, prompts, NUM_NEW)

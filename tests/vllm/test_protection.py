@@ -24,6 +24,7 @@ CHAT = [
 CONFIG = {
     "policy": {"name": "streaming_llm"},
     "budget_tokens": BUDGET,
+    "evict_when": "always",
     "interval_tokens": INTERVAL,
 }
 PLAIN = reference.random_prompt(300, 1)

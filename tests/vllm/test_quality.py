@@ -30,6 +30,8 @@ NUM_PROMPTS = 6
 KEEP = 1 / 3
 ANSWER_TOKENS = 32  # a number of seven digits, whose introduction the prompt has
 POLICY = "snapkv"  # the demo's
+# Requests name their own policies and budgets.
+CONFIG = {"policy": {"name": "none"}, "interval_tokens": 8, "evict_when": "always"}
 EXACT = {POLICY: {}, "streaming_llm": {}}
 EXACT_PROMPT, EXACT_BUDGET, EXACT_NEW = 160, 96, 101
 
@@ -48,7 +50,7 @@ def trained_model() -> Path:
 
 @pytest.fixture(scope="module")
 def llm(engine: Any, trained_model: Path) -> Iterator[Any]:
-    args = engine_args({"interval_tokens": 8}, check_every_step=True)
+    args = engine_args(CONFIG, check_every_step=True)
     with engine(
         model=str(trained_model),
         max_model_len=1024,

@@ -67,6 +67,7 @@ def two_actors(engine: Any) -> Iterator[Any]:
                     {
                         "policy": {"name": "streaming_llm"},
                         "budget_tokens": BUDGET,
+                        "evict_when": "always",
                         "interval_tokens": INTERVAL,
                         "verify_ratio": 1.0,
                     },

@@ -29,6 +29,7 @@ def logits(engine: Any) -> Callable[..., Logits]:
         from vllm import SamplingParams
 
         policy = {"policy": {"name": "random"}, "budget_tokens": 64, "interval_tokens": 16}
+        policy["evict_when"] = "always"
         arguments = engine_args({**policy, **config}, check_every_step=True)
         with engine(enable_prefix_caching=False, dtype=dtype, **arguments) as llm:
             outputs = llm.generate(

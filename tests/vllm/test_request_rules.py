@@ -28,6 +28,7 @@ def test_each_request_runs_under_its_own_rules(engine: Any, hf_model: Any) -> No
     config = {
         "policy": {"name": "sliding_window"},
         "budget_tokens": 64,
+        "evict_when": "always",
         "interval_tokens": 16,
     }
     with engine(**engine_args(config, check_every_step=True)) as llm:

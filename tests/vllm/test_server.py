@@ -43,14 +43,13 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "--served-model-name=demo",
         "--dtype=float32",
         "--enforce-eager",
-        "--max-model-len=2048",
+        "--max-model-len=1024",
         "--block-size=32",
         "--kv-cache-memory-bytes=16777216",
+        "--num-gpu-blocks-override=48",  # short of blocks under `Traffic`
         "--max-num-batched-tokens=512",
-        "--vtoken-policy=streaming_llm",
-        "--vtoken-budget-tokens=128",
-        "--vtoken-evict-when=always",
-        "--vtoken-interval-tokens=16",
+        "--vtoken-policy=auto",
+        "--vtoken-budget-floor-tokens=64",  # for prompts as short as those
         "--vtoken-verify-ratio=1.0",
         f"--vtoken-state-dir={log.parent / 'state'}",
     ]
@@ -153,7 +152,8 @@ async def test_twenty_switches_under_load_fail_no_request(
     assert traffic.wrong == []
     assert traffic.finished >= NUM_STREAMS
     assert status.invariants.violations == 0
-    assert status.tokens.evicted > 0
+    assert status.pressure is not None
+    assert status.pressure.given_tokens > 0
     assert status.reclamation.relocations > 0
     # Every change took effect at a stated step, one after the other, and the stream showed it.
     steps = [result.applied_at_step for result in results]
@@ -224,7 +224,7 @@ async def test_the_engine_ends_a_trial_whose_client_disconnected(
     assert reasons[idle.revision] == ("trial", "not confirmed within 1 s")
     actor, reason = reasons[loaded.revision]
     assert actor == "guard"
-    assert re.fullmatch(r"p95 inter-token [\d.]+ ms > 0.02 ms over \d+ tokens", reason), reason
+    assert re.fullmatch(r"p95 inter-token [\d.]+ ms > 20 µs over \d+ tokens", reason), reason
     audit = msgspec.json.decode((await http.get("/vtoken/v1/audit")).content, type=wire.AuditPage)
     reverts = [(entry.actor, entry.action) for entry in audit.entries if entry.action == "revert"]
     assert reverts == [("trial", "revert"), ("guard", "revert")]
@@ -238,7 +238,7 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 0}, "batch_size"),
     ({"planner": "plugg"}, "experiment.planner"),
     ({"colour": "red"}, "colour"),
-    ({"theta_f": 0.9, "budget_tokens": 1}, "budget_tokens"),
+    ({"theta_f": 0.9, "budget_floor_tokens": 1}, "budget_floor_tokens"),
 ]
 
 

@@ -30,6 +30,7 @@ NUM_NEW = 20
 EVICTING = {
     "policy": {"name": "streaming_llm"},
     "budget_tokens": 64,
+    "evict_when": "always",
     "interval_tokens": 8,
     "recycle": False,
     "theta_f": 0.0,

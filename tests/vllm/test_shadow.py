@@ -18,6 +18,7 @@ CHUNKS = {"max_num_batched_tokens": 128, "enable_chunked_prefill": True}
 CONFIG = {
     "policy": {"name": "h2o"},
     "budget_tokens": 72,
+    "evict_when": "always",
     "interval_tokens": 4,
     "theta_f": 0.0,
     "low_watermark_blocks": 500,

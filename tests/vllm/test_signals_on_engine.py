@@ -124,7 +124,7 @@ def probe(how: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def recorder(how: str, probe: dict[str, Any], engine: Any) -> Recorder:
     """Every case and prompt in one batch; prompts are computed in chunks of 200 tokens a step."""
-    config = {"budget_tokens": 48, "interval_tokens": 4, "probe": probe}
+    config = {"budget_tokens": 48, "interval_tokens": 4, "evict_when": "always", "probe": probe}
     options: dict[str, Any] = {"max_num_batched_tokens": 200, "enable_chunked_prefill": True}
     if how.endswith("with drafts"):
         options["speculative_config"] = NGRAM

@@ -47,6 +47,7 @@ def args(**config: Any) -> dict[str, Any]:
     settings = {
         "policy": {"name": "streaming_llm"},
         "budget_tokens": BUDGET,
+        "evict_when": "always",
         "interval_tokens": INTERVAL,
         "verify_ratio": 1.0,
         **config,
@@ -157,6 +158,9 @@ def test_a_small_pool_preempts_and_still_answers_as_without_eviction(
         assert counters.invariants.violations == 0
 
 
+SHORT = {"num_gpu_blocks_override": 31, "max_model_len": 768}
+
+
 def repetitive(length: int, seed: int) -> list[int]:
     """A short text over and over: what drafters look up."""
     part = reference.random_prompt(24, seed)[1:]
@@ -167,16 +171,20 @@ def repetitive(length: int, seed: int) -> list[int]:
     r"ignore:\s*Encountered the use of a type that is scheduled for deprecation"
 )
 @pytest.mark.parametrize(
-    ("method", "policy"), [("ngram", "streaming_llm"), ("ngram", "h2o"), ("suffix", "tova")]
+    ("method", "policy"), [("ngram", "auto"), ("ngram", "h2o"), ("suffix", "tova")]
 )
 def test_drafts_of_vllm_are_rejected_and_accepted_and_the_victims_replay(
     method: str, policy: str, engine: Any, greedy: Any, hf_model: Any
 ) -> None:
-    settings = args(policy={"name": policy}, interval_tokens=8)
+    settings, lengths = args(policy={"name": policy}, interval_tokens=8), (180, 90)
+    if policy == "auto":  # what ships, in a pool where the second gives for the first
+        shipped = engine_args({"verify_ratio": 1.0}, check_every_step=True)
+        settings = {"speculative_config": NGRAM, **shipped, **SHORT}
+        lengths = (400, 350)
     if method == "suffix":
         pytest.importorskip("arctic_inference", reason="needs the package arctic-inference")
         settings["speculative_config"] = {"method": "suffix", "num_speculative_tokens": 6}
-    prompts = [repetitive(length, seed) for seed, length in enumerate((180, 90))]
+    prompts = [repetitive(length, seed) for seed, length in enumerate(lengths)]
     with engine(enable_prefix_caching=False, **settings) as llm:
         observer, rejected = Observer(llm), []
         truncate = observer.runtime.truncate
@@ -192,8 +200,9 @@ def test_drafts_of_vllm_are_rejected_and_accepted_and_the_victims_replay(
         assert counters.invariants.violations == 0
         assert sum(rejected) > 50
         assert min(len(held) for held in observer.held.values()) < NUM_NEW  # some were right
+        assert (counters.pressure.given_tokens > 0) == (policy == "auto")
+    assert any(logs) if policy == "auto" else all(len(log) > 4 for log in logs)
     for prompt, got, log in zip(prompts, tokens, logs, strict=True):
-        assert len(log) > 4
         assert got == reference.generate(
             hf_model, prompt, NUM_NEW, reference.replay(log), draft=got
         )

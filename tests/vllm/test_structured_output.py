@@ -76,6 +76,7 @@ def test_output_is_valid_and_equals_the_masked_reference_under_live_changes(
     config = {
         "policy": {"name": "streaming_llm"},
         "budget_tokens": 64,
+        "evict_when": "always",
         "interval_tokens": 8,
         "verify_ratio": 1.0,
     }

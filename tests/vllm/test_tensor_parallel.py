@@ -42,6 +42,7 @@ EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroo
 def args(**config: Any) -> dict[str, Any]:
     config = {
         "budget_tokens": BUDGET,
+        "evict_when": "always",
         "interval_tokens": INTERVAL,
         "verify_ratio": 1.0,
         **EAGER,

@@ -19,6 +19,7 @@ CONFIG = {
     "policy": {"name": "h2o", "params": {"sinks": 4}},
     "shadow": {"name": "streaming_llm"},
     "budget_tokens": 96,
+    "evict_when": "always",
     "interval_tokens": 8,
 }
 

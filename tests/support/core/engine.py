@@ -18,6 +18,7 @@ from typing import Any
 from tests.support.core.store import SimpleStore
 from tests.support.core.windows import Windows
 from tests.support.core.worker import Content, SimulatedWorker, StepMessage
+from tests.support.shipped import shipped
 from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
@@ -101,7 +102,7 @@ class CoreEngine:
         if not isinstance(config, VTokenConfig):
             config = merge_patch(
                 default_config(num_blocks),
-                {"verify_ratio": 1.0, "evict_when": "always"} | (config or {}),
+                {"verify_ratio": 1.0} | shipped(config),
                 num_blocks=num_blocks,
                 num_layers=num_layers,
                 num_heads=geometry.num_heads,

@@ -17,6 +17,7 @@ import numpy as np
 
 import vtoken
 from tests.support.core.engine import CoreEngine, Request
+from tests.support.shipped import with_its_budget
 from vtoken.base.arrays import Bools, Ints
 from vtoken.base.errors import RefusedError
 from vtoken.control.controller import Controller
@@ -142,7 +143,7 @@ class LiveEngine:
         geometry = self.runtime.geometry
         self.runtime.state.config = merge_patch(
             self.runtime.config,
-            patch,
+            with_its_budget(patch),
             num_blocks=geometry.num_blocks,
             num_layers=geometry.num_layers,
         )
@@ -214,11 +215,11 @@ class LiveEngine:
 
 def make_engine(
     *,
-    num_blocks: int = 64,
+    num_blocks: int = 84,
     block_size: int = 16,
     config: dict[str, Any] | None = None,
     concurrency: int = 4,
-    prompt_tokens: int = 96,
+    prompt_tokens: int = 320,
     max_tokens: int = 160,
     prefix_tokens: int = 32,
     max_hz: float = 20.0,
@@ -228,18 +229,13 @@ def make_engine(
 ) -> LiveEngine:
     """An idle engine; `options` are those of `CoreEngine`.
 
-    `config` is a merge patch over the defaults; without it, streaming_llm with a budget of 64
-    evicts and reclaims continuously.
+    `config` is a merge patch over the shipped configuration. Its traffic outgrows the pool, so
+    that requests give all the time.
     """
-    patch: dict[str, Any] = {
-        "policy": {"name": "streaming_llm"},
-        "budget_tokens": 64,
-        "interval_tokens": 8,
-    }
     core = CoreEngine(
         num_blocks=num_blocks,
         block_size=block_size,
-        config=patch if config is None else config,
+        config=config,
         **{"check_every_step": False, **options},
     )
     return LiveEngine(
@@ -293,6 +289,7 @@ def make_holes(concurrency: int, **config: Any) -> LiveEngine:
         config={
             "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
             "budget_tokens": 16,
+            "evict_when": "always",
             "interval_tokens": 4,
             "reclamation": "paused",
             "recycle": False,
@@ -312,7 +309,6 @@ def make_pressed() -> LiveEngine:
         policy={"name": "streaming_llm"},
         budget_tokens=24,
         interval_tokens=8,
-        evict_when="pressure",
     )
     for i in range(12):
         live.admit(f"r{i}", 20 + i, max_tokens=60)
