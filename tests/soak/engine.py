@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from tests.soak.oracle import Stretch
-from tests.soak.phases import Phase
+from tests.soak.phases import START, Phase
 from tests.support.core.request_step import parts_of
+from tests.support.engines import engine_args
 
 
 def make_engine(phase: Phase) -> Any:
@@ -18,9 +19,7 @@ def make_engine(phase: Phase) -> Any:
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "HF_HUB_OFFLINE": "1",
     }
-    from vtoken.vllm import engine_args
-
-    extra = engine_args({"verify_ratio": 1.0}, strict=True, check_every_step=True)
+    extra = engine_args(START | {"verify_ratio": 1.0}, strict=True, check_every_step=True)
     from vllm import EngineArgs, LLMEngine
 
     return LLMEngine.from_engine_args(

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from tests.support.shipped import shipped
+
 COMMON: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -19,24 +21,18 @@ COMMON: dict[str, Any] = {
     "max_num_seqs": 16,
 }
 
-START = {
-    "policy": {"name": "random", "params": {"recent": 4, "sinks": 1}},
-    "budget_tokens": 32,
-    "interval_tokens": 4,
-    "evict_when": "always",
-    "theta_f": 0.0,
-    "low_watermark_blocks": 8,
-    "recycle": False,
-}
+# Over what ships: many requests are shorter than the floor that ships.
+START = {"budget_floor_tokens": 32}
 
 
 class Engine(msgspec.Struct, frozen=True):
     """`arguments`: of vLLM's engine. `environment`: of its process. `overlap`: asynchronous
-    scheduling, which vLLM disables on CPU.
+    scheduling, which vLLM disables on CPU. `keeps`: settings that no change names.
     """
 
     arguments: dict[str, Any]
     overlap: bool = False
+    keeps: tuple[str, ...] = ()
     environment: dict[str, str] = {}
 
 
@@ -73,6 +69,9 @@ PRIORITIES = {
     "long_prefill_token_threshold_adaptive": True,
 }
 ENGINES: dict[str, Engine] = {
+    "16 x 40, tiny pool, what ships": Engine(
+        _engine(16, 40, 128, 512), keeps=(*shipped(START), "budget_tokens")
+    ),
     "32 x 48, shared prefixes": Engine(_engine(32, 48, 256, 1024)),
     "16 x 40, tiny pool": Engine(_engine(16, 40, 128, 512)),
     "32 x 48, steps overlap": Engine(_engine(32, 48, 256, 1024), overlap=True),

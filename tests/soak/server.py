@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from tests.soak.phases import START
 from tests.soak.tally import Tally
 from tests.soak.traffic_generator import NEEDS_BUDGET, Chance
 from tests.support.account import pressure_contradictions
@@ -31,11 +32,8 @@ ARGUMENTS = (
     "--num-gpu-blocks-override=96",
     "--kv-cache-memory-bytes=67108864",
     "--max-num-batched-tokens=256",
-    "--vtoken-policy=random",
-    "--vtoken-budget-tokens=48",
-    "--vtoken-evict-when=always",
-    "--vtoken-interval-tokens=8",
-    "--vtoken-theta-f=0",
+    "--vtoken-policy=auto",
+    f"--vtoken-budget-floor-tokens={START['budget_floor_tokens']}",
     "--vtoken-verify-ratio=1",
     "--vtoken-check-every-step",
 )

@@ -7,6 +7,7 @@ automatically.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,10 +130,12 @@ class Chance:
             out["vtoken_forget"] = [start, min(num_prompt, start + rng.randint(1, 40))]
         return out
 
-    def patch(self, config: ConfigDocument, policies: list[PolicyInfo]) -> dict[str, Any]:
-        """A merge patch of one to four fields."""
-        repeated = Experiment.__struct_fields__
-        names = [name for name in config.bounds if name not in (*FIXED, *repeated)]
+    def patch(
+        self, config: ConfigDocument, policies: list[PolicyInfo], *, keeps: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """A merge patch of one to four fields, none of `keeps`."""
+        others = (*FIXED, *Experiment.__struct_fields__, *keeps)
+        names = [name for name in config.bounds if name not in others]
         chosen = self.rng.sample(names, k=min(len(names), self.rng.randint(1, 4)))
         return {name: self._value(name, config.bounds[name], policies) for name in chosen}
 

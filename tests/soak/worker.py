@@ -19,7 +19,7 @@ import msgspec
 
 from tests.soak.engine import Watch, abort_during_step, is_busy, make_engine, sampling_params
 from tests.soak.oracle import Oracle
-from tests.soak.phases import START, Phase
+from tests.soak.phases import Phase
 from tests.soak.tally import Tally
 from tests.soak.traffic_generator import NEEDS_BUDGET, Chance, RequestDraw
 from tests.support.account import Account, Said, contradictions, moment_of
@@ -68,7 +68,6 @@ class Soak:
     def run(self) -> None:
         """Run traffic until the time or the rounds are over; then drain and compare outputs."""
         started = time.monotonic()
-        self._patch(START, refused=None)
         while self._continues(started):
             self._round += 1
             self._act()
@@ -197,7 +196,7 @@ class Soak:
 
     def _draw_patch(self) -> dict[str, Any]:
         config = self._call("config", ConfigDocument)
-        return self.chance.patch(config, self.policies)
+        return self.chance.patch(config, self.policies, keeps=self.phase.engine.keeps)
 
     def _patch(self, patch: dict[str, Any], *, refused: bool | None) -> None:
         """`refused`: whether it must be refused; None: only if its values do not fit each other."""
