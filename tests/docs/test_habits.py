@@ -5,11 +5,21 @@ from __future__ import annotations
 import datetime
 import re
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 import vtoken
+from tests.soak import server as soak_server
+from tests.soak.phases import plan_phases
+from tests.support import scripted
+from tests.support.core.harness import CoreEngine, make_engine
+from tests.support.core.live import make_quiet
+from tests.support.engines import engine_args
+from vtoken.core.config.values import default_config, merge_patch
+from vtoken.vllm.serve import build_parser, flag_of, initial_patch
 
 ROOT = Path(__file__).parents[2]
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*_*.yml"))
@@ -59,3 +69,41 @@ def test_an_issue_form_has_what_github_requires(form: Path) -> None:
 def test_the_bug_report_asks_for_the_doctor() -> None:
     (bug,) = [form for form in FORMS if form.name.startswith("bug")]
     assert "vtoken doctor --json" in bug.read_text()
+
+
+# ---------------------------------------------------------------- what ships is what is tested
+
+
+@pytest.fixture
+def ships() -> dict[str, Any]:
+    """What `vtoken serve --vtoken-policy auto` sets."""
+    return initial_patch(build_parser().parse_args(["--vtoken-policy=auto"]))
+
+
+def test_engines_of_vllm_start_from_what_ships(
+    ships: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VTOKEN_ENABLED", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.setenv(name, "0")  # set by the call
+    assert engine_args()["additional_config"]["vtoken"]["config"] == ships
+
+
+def test_engines_without_vllm_start_from_what_ships(ships: dict[str, Any]) -> None:
+    live = [make_engine(), make_quiet()]
+    for engine in (CoreEngine(), *(one.core for one in live)):
+        num_blocks, config = engine.store.num_blocks, engine.runtime.config
+        patch = ships | {"verify_ratio": config.verify_ratio}
+        wanted = merge_patch(default_config(num_blocks), patch, num_blocks=num_blocks, num_layers=2)
+        assert config.values() == wanted.values()
+    for one in live:
+        one.close()
+    values = msgspec.to_builtins(scripted.CONFIG_VALUES)
+    assert {name: values[name] for name in ships} == ships
+
+
+def test_the_soak_starts_with_what_ships_and_keeps_it_for_a_phase(ships: dict[str, Any]) -> None:
+    first, *_ = plan_phases(seconds=1, seed=0, model="m", logs="l", only=None, phase_seconds=1)
+    assert ships.keys() <= set(first.engine.keeps)
+    flags = {flag for flag, _, _ in (argument.partition("=") for argument in soak_server.ARGUMENTS)}
+    assert "--vtoken-policy=auto" in soak_server.ARGUMENTS
+    assert flags & {flag_of(name) for name in ships} == {"--vtoken-policy"}
