@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from vtoken import wire
 
+MANY_WASTED_MOVES = 0.25  # of the moved tokens
+
 
 def counted(number: int, noun: str) -> str:
     """`1 block`, `1,024 blocks`."""

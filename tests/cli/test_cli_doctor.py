@@ -50,6 +50,23 @@ async def test_doctor_notes_that_holes_cost_more_than_the_round_that_nobody_lets
     assert found["verdict"] == "ok"
 
 
+@pytest.mark.parametrize(("wasted", "verdict"), [(200, "ok"), (300, "note")])
+async def test_doctor_notes_many_moves_in_vain(
+    served: Served, core: LiveEngine, wasted: int, verdict: str
+) -> None:
+    core.configure(reclamation="auto")
+    done = core.runtime.counters.reclamation
+    done.reclaimed_blocks, done.moved_tokens, done.copy_us = 9, 1000, 50_000
+    done.moved_then_evicted_tokens = wasted
+    ran = await run("doctor", "--json", "--url", served.url)
+    findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
+    (found,) = [finding for finding in findings if finding["check"] == "reclamation"]
+    assert found["verdict"] == verdict
+    cost = f"{wasted // 10}% of 1,000 moved tokens were evicted within 64 steps ({wasted // 20} ms"
+    assert cost in found["found"]
+    assert ("interval_tokens=N" in found["todo"]) == (verdict == "note")
+
+
 async def test_doctor_notes_a_signal_from_layers_that_nobody_measured(
     served: Served, core: LiveEngine
 ) -> None:

@@ -19,7 +19,7 @@ from vtoken.cli.errors import failure_of
 from vtoken.cli.printing import coloured, print_json, print_text
 from vtoken.cli.show import part_text, pressure_line
 from vtoken.client import Client, ProblemError
-from vtoken.sentences import budget_text, calibration_text, prices_text
+from vtoken.sentences import MANY_WASTED_MOVES, budget_text, calibration_text, prices_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def _reclamation(status: wire.Status) -> Finding:
     if done.state != "auto":
         return Finding("reclamation", "note", f"{done.state}: {found}", "vtoken resume")
     if done.reclaimed_blocks or done.recycled_slots or not status.tokens.evicted:
-        return Finding("reclamation", "ok", found)
+        return _moves(done, found)
     return Finding(
         "reclamation",
         "note",
@@ -226,6 +226,21 @@ def _reclamation(status: wire.Status) -> Finding:
         f"F is {fragmentation.f:.2f}, theta_F {fragmentation.theta_f:.2f}; free blocks "
         f"{status.blocks.free:,}, watermark {fragmentation.low_watermark_blocks:,}",
     )
+
+
+def _moves(done: wire.Reclamation, found: str) -> Finding:
+    """`found`, and how many moves were wasted; a note if many were."""
+    if not done.moved_then_evicted_tokens:
+        return Finding("reclamation", "ok", found)
+    share = done.moved_then_evicted_tokens / done.moved_tokens
+    found += (
+        f"; {share:.0%} of {done.moved_tokens:,} moved tokens were evicted within "
+        f"{done.payback_steps} steps ({time_text(share * done.copy_us / 1e3)} of copies)"
+    )
+    if share <= MANY_WASTED_MOVES:
+        return Finding("reclamation", "ok", found)
+    fix = "a larger interval_tokens wastes fewer and lets fewer requests run; vtoken config set"
+    return Finding("reclamation", "note", found, f"{fix} interval_tokens=N --dry-run")
 
 
 def _prices(status: wire.Status) -> Iterator[Finding]:

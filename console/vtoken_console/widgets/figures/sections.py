@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
+from vtoken.sentences import MANY_WASTED_MOVES
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
@@ -73,7 +74,8 @@ def relocation_section(view: View, status: wire.Status) -> list[Line]:
     rate = f"{done.relocation_freed_blocks / megabytes:8.1f}" if megabytes else "–".rjust(8)
     wasted = done.moved_then_evicted_tokens
     share = wasted / done.moved_tokens if done.moved_tokens else None
-    wasted_style = palette.WARN_STYLE if share is not None and share > 0.2 else palette.TEXT_STYLE
+    many = share is not None and share > MANY_WASTED_MOVES
+    wasted_style = palette.WARN_STYLE if many else palette.TEXT_STYLE
     known = bool(done.payback_steps)
     series = view.series
     copy = series.newest("copy_ratio") if series is not None else 0.0
