@@ -351,8 +351,9 @@ class VTokenSchedulerMixin:
 
     def _count_requests(self) -> None:
         self._facts.running, self._facts.waiting = self.get_request_counts()
-        idle = (r.request_id for r in self.deferred_waiting if is_idle(r))  # type: ignore[attr-defined]
-        self.vtoken.state.set_idle(idle)
+        any_idle = self.num_waiting_for_streaming_input  # type: ignore[attr-defined]
+        known = self.requests.values() if any_idle else ()  # type: ignore[attr-defined]
+        self.vtoken.state.set_idle(r.request_id for r in known if is_idle(r))
         self._facts.waiting -= len(self.vtoken.state.idle)
         self._facts.withheld_blocks = self._num_withheld()
 
