@@ -290,6 +290,16 @@ async def test_refusal_carries_field_value_and_bound(either: Either, core: LiveE
         assert type(refused.value) is ProblemError
 
 
+async def test_a_token_that_the_server_did_not_check_is_known(kind: Any, served: Served) -> None:
+    for token in ("any", None):
+        async with Either(kind, Server(served.url, token)) as either:
+            await either.ask("status")
+            async with either.stream() as streaming:
+                await streaming.next()
+                ignored = (either.client.token_ignored, streaming.stream.token_ignored)
+        assert ignored == (token is not None,) * 2
+
+
 async def test_missing_or_wrong_token_is_unauthorized(kind: Any, core: LiveEngine) -> None:
     async with serve(core.handle, api_key=["sesame"]) as served:
         for token in (None, "wrong"):

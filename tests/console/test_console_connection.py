@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 
-from tests.support.console_harness import make_busy, screen_text, until
+from tests.support.console_harness import make_busy, messages, running, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served, serve
@@ -94,6 +94,16 @@ async def test_refused_token_is_reported_and_retried(core: LiveEngine, tmp_path:
             assert "does not accept the token" in client.feed.connection.error
         async with reading(served.url, secret) as client:
             await until(lambda: client.feed.connection.is_live, "right token refused")
+
+
+async def test_a_token_that_the_server_did_not_check_is_told_once(served: Served) -> None:
+    said = "The server has no tokens; it did not check yours."
+    async with running(Server(served.url, "any")) as (app, pilot):
+        await until(lambda: said in messages(app), "not told")
+        await pilot.press("escape")
+        await until(lambda: said not in messages(app), "it stays")
+        app.tick()
+        assert said not in messages(app)
 
 
 async def test_flood_of_messages_leaves_the_event_loop_running(

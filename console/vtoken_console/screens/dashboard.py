@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vtoken.client import AsyncClient, OutcomeUnknown
 
 VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
+IGNORED_TOKEN = "The server has no tokens; it did not check yours."
 Call = Callable[["AsyncClient"], Coroutine[Any, Any, str]]
 
 
@@ -77,6 +78,7 @@ class Dashboard(Screen[None]):
         self._guide = GuidePanel(id="guide")
         self._changes = ChangeWatch()
         self._health = HealthWatch()
+        self._told_token = False  # that the server did not check the token
         self._last_key = ("", 0.0)  # of those that change the server: name and monotonic time
         session.on_lookup = self._tell_lookup
 
@@ -128,10 +130,15 @@ class Dashboard(Screen[None]):
             health = self._health.poll(status.health) if status is not None else []
             for alert in (*self._changes.poll(view.model, view.monotonic), *health):
                 self.notify(alert.text, severity="warning" if alert.sticky else "information")
+            source = self._session.source
+            if source is not None and source.rest.token_ignored and not self._told_token:
+                self._told_token = True
+                self.notify(IGNORED_TOKEN, severity="warning")
 
     def forget(self) -> None:
         """Another engine is shown: what was seen of the one before says nothing about it."""
         self._changes, self._health = ChangeWatch(), HealthWatch()
+        self._told_token = False
 
     def request_frame(self) -> None:
         self.post_message(self.FrameRequested())
