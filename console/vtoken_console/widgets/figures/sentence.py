@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vtoken import wire
 from vtoken.sentences import clock
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.frame.view import View
@@ -60,14 +61,15 @@ class Sentence(LinesWidget):
             alarm: list[Span] = [(text, palette.style("#000000", palette.BAD, bold=True))]
             return [spread(sentence, alarm, width, palette.TEXT_STYLE)]
         key: list[Span] = []
-        if fragmentation.reclaimable_blocks and not view.read_only_reason:
+        helps = _key_that_helps(status)
+        if helps and not view.read_only_reason:
             key = [
-                (f" [{view.key('compact')}]", palette.KEY_STYLE),
-                (" compact ", palette.MUTED_STYLE),
+                (f" [{view.key('pause' if helps == 'resume' else helps)}]", palette.KEY_STYLE),
+                (f" {helps} ", palette.MUTED_STYLE),
             ]
         closed = closed_gates(fragmentation.gates)
         waits: list[Span] = []
-        if closed and fragmentation.cause != "ok":
+        if closed and fragmentation.cause == "fragmented":
             names = ", ".join(closed)
             waits = [("  a round waits for ", palette.MUTED_STYLE), (names, palette.WARN_STYLE)]
         lines = wrap(sentence, width, height)
@@ -80,6 +82,16 @@ class Sentence(LinesWidget):
                     lines[at] = spread(lines[at], right, width, palette.TEXT_STYLE)
                     return lines
         return lines
+
+
+def _key_that_helps(status: wire.Status) -> str:
+    """What would end the shortage: `compact` if that frees enough, or `resume`; "" if neither."""
+    fragmentation, pressure = status.fragmentation, status.pressure
+    if pressure is not None and pressure.waits_for == "resume":
+        return "resume"
+    if pressure is None or fragmentation.cause == "fragmented":
+        return "compact" if fragmentation.reclaimable_blocks else ""
+    return ""
 
 
 def _silence(view: View) -> list[Span]:
