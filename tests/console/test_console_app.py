@@ -110,7 +110,7 @@ async def test_theta_is_previewed_before_it_is_applied(core: LiveEngine, served:
     async with running(served.url) as (app, pilot):
         await pilot.press("t", "left", "left")
         await until(lambda: served.calls_of("patch_config"), "no request was sent")
-        await until(lambda: "frees now" in outcome(app), "no what-if shown")
+        await until(lambda: "makes no difference now" in outcome(app), "no what-if shown")
         assert applied(served) == []
         assert core.runtime.config.theta_f == 0.25
         await pilot.press("enter")

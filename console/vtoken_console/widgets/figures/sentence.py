@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from vtoken import wire
+from typing import TYPE_CHECKING
+
 from vtoken.sentences import clock
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.figures.sections import closed_gates
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, spread, width_of, wrap
+
+if TYPE_CHECKING:
+    from vtoken import wire
 
 
 def waiting_text(connection: Connection, now: float) -> str:
