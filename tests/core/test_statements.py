@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from copy import deepcopy
 from typing import Any
 
 from tests.support.account import Account, Moment, Said, contradictions
@@ -114,3 +115,38 @@ def test_no_two_statements_contradict_each_other() -> None:
         seen["given"] += server.account.given
     assert seen["given"] > 0
     assert {"OK", "Idle", "Full", "Giving", "Fragmented", "Reclamation"} <= seen.keys()
+
+
+def set_sentence(said: Said, old: str, new: str) -> None:
+    found = said.status.fragmentation
+    assert old in found.sentence
+    found.sentence = found.sentence.replace(old, new)
+
+
+def test_control_every_wrong_statement_is_noticed() -> None:
+    server = Server(0)
+    try:
+        while True:
+            server.act()
+            said = server.said()
+            memory = said.status.pressure
+            if memory is not None and memory.waits_for == "end" and memory.givers:
+                break
+        assert contradictions(said, server.account, server.moment()) == []
+        for wrong in (
+            lambda said: setattr(said.status.pressure, "short_blocks", 0),
+            lambda said: setattr(said.status.pressure, "givable_tokens", 10_000),
+            lambda said: setattr(said.status.pressure, "waits_for", "giving"),
+            lambda said: setattr(said.status.fragmentation, "cause", "ok"),
+            lambda said: setattr(said.status.blocks, "free", said.status.blocks.free + 1),
+            lambda said: setattr(said.status.tokens, "evicted", said.status.tokens.evicted + 1),
+            lambda said: setattr(said.rows[0], "dead", said.rows[0].dead + 1),
+            lambda said: setattr(said.dry_run.what_if, "givable_blocks", 0),
+            lambda said: set_sentence(said, " short", "1 short"),
+            lambda said: set_sentence(said, "Full", "OK"),
+        ):
+            copy = deepcopy(said)
+            wrong(copy)
+            assert contradictions(copy, server.account, server.moment()) != []
+    finally:
+        server.live.close()
