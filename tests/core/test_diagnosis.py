@@ -434,6 +434,18 @@ def test_full_and_the_sentence_names_the_queue() -> None:
         )
 
 
+def test_the_sentence_says_what_a_preempted_request_reads_again() -> None:
+    with running(concurrency=2) as engine:
+        engine.concurrency = 0
+        core = engine.core
+        core.preempt_newest()
+        told = core.runtime.events.page(0, 1 << 20, "preemption").events[-1].data
+        core.store.take(core.store.num_free_blocks() - 2)
+        engine.steps(1)
+        again = f" to read {told['recomputed_tokens']} tokens again; "
+        assert again in diagnose(engine).sentence
+
+
 def test_lacking_blocks_persist_while_the_engine_does_not_admit() -> None:
     """As in a step that preempts, which admits no request."""
     with running(config={"recycle": True}, concurrency=1) as engine:

@@ -338,6 +338,34 @@ def _scraped(said: Said) -> Iterator[str]:
             yield from _differ(f"metric {metric.name} {labels}", (found, [value]))
 
 
+class Server(NamedTuple):
+    """What an API process adds to the documents of its engine."""
+
+    engines: Sequence[wire.EngineRow]
+    audit: Sequence[wire.AuditEntry]
+    block: wire.BlockDetail
+
+
+def server_contradictions(said: Said, server: Server) -> Iterator[str]:
+    """Engines, audit log and one block against the engine's documents of the same moment."""
+    status, block = said.status, server.block
+    (row,) = server.engines
+    assert row.status is not None
+    yield from _differ("engines, revision", (row.revision, status.config_revision))
+    yield from _differ("engines, blocks", (row.status.blocks, status.blocks))
+    yield from _differ("engines, tokens", (row.status.tokens, status.tokens))
+    changes = [entry for entry in server.audit if entry.changes and not entry.dry_run]
+    yield from _differ("audit, changes", (len(changes), status.config_revision - 1))
+    live = int(wire.unpack_array(said.blocks.live, "<u2")[block.id])
+    states = Counter(slot.state for slot in block.slots)
+    yield from _differ(f"block {block.id}", (block.live, live), (states["live"], live))
+    rows = {row.id for row in said.rows}
+    if not {owner.request_id for owner in block.owners} <= rows:
+        yield f"owners of block {block.id}: {block.owners} and {rows}"
+    flags = int(wire.unpack_array(said.blocks.flags, "u1")[block.id])
+    yield from _differ(f"flags of block {block.id}", (block.flags, flags))
+
+
 def lines_contradictions(command: str, text: str, said: Said, account: Account) -> Iterator[str]:
     """The output of a command against the documents of its moment."""
     status, memory = said.status, said.status.pressure

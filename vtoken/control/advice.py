@@ -112,7 +112,10 @@ def _queue(situation: Situation) -> str:
         else ""
     )
     lacking = counted(situation.short.blocks, "block")
-    return f"{_wait(situation.num_waiting)}, the first lacks {lacking}{withheld}; "
+    again = ""
+    if situation.reread_tokens:
+        again = f" to read {counted(situation.reread_tokens, 'token')} again"
+    return f"{_wait(situation.num_waiting)}, the first lacks {lacking}{again}{withheld}; "
 
 
 def _under_pressure(situation: Situation, memory: MemoryPressure) -> str:

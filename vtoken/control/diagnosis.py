@@ -156,9 +156,11 @@ class Diagnosis:
         return self._cause, now - self._seen
 
     def _reread_tokens(self, request_id: str) -> int:
-        """The tokens that a preempted request computes again; 0 if it was not preempted."""
+        """The tokens that a preempted request computes again, which is all but its newest; 0 if
+        it was not preempted.
+        """
         preempted = self._runtime.state.preempted.get(request_id)
-        return self._runtime.admission.num_prompt_tokens(request_id) if preempted else 0
+        return self._runtime.admission.num_prompt_tokens(request_id) - 1 if preempted else 0
 
     def _remedy(self, outlook: Outlook) -> str:
         """How many blocks more requests would give: if reclamation were resumed, or at a lower
