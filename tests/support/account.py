@@ -222,6 +222,14 @@ def pressure_contradictions(
 NUMBER = r"([\d,]+)"
 
 
+def _numbers(where: str, text: str, expected: Mapping[str, Any]) -> Iterator[str]:
+    """The numbers of `text` that differ; `expected`: pattern with one group -> number."""
+    for pattern, number in expected.items():
+        match = re.search(pattern, text)
+        if match is not None and int(match[1].replace(",", "")) != number:
+            yield f"{where}, {pattern}: {text!r} and {number}"
+
+
 def sentence_contradictions(status: wire.Status) -> Iterator[str]:
     """Numbers and words of the sentence against the fields beside it."""
     text, memory, blocks = status.fragmentation.sentence, status.pressure, status.blocks
@@ -247,10 +255,7 @@ def sentence_contradictions(status: wire.Status) -> Iterator[str]:
             rf"gave {NUMBER} token": memory.recent_tokens,
             rf"{NUMBER} tokens? lives? above the floors": memory.spared_tokens,
         }
-    for pattern, number in named.items():
-        match = re.search(pattern, text)
-        if match is not None and int(match[1].replace(",", "")) != number:
-            yield f"sentence, {pattern}: {text!r} and {number}"
+    yield from _numbers("sentence", text, named)
     head = text.split(":")[0].split(" ")[0]
     heads = {"ok": {"OK", "Idle"}, "fragmented": {"Fragmented", "Giving"}}
     full = {"Full", "Giving", "Idle"}
@@ -402,10 +407,7 @@ def lines_contradictions(command: str, text: str, said: Said, account: Account) 
         for row in said.rows:
             if row.id not in text:
                 yield f"requests: {row.id} has no line"
-    for pattern, number in expected.items():
-        match = re.search(pattern, text)
-        if match is not None and int(match[1].replace(",", "")) != number:
-            yield f"{command}, {pattern}: {match[0]!r} and {number}"
+    yield from _numbers(command, text, expected)
 
 
 def screen_contradictions(text: str, said: Said) -> Iterator[str]:
@@ -423,9 +425,6 @@ def screen_contradictions(text: str, said: Said) -> Iterator[str]:
             rf"growth +{NUMBER}": memory.growth_blocks,
             rf"asked +{NUMBER}": memory.asked_blocks,
         }
-    for pattern, number in expected.items():
-        match = re.search(pattern, text)
-        if match is not None and int(match[1].replace(",", "")) != number:
-            yield f"console, {pattern}: {match[0]!r} and {number}"
+    yield from _numbers("console", text, expected)
     if "no configuration change" in text and status.config_revision > 1:
         yield f"console, no configuration change: revision {status.config_revision}"

@@ -58,12 +58,12 @@ class Arrival:
 class Requirement:
     """What must be free when a waiting request starts, besides the blocks that it takes.
 
-    `extra_blocks`: this many blocks stay free. `future_blocks`: it and the running requests will
-    take this many until their peaks, and the headroom; givable blocks count for these.
+    `extra_blocks`: this many blocks stay free. `reserves`: whether it leaves blocks to running
+    requests and to relocation.
     """
 
     extra_blocks: int = 0
-    future_blocks: int = 0
+    reserves: bool = False
 
 
 NO_REQUIREMENT = Requirement()
@@ -74,8 +74,7 @@ class Demand:
     """What the first waiting request lacked when the engine last tried to start it, at `step`.
 
     `needed_blocks` must be free at once besides the headroom, `withheld_blocks` of them for vLLM's
-    watermark. `missing_blocks` were not. `reserves`: it leaves blocks to running requests and to
-    relocation.
+    watermark. `missing_blocks` were not. `reserves`: as in its `Requirement`.
     """
 
     step: int
@@ -146,7 +145,7 @@ class Admission:
         growth = max(0, self._peak_blocks(request_id) - taken)
         future = growth + self._outstanding_blocks() + config.headroom_blocks
         extra = max(config.headroom_blocks, future - self.givable_blocks())
-        return Requirement(extra, future)
+        return Requirement(extra, reserves=True)
 
     def record_demand(
         self,
@@ -171,7 +170,7 @@ class Admission:
                 num_blocks + withheld_blocks,
                 withheld_blocks,
                 missing,
-                reserves=requirement != NO_REQUIREMENT,
+                reserves=requirement.reserves,
             )
         if missing and (requirement.extra_blocks or withheld_blocks):
             state.want_blocks(missing + withheld_blocks)
