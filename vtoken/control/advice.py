@@ -138,7 +138,7 @@ def _under_pressure(situation: Situation, memory: MemoryPressure) -> str:
     elif not memory.givable_blocks:
         can_give = situation.sessions or "every request is at its floor"
     elif memory.waits_for == "end":
-        can_give += ", not enough"
+        can_give += ", not enough until one ends"
     if not short.blocks:
         since = f"{head} until {situation.short_until_s:.1f} s ago: {free}"
         return _joined(since, _paused(situation) if situation.paused else can_give, gave)
@@ -181,7 +181,7 @@ def _ending(situation: Situation, memory: MemoryPressure) -> str:
     if memory.waits_for == "patience":
         return f"others give in {situation.patience_s:.1f} s"
     if memory.waits_for == "end":
-        until = "end a session" if situation.sessions else "it waits until one ends"
+        until = "end a session" if situation.sessions else ""
         return _other_groups(situation) or situation.remedy or until
     return situation.remedy
 
