@@ -21,6 +21,7 @@ from vtoken.control.guard_watch import Clock
 from vtoken.control.history import History
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
+from vtoken.control.status import StatusParts
 from vtoken.control.trials import Terms
 from vtoken.core.config.values import bounds, merge_patch
 from vtoken.policies import describe_broken, describe_policies
@@ -32,7 +33,6 @@ from vtoken.wire import (
     PatchResult,
     PolicyInfo,
     Reply,
-    RequestRow,
     Status,
     commands,
     pack_array,
@@ -206,9 +206,9 @@ class Controller:
                 policy.quality = profile.policies.get(policy.name, [])
         return offered
 
-    def status(self, rows: list[RequestRow] | None = None) -> Status:
-        """The status now, with the guards of a trial. `rows`: those of this step, if they exist."""
-        status = self.reporter.status(rows)
+    def status(self, parts: StatusParts | None = None) -> Status:
+        """The status now, with the guards of a trial. `parts`: those of now, if they exist."""
+        status = (parts or self.reporter.parts()).document()
         status.guards = self.revisions.guards()
         return status
 
@@ -228,8 +228,9 @@ class Controller:
         )
         if with_status or self._rows_version != tables.num_changes:
             self._rows_version = tables.num_changes
-            frame.requests = self.reporter.rows()
-            frame.status = self.status(frame.requests)
+            parts = self.reporter.parts()
+            frame.requests = parts.rows
+            frame.status = self.status(parts)
             self.history.note(frame.status)
             frame.config = self.revisions.document()
         return frame

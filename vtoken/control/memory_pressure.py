@@ -29,7 +29,7 @@ def memory_pressure(runtime: Runtime, outlook: Outlook) -> MemoryPressure | None
         short_blocks=short.blocks,
         growth_blocks=short.growth_blocks,
         asked_blocks=short.asked_blocks,
-        givers=int(np.count_nonzero(givers.most_blocks(runtime.geometry.block_size))),
+        givers=int(np.count_nonzero(outlook.blocks)),
         givable_tokens=outlook.givable_tokens,
         givable_blocks=outlook.givable_blocks,
         recent_tokens=tokens,

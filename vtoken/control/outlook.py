@@ -52,16 +52,23 @@ class Outlook:
     @cached_property
     def givable_blocks(self) -> int:
         """What running requests can give until each is at its floor."""
-        return int(self.givers.most_blocks(self._size).sum())
+        return int(self.blocks.sum())
+
+    @cached_property
+    def blocks(self) -> Ints:
+        """The blocks that each of `rows` [k] can give until it is at its floor."""
+        return self.givers.most_blocks(self._size)
 
     @cached_property
     def tokens(self) -> Ints:
-        """The tokens that each of `rows` [k] can give in whole blocks."""
-        return self.givers.most_tokens(self._size)
+        """The tokens that would die for these blocks [k]."""
+        givers = self.givers
+        tokens: Ints = givers.live - givers.kept(self.blocks, self._size)
+        return tokens
 
     @cached_property
     def givable_tokens(self) -> int:
-        """The tokens that would die for these blocks."""
+        """The tokens that would die for them."""
         return int(self.tokens.sum())
 
     @cached_property

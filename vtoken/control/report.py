@@ -189,11 +189,13 @@ class Reporter:
         row.session = runtime.state.is_session(request_id)
         return row
 
-    def rows(self) -> list[RequestRow]:
-        """Every request that holds blocks, then the first `MAX_WAITING_ROWS` of the queue."""
+    def rows(self, outlook: Outlook | None = None) -> list[RequestRow]:
+        """Every request that holds blocks, then the first `MAX_WAITING_ROWS` of the queue.
+        `outlook`: that of the configuration in force, if it exists already.
+        """
         held = {table.request_id: self.row(table) for table in self.runtime.tables}
         rows = [*held.values()]
-        set_givable(self.runtime, rows, self._outlook())
+        set_givable(self.runtime, rows, outlook or self._outlook())
         for queued in self._queue.first(MAX_WAITING_ROWS):
             if queued.request_id in held:
                 held[queued.request_id].state = _between_turns(queued)
@@ -319,12 +321,6 @@ class Reporter:
         """The parts of the status now."""
         return StatusParts(self.runtime, self.facts, self.scheduling, self._diagnosis, self.rows)
 
-    def status(self, rows: list[RequestRow] | None = None) -> Status:
-        """The status now. `rows`: those of this step, if they exist already.
-
-        An API process adds its own health (`vtoken_api.service`).
-        """
-        parts = self.parts()
-        if rows is not None:
-            parts.rows = rows
-        return parts.document()
+    def status(self) -> Status:
+        """The status now; an API process adds its own health (`vtoken_api.service`)."""
+        return self.parts().document()

@@ -52,7 +52,7 @@ class StatusParts:
         facts: EngineFacts,
         scheduling: Scheduling,
         diagnosis: Diagnosis,
-        rows: Callable[[], list[RequestRow]],
+        rows: Callable[[Outlook], list[RequestRow]],
     ) -> None:
         self._runtime = runtime
         self._facts = facts
@@ -63,7 +63,7 @@ class StatusParts:
     @cached_property
     def rows(self) -> list[RequestRow]:
         """The rows of requests, of which some figures are sums."""
-        return self._make_rows()
+        return self._make_rows(self.outlook)
 
     @cached_property
     def blocks(self) -> BlockCounts:

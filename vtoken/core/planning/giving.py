@@ -57,11 +57,6 @@ class Givers(NamedTuple):
         needed = self.needed_blocks(self.live, block_size) - given_blocks
         return np.where(given_blocks > 0, needed * block_size - 1 - self.max_drafts, self.live)
 
-    def most_tokens(self, block_size: int) -> Ints:
-        """The tokens [k] of the most blocks that each request can give."""
-        most: Ints = self.live - self.kept(self.most_blocks(block_size), block_size)
-        return most
-
 
 def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
     """The live tokens [k] that each request keeps so that `blocks` blocks are given, or all that
