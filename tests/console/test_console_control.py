@@ -81,6 +81,8 @@ async def test_what_ifs_never_queue_and_the_newest_draft_gets_a_result(served: S
         ask = type(rest).patch_config
 
         class Slow:
+            token_ignored = False
+
             async def patch_config(self, patch, **options):
                 under_way.append(patch)
                 assert len(under_way) - len(served.calls_of("patch_config")) <= 1, (

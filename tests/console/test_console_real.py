@@ -60,7 +60,7 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, serve
         await pilot.press("t", *"0.01")
         outcome = app.screen.query_one(Outcome)
         await until(lambda: "theta_f 0.5 → 0.01" in outcome.text, "no what-if")
-        for part in ("evicts now", "moves now", "frees now", "watermark ("):
+        for part in ("makes no difference now", "stays closed: watermark ("):
             assert part in outcome.text
         assert runtime.config.theta_f == 0.5
         await pilot.press("enter")

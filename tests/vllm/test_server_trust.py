@@ -169,6 +169,7 @@ async def test_metrics_of_the_real_server_are_those_that_docs_and_dashboard_name
     sometimes |= {metric.name for metric in METRICS if metric.name.startswith("canary_")}
     sometimes |= {"short_blocks", "givers", "givable_tokens", "spared_tokens"}  # under pressure
     sometimes |= {"given_tokens", "preemptions_above_floor", "kept_share"}
+    sometimes |= {"budget_tokens", "budget_ratio", "budget_floor_tokens"}  # what is in force
     for metric in METRICS:
         family = families[PREFIX + metric.name]
         assert family.type == metric.kind

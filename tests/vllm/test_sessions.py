@@ -211,4 +211,6 @@ async def test_the_client_of_a_session_that_is_ended_gets_its_end(demo_model: Pa
         assert (row.requests.sessions, row.requests.idle) == (0, 0)
         await hub.close()
     finally:
+        context = client.engine_core.resources.ctx
         client.shutdown()
+        context.destroy(linger=0)  # vLLM leaves it to the collection of garbage
