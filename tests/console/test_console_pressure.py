@@ -121,7 +121,7 @@ async def test_gauge_of_a_short_pool_fits_eighty_columns(short: Served) -> None:
             "free": f"{status.blocks.free}",
             "run": f"{status.requests.running}",
             "wait": f"{status.requests.waiting}",
-            "give": units.short_count(pressure.givable_tokens).strip(),
+            "give": f"{pressure.givable_blocks}",
         }
         assert status.fragmentation.sentence in " ".join(screen_text(app).split())
 
@@ -133,7 +133,7 @@ async def test_wide_gauge_has_the_terms_of_the_shortage_beside_both_latencies(
         pressure, line = pressure_of(app), " ".join(gauge(app).split())
         terms = f"short {pressure.short_blocks} growth {pressure.growth_blocks}"
         assert f"{terms} asked {pressure.asked_blocks} free" in line
-        assert f"{pressure.givers} can give {pressure.givable_tokens}" in line
+        assert f"{pressure.givers} can give {pressure.givable_blocks}" in line
         for label in ("░", "tok/s", "ITL p50", "TTFT p50"):
             assert label in line
         assert "floor 128 tokens" in screen_text(app).splitlines()[0]

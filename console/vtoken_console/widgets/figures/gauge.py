@@ -133,7 +133,7 @@ def _pressure(
         can_give = [
             (givers, text),
             ("can give ", muted),
-            (units.short_count(pressure.givable_tokens), text),
+            (units.count(pressure.givable_blocks, digits), text),
         ]
     gave: list[Span] = [
         (units.count(pressure.recent_givers), text),

@@ -119,7 +119,7 @@ def pressure_section(status: wire.Status) -> list[Line]:
         _title("memory pressure", remark, style),
         _row("to grow", units.count(pressure.growth_blocks, 8), "blocks"),
         _row("a waiting one", units.count(pressure.asked_blocks, 8), "blocks asked"),
-        _row("can give", units.count(pressure.givable_tokens, 8), f"tok of {pressure.givers}"),
+        _row("can give", units.count(pressure.givable_blocks, 8), f"blocks of {pressure.givers}"),
         _row("gave", units.count(pressure.given_tokens, 8), "tokens so far"),
         _row("spared", units.count(pressure.spared_tokens, 8), "over budget"),
         _row(
