@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
-from vtoken.base.quantities import time_text
 from vtoken.control.cached_preview import CachedPreview, Gain
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import Pressure
@@ -154,7 +153,7 @@ def _needs(situation: Situation, short: Shortage, *, until_end: bool) -> str:
     kept = f", {short.headroom_blocks:,} headroom" if short.headroom_blocks else ""
     if not short.asked_blocks:
         return f"running requests take {counted(short.growth_blocks, 'block')} next{kept}"
-    waiting = f"{_wait(situation.num_waiting)} ({time_text(situation.oldest_wait_s * 1e3)})"
+    waiting = f"{_wait(situation.num_waiting)} ({situation.oldest_wait_s:,.0f} s)"
     first = f"{counted(short.asked_blocks, 'block')} for the first"
     if situation.reread_tokens:
         first += f" to read {counted(situation.reread_tokens, 'token')} again"
