@@ -265,6 +265,8 @@ def sentence_contradictions(status: wire.Status) -> Iterator[str]:
         yield f"length of the sentence: {len(text)}"
     if memory is None:
         return
+    if "not for blocks" in text and memory.asked_blocks:
+        yield f"what is waited for: {text!r} and {memory.asked_blocks}"
     if "at its floor" in text and memory.givers:
         yield f"floors and givers: {text!r} and {memory.givers}"
     if cause != "ok" and not memory.short_blocks and " until " not in text and head == "Full":

@@ -84,7 +84,8 @@ def sentence(situation: Situation) -> str:
         return f"OK: {free}; {_gain(situation)}{held}{_spared(situation)}{paused}."
     waiting = ""
     if situation.num_waiting:
-        waiting = f"; {_wait(situation.num_waiting)}, not for blocks"
+        why = "the first has its blocks free" if situation.short.asked_blocks else "not for blocks"
+        waiting = f"; {_wait(situation.num_waiting)}, {why}"
     return f"OK: {free}; {_holes(situation)}{waiting}{_spared(situation)}{paused}."
 
 

@@ -7,7 +7,7 @@ Reads the runtime and changes nothing. `Outlook` says how many blocks are short.
 
 Where requests give tokens under pressure, a cause becomes worse at once and better only when the
 worse one has been gone for `HOLD_S`: giving ends a shortage within a step, and the next one follows
-in the next. With a fixed budget, paper's words hold while no block is short, too: the pool is
+in the next. With a fixed budget the paper's words hold, too, while no block is short: the pool is
 fragmented if its free blocks, less what a waiting request lacks, are at the low watermark and
 compacting would free some; it is full if compacting would free none and no more blocks are free
 than one round may take.
