@@ -78,7 +78,7 @@ def sentence(situation: Situation) -> str:
     free = f"{blocks} free of {situation.total_blocks:,}"
     paused = ""
     if situation.memory and situation.paused:
-        paused = f"; {_paused(situation)}"
+        paused = f"; reclamation {_nobody_gives(situation)}"
     if situation.gain.likely:
         held = f"; held back: {situation.closed_gate.detail}" if situation.closed_gate else ""
         return f"OK: {free}; {_gain(situation)}{held}{_spared(situation)}{paused}."
@@ -133,7 +133,8 @@ def _under_pressure(situation: Situation, memory: MemoryPressure) -> str:
     )
     head = "Giving" if memory.waits_for == "giving" else situation.cause.capitalize()
     can_give = f"{counted(memory.givable_blocks, 'block')} can be given"
-    if situation.paused:
+    paused = f"reclamation {_nobody_gives(situation)}" if situation.paused else ""
+    if paused:
         can_give = ""
     elif not memory.givable_blocks:
         can_give = situation.sessions or "every request is at its floor"
@@ -141,9 +142,9 @@ def _under_pressure(situation: Situation, memory: MemoryPressure) -> str:
         can_give += ", not enough until one ends"
     if not short.blocks:
         since = f"{head} until {situation.short_until_s:.1f} s ago: {free}"
-        return _joined(since, _paused(situation) if situation.paused else can_give, gave)
+        return _joined(since, paused or can_give, gave)
     if situation.paused:
-        head = f"R{_paused(situation)[1:]}"
+        head = f"Reclamation {_nobody_gives(situation)}"
     needs = _needs(situation, short, until_end=memory.waits_for == "end")
     clauses = [f"{free}, {short.blocks:,} short", can_give, _ending(situation, memory), gave]
     return _joined(f"{head}: {needs}", *clauses)
@@ -166,8 +167,8 @@ def _needs(situation: Situation, short: Shortage, *, until_end: bool) -> str:
     return f"{waiting}, {first}, {others}"
 
 
-def _paused(situation: Situation) -> str:
-    return f"reclamation {situation.paused}, nobody gives"
+def _nobody_gives(situation: Situation) -> str:
+    return f"{situation.paused}, nobody gives"
 
 
 def _ending(situation: Situation, memory: MemoryPressure) -> str:

@@ -121,7 +121,7 @@ class Diagnosis:
             planned_s=age_s,
             memory=memory,
             short_until_s=ended_s,
-            oldest_wait_s=runtime.admission.oldest_wait_s(now),
+            oldest_wait_s=outlook.oldest_wait_s,
             patience_s=0.0 if demand is None else outlook.patience_left_s(demand),
             reread_tokens=0 if demand is None else self._reread_tokens(demand.request_id),
             remedy=self._remedy(outlook),

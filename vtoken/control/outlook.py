@@ -91,6 +91,11 @@ class Outlook:
         return Shortage(now, soon, asked, headroom, free, future, self.givable_blocks)
 
     @cached_property
+    def oldest_wait_s(self) -> float:
+        """How long the request that waits longest has waited; 0 if none waits."""
+        return self._runtime.admission.oldest_wait_s(time.monotonic())
+
+    @cached_property
     def waits_for(self) -> WaitsFor:
         """What ends the shortage of this moment; "" if no block is short."""
         found, demand = self.standing, self._runtime.admission.demand
@@ -169,15 +174,11 @@ class Outlook:
         if demand is None or self.givable_blocks == 0:
             return None
         left = self.patience_left_s(demand)
-        before = self._in_force.patience_left_s(demand)
+        before = Outlook(self._runtime, self._runtime.config).patience_left_s(demand)
         when = f"in {left:.1f} s" if left > 0 else "from the next step on"
         instead = f"in {before:.1f} s" if before > 0 else "now"
         waits = f"{demand.request_id} waits for {counted(demand.needed_blocks, 'block')}"
         return f"{waits}: others would give for it {when}, not {instead}"
-
-    @property
-    def _in_force(self) -> Outlook:
-        return Outlook(self._runtime, self._runtime.config)
 
     @property
     def _tables(self) -> list[TokenTable]:

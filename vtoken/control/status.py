@@ -148,13 +148,13 @@ class StatusParts:
 
     @cached_property
     def requests(self) -> RequestCounts:
-        facts, admission = self._facts, self._runtime.admission
+        facts = self._facts
         sessions, blocks = self._runtime.state.sessions()
         return RequestCounts(
             **asdict(self._runtime.counters.requests),
             running=facts.running,
             waiting=facts.waiting,
-            oldest_wait_s=admission.oldest_wait_s(time.monotonic()) if facts.waiting else 0.0,
+            oldest_wait_s=self.outlook.oldest_wait_s if facts.waiting else 0.0,
             idle=len(self._runtime.state.idle),
             sessions=sessions,
             session_blocks=blocks,
