@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from vtoken.core.config.calibration import (
 )
 from vtoken.core.config.request_rules import request_rules
 from vtoken.core.protocol.step import StepPlan
+from vtoken.core.runtime.requests import SignalState
 from vtoken.policies.base import Policy, check_declared
+from vtoken.policies.knorm import KNorm
 from vtoken.policies.signals import Signal
 from vtoken.wire import PatchResult
 
@@ -323,3 +326,90 @@ def test_a_dry_run_notes_the_same_and_changes_nothing() -> None:
     dry = controller.patch_config(change, validate_only=True)
     assert engine.runtime.config.policy.name == "h2o"
     assert dry.notes == controller.patch_config(change).notes != []
+
+
+# ---------------------------------------------------------------- readings of keys
+
+
+def giving(engine: CoreEngine) -> CoreEngine:
+    """`engine`, in which every request is about to give tokens for blocks, and gives none."""
+    runtime = engine.runtime
+    runtime.shortages.is_near = lambda: True  # type: ignore[method-assign]
+    runtime.shortages.soon = lambda rows: rows  # type: ignore[method-assign]
+    return engine
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(
+    ("recent", "radius", "lacks"), [(8, 2, 5), (8, 0, 8), (1, 0, 1), (2, 3, 0)]
+)
+def test_keys_are_read_again_only_when_a_token_that_the_reading_lacks_could_be_a_victim(
+    recent: int, radius: int, lacks: int, lag: int
+) -> None:
+    params = {"recent": recent, "pool_radius": radius}
+    config = {"policy": {"name": "knorm", "params": params}, "evict_when": "pressure"}
+    engine = giving(CoreEngine(config=config | {"budget_tokens": 16}, worker_lag_steps=lag))
+    engine.add("a", 30, max_tokens=100)
+    read = [engine.runtime.step for _ in range(40) if engine.step().want_scores]
+    assert {b - a for a, b in pairwise(read)} == {max(1, lacks - lag + 1)}
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_reading_ranks_a_request_until_the_next_one_arrives(lag: int) -> None:
+    config = {"policy": {"name": "knorm"}, "evict_when": "pressure", "budget_tokens": 24}
+    engine = giving(CoreEngine(config=config, worker_lag_steps=lag))
+    engine.add("a", 30, max_tokens=100)
+    run = [engine.step() for _ in range(1 + lag)]
+    runtime = engine.runtime
+    for _ in range(40):
+        assert runtime.policy_runner.can_choose(runtime.tables["a"])
+        run.append(engine.step())
+    assert sum(bool(plan.want_scores) for plan in run) < 6
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("interval", [0, 3])
+def test_every_cut_follows_a_reading_of_its_own_as_soon_as_it_is_due(
+    interval: int, lag: int
+) -> None:
+    config = {"policy": {"name": "knorm"}, "evict_when": "always", "interval_tokens": interval}
+    engine = CoreEngine(config=config | {"budget_tokens": 24}, worker_lag_steps=lag)
+    runtime = engine.runtime
+    engine.add("a", 60, max_tokens=100)
+    read, died = [], []
+    for _ in range(40):
+        before = runtime.counters.tokens.evicted
+        plan = engine.step()
+        if plan.want_scores:
+            read.append(plan.step)
+        if runtime.counters.tokens.evicted > before:
+            died.append(plan.step)
+    assert {b - a for a, b in pairwise(died)} == {interval + 1}
+    assert [step - 1 - lag for step in died] == [step for step in read if step + 1 + lag <= 40]
+
+
+def test_control_a_reading_from_before_a_token_died_does_not_hold() -> None:
+    kept = SignalState(Signal("key_norm", layers=(2,)), KNorm(), requested=True)
+    kept.ask(3, 40, 0)
+    kept.scores, kept.scores_step = np.zeros(40, dtype=np.float32), 3
+    assert kept.holds(40 + kept.spared_tokens, 0)
+    assert not kept.holds(40 + kept.spared_tokens + 1, 0)
+    assert not kept.holds(41, 1)
+    kept.ask(5, 42, 1)
+    assert not kept.holds(42, 1)  # the reading of step 5 is on its way
+
+
+def test_a_reading_that_never_arrives_is_asked_for_again() -> None:
+    config = {"policy": {"name": "knorm"}, "evict_when": "pressure", "budget_tokens": 24}
+    engine = giving(CoreEngine(config=config, worker_lag_steps=1))
+    execute = engine.worker.execute
+
+    def silent(message: Any) -> Any:
+        report = execute(message)
+        report.scores.clear()
+        return report
+
+    engine.worker.execute = silent  # type: ignore[method-assign]
+    engine.add("a", 30, max_tokens=100)
+    asked = [bool(engine.step().want_scores) for _ in range(6)]
+    assert asked == [True, False, True, False, True, False]

@@ -71,6 +71,14 @@ class Policy:
         """
         return None
 
+    @property
+    def recent(self) -> int:
+        """How many of the newest live tokens it never evicts, at least 1.
+
+        The scores of a policy that reads keys may lack that many tokens.
+        """
+        return 1
+
     def profile(self, view: View) -> Any:  # noqa: ARG002
         """Called once a request, after its prompt is computed and before its first eviction.
 
@@ -140,7 +148,6 @@ class LowestScores(Policy):
 
     @property
     def recent(self) -> int:
-        """Size of the recent window."""
         return int(self.params.recent)
 
     def select_many(self, batch: Batch) -> Ragged:

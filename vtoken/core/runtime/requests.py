@@ -13,18 +13,50 @@ from vtoken.policies.signals import Signal
 
 @dataclass(slots=True)
 class SignalState:
-    """A signal that the worker keeps for a request, and its newest scores."""
+    """A signal that the worker keeps for a request, and its newest scores.
+
+    The last four are of a signal of keys alone, whose scores are a *reading*.
+    """
 
     signal: Signal
     reader: Policy  # the acting policy if it reads the signal, else the shadow
-    requested: bool = False  # in the newest step
+    requested: bool = False  # in the newest step; of keys, ever
     requested_since: int = 0  # first step of the uninterrupted requests
     scores: Floats | None = None  # the newest ones, by token id
     scores_step: int = 0  # step of the report that `scores` came with
     of_keys: bool = field(init=False)  # read for every request in every step
+    asked_step: int = 0  # of the newest reading, and the tokens that it covers
+    asked_tokens: int = 0
+    num_dead: int = -1  # the request's dead tokens in every reading from step `live_since` on
+    live_since: int = 0
 
     def __post_init__(self) -> None:
         self.of_keys = self.signal.of_keys
+
+    def ask(self, step: int, num_tokens: int, num_dead: int) -> None:
+        """Note that a reading of keys is asked for in `step`."""
+        self.asked_step, self.asked_tokens = step, num_tokens
+        if num_dead != self.num_dead:
+            self.num_dead, self.live_since = num_dead, step
+
+    def holds(self, num_tokens: int, num_dead: int) -> bool:
+        """Whether a reading of keys ranks the tokens that are live now: none has died since, and
+        the reader evicts none that is newer.
+        """
+        return (
+            self.scores is not None
+            and self.scores_step >= self.live_since
+            and num_dead == self.num_dead
+            and num_tokens - len(self.scores) <= self.spared_tokens
+        )
+
+    @property
+    def spared_tokens(self) -> int:
+        """How many tokens a reading of keys may lack: as many as the reader spares, less those that
+        are neighbours of others.
+        """
+        radius = self.signal.pool_radius
+        return self.reader.recent - (radius + 1 if radius else 0)
 
 
 @dataclass(frozen=True, slots=True)

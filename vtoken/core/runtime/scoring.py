@@ -5,7 +5,9 @@ the shadow policy read, with layers and heads from the configuration, the calibr
 model's depth, in this order. Invariants:
 1. scores are used only for the signal they were requested for, layers and heads included; a signal
    that no policy read before starts from zero, and evicts nothing before its first report
-2. scores are used only if they were requested in every step since, so none predates an eviction
+2. scores of attention are used only if they were requested in every step since, so none predates an
+   eviction; a *reading* of keys holds until a token of its request dies, or until one that it lacks
+   could be a victim, and no other is requested while it does
 3. without a policy that reads a signal, the worker computes nothing
 4. requests for the acting policy do not depend on the shadow
 """
@@ -101,9 +103,11 @@ class Scoring:
                     and state.tables.columns.num_tokens[row] >= request.prefill_end
                     and kept_signal.reader not in request.profiles
                 )
+                if of_keys:
+                    wanted = wanted and self._needs_reading(kept_signal, row)
                 if wanted and not kept_signal.requested:
                     kept_signal.requested_since = state.step
-                kept_signal.requested = wanted
+                kept_signal.requested = wanted or (of_keys and kept_signal.requested)
                 if wanted:
                     want.append((request_id, signal))
                 if wanted or not of_keys:
@@ -115,6 +119,22 @@ class Scoring:
                 probed.append(request_id)
         plan.probed = frozenset(probed)
         plan.want_scores = tuple(want)
+
+    def _needs_reading(self, kept: SignalState, row: int) -> bool:
+        """Whether the newest reading of keys may not hold until one of the next step arrives; then
+        notes that this step's is asked for.
+        """
+        state, columns = self._state, self._state.tables.columns
+        num_tokens, lag = int(columns.num_tokens[row]), state.report_lag_steps
+        num_dead = num_tokens - int(columns.num_live[row])
+        lacks = num_tokens - kept.asked_tokens + (lag + 1) * (1 + state.max_drafts) - 1
+        is_lost = kept.scores_step < kept.asked_step < state.step - lag
+        cut_again = state.due.interval[row] < lag  # maybe before a reading of after the cut arrives
+        holds = num_dead == kept.num_dead and lacks <= kept.spared_tokens
+        if holds and not is_lost and not cut_again:
+            return False
+        kept.ask(state.step, num_tokens, num_dead)
+        return True
 
     def _set_signals(self, request: RequestState, rules: VTokenConfig, *, keep: bool) -> None:
         """Set a request's signals to those of its policy and, if it evicts, of the shadow; to none
@@ -196,8 +216,13 @@ class Scoring:
         scores, step = kept.scores, kept.scores_step
         if not kept.requested or scores is None or step < kept.requested_since:
             return None
-        num_tokens = self._state.tables[request.request_id].num_tokens
-        if self._are_stale(len(scores), step, num_tokens, request.prefill_end):
+        table = self._state.tables[request.request_id]
+        if kept.of_keys:
+            if kept.holds(table.num_tokens, table.num_dead):
+                return scores
+            if step < self._state.step - 1 - self._state.report_lag_steps:
+                return None
+        if self._are_stale(len(scores), step, table.num_tokens, request.prefill_end):
             return None
         return scores
 
