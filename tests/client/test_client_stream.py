@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +21,7 @@ from websockets.server import ServerProtocol
 from tests.support.client_harness import Either
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
+from tests.support.tls import TLS, self_signed
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.client import (
@@ -28,6 +35,7 @@ from vtoken.client import (
     Unauthorized,
     Unreachable,
 )
+from vtoken.client import reader as readers
 from vtoken.client.reader import BACKOFF_S, Reader, backoff_s
 
 
@@ -125,9 +133,102 @@ async def test_stream_is_left_from_another_thread(served: Served) -> None:
         async with asyncio.timeout(LIMIT_S):
             while not stream.received_bytes:
                 await asyncio.sleep(0.01)
-            stream.close()
+            await asyncio.to_thread(stream.close)
             messages = await reading
     assert isinstance(messages[0], wire.Hello)
+
+
+async def test_stream_is_left_while_it_waits_to_reconnect(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "BACKOFF_S", (1e6,))
+    stream = Client(served.url).stream(["events"], reconnect=True)
+    reading = asyncio.create_task(asyncio.to_thread(list, stream))
+    async with asyncio.timeout(LIMIT_S):
+        await until(lambda: stream.received_bytes, "no message")
+        break_connections(served)
+        await until(lambda: stream._stream._failures, "the loss is not seen")
+        await asyncio.to_thread(stream.close)
+        assert isinstance((await reading)[0], wire.Hello)
+    assert not threads_of_streams()
+
+
+@contextlib.asynccontextmanager
+async def silent(tls: TLS | None = None) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
+    """A server that reads requests and answers none; whether it has one, and has lost the client.
+
+    With TLS it begins as every server does, with tickets that no request asked for.
+    """
+    asked, left = asyncio.Event(), asyncio.Event()
+    context = None
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate, tls.key)
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 16):
+                asked.set()
+        left.set()
+        writer.close()
+
+    async with await asyncio.start_server(read, "127.0.0.1", ssl=context) as server:
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked, left
+
+
+def threads_of_streams() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "vtoken stream"]
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["http", "https"])
+async def test_server_that_never_answers_is_given_up(
+    kind: Any, encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "OPEN_S", 0.5)
+    tls = self_signed(tmp_path) if encrypted else None
+    async with silent(tls) as (url, asked, left):
+        server = Server(url, cafile=None if tls is None else tls.authority)
+        async with Either(kind, server) as either, either.stream() as streaming:
+            with pytest.raises(Unreachable, match="no answer in time"):
+                await streaming.next()
+        await asyncio.wait_for(left.wait(), LIMIT_S)
+        assert asked.is_set()
+
+
+async def test_stream_is_left_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "OPEN_S", 1e6)
+    async with silent() as (url, asked, left), asyncio.timeout(LIMIT_S):
+        stream = Client(url).stream(reconnect=True)
+        reading = asyncio.create_task(asyncio.to_thread(list, stream))
+        await asked.wait()
+        await asyncio.to_thread(stream.close)
+        assert await reading == []
+        await left.wait()
+    assert list(stream) == []
+    assert not threads_of_streams()
+
+
+def test_interrupt_ends_a_stream_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "OPEN_S", 1e6)
+    main = threading.get_ident()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def interrupt() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1)
+                signal.pthread_kill(main, signal.SIGINT)
+                while connection.recv(1 << 16):
+                    pass
+
+        server = threading.Thread(target=interrupt)
+        server.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(KeyboardInterrupt), Client(url).stream() as stream:
+            next(stream)
+        server.join()
+    assert not threads_of_streams()
 
 
 # ---------------------------------------------------------------- without sockets

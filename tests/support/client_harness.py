@@ -70,4 +70,4 @@ class Streaming:
         if isinstance(self.stream, AsyncStream):
             await self.stream.aclose()
         else:
-            self.stream.close()
+            await asyncio.to_thread(self.stream.close)  # the server of a test has this thread

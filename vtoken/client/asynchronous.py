@@ -199,12 +199,12 @@ class AsyncStream(Reader):
         return self
 
     async def __anext__(self) -> wire.StreamMessage:
-        while not self._closed.is_set():
+        while not self._closed:
             try:
                 return self._take(await self._receive())
             except ProblemError as error:
                 await self._disconnect()
-                if self._closed.is_set():
+                if self._closed:
                     break
                 await asyncio.sleep(self._wait_s(error))
         raise StopAsyncIteration
@@ -217,7 +217,7 @@ class AsyncStream(Reader):
 
     async def aclose(self) -> None:
         """Close the stream; the iteration ends."""
-        self._closed.set()
+        self._closed = True
         await self._disconnect()
 
     async def _disconnect(self) -> None:

@@ -1,6 +1,6 @@
 """The protocol part of a stream: decodes messages, checks their order, tracks where to resume.
 
-Both clients' streams subclass `Reader` and add a websocket.
+`AsyncStream` subclasses `Reader` and adds a websocket.
 
 1. On one connection `seq` rises by one with every message; a gap raises StreamGap.
 2. `place` is the newest event seen. A connection that resumes from it misses no event, or
@@ -10,7 +10,6 @@ Both clients' streams subclass `Reader` and add a websocket.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
@@ -24,19 +23,20 @@ Topic: TypeAlias = Literal["blocks", "requests", "events", "metrics"]
 Format: TypeAlias = Literal["json", "msgpack"]
 
 ALL_TOPICS: tuple[Topic, ...] = ("blocks", "requests", "events", "metrics")
+OPEN_S = 10.0  # the longest wait for a connection
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # wait after the n-th consecutive failure; the last repeats
 CLOSE_CODE_BASE = 4000  # the server closes a refused stream with 4000 + HTTP status
 
 
 def stream_options(server: Server) -> dict[str, Any]:
-    """Options of both clients' websocket connections."""
+    """Options of a stream's websocket connection."""
     return {
         "additional_headers": server.headers(),
         "proxy": None if server.is_loopback else True,
         "ssl": server.tls() if server.is_https else None,
         "compression": None,
         "max_size": None,
-        "open_timeout": 10.0,
+        "open_timeout": OPEN_S,
         "close_timeout": 1.0,
         "ping_interval": 5.0,
         "ping_timeout": 10.0,
@@ -71,7 +71,7 @@ class Reader:
         self._failures = 0
         self._ever_open = False
         self._seq: int | None = None
-        self._closed = threading.Event()
+        self._closed = False
 
     def _address(self) -> str:
         resume = {} if self.place is None else {"resume": self.place}

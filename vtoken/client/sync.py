@@ -1,29 +1,31 @@
 """The synchronous client: every call as a method that returns the wire document.
 
-httpx and websockets are imported on first use. `calls` defines the calls, `answers` decodes.
+httpx is imported on first use. `calls` defines the calls, `answers` decodes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from vtoken import wire
 from vtoken.client import calls, request_text, sequences
-from vtoken.client.answers import answer, http_options, no_answer, token_ignored, unreachable
+from vtoken.client.answers import answer, http_options, no_answer, token_ignored
+from vtoken.client.asynchronous import AsyncStream
 from vtoken.client.calls import Call
 from vtoken.client.errors import OutcomeUnknown, ProblemError
 from vtoken.client.methods import as_method
 from vtoken.client.outcome import looked_up
-from vtoken.client.reader import ALL_TOPICS, Format, Reader, Topic, broken, refused, stream_options
+from vtoken.client.reader import ALL_TOPICS, Format, Topic
 from vtoken.client.sequences import Pages, Steps
 from vtoken.client.server import TIMEOUT_S, Server
 
 if TYPE_CHECKING:
     import httpx
-    from websockets.sync.client import ClientConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,7 +134,7 @@ class Client:
         a loss and resume there. Every connection begins with a `hello`, whose `resumed` is true if
         no event was missed, and a `snapshot`. Without `reconnect`, a loss raises StreamClosed.
         """
-        return Stream(self.server, topics, fps, format, resume, reconnect)
+        return Stream(AsyncStream(self.server, topics, fps, format, resume, reconnect))
 
     # ------------------------------------------------------------ transport
 
@@ -195,25 +197,58 @@ class Client:
                 return
 
 
-class Stream(Reader):
-    """Iterate over it; `close` may be called from another thread and ends the iteration."""
+class Stream:
+    """Iterate over it; `close` may be called from another thread and ends the iteration.
 
-    _socket: ClientConnection | None = None
-    _exits: ExitStack | None = None  # of the socket, which must be used as a context manager
+    It is an `AsyncStream` in the event loop of a thread that lives from the first message to
+    `close`. That thread alone uses the connection: two may not use one of TLS at once.
+    """
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop  # of the thread
+        self._end: asyncio.Event
+        self._reading: asyncio.Task[wire.StreamMessage] | None = None
+
+    @property
+    def raw(self) -> str | bytes:
+        """The newest message as received."""
+        return self._stream.raw
+
+    @property
+    def received_bytes(self) -> int:
+        """Of all messages."""
+        return self._stream.received_bytes
+
+    @property
+    def place(self) -> str | None:
+        """EPOCH:SEQ of the newest event seen."""
+        return self._stream.place
+
+    @property
+    def token_ignored(self) -> bool:
+        """Whether the server of the newest connection ignored the token."""
+        return self._stream.token_ignored
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> wire.StreamMessage:
-        while not self._closed.is_set():
-            try:
-                return self._take(self._receive())
-            except ProblemError as error:
-                self._disconnect()
-                if self._closed.is_set():
-                    break
-                self._closed.wait(self._wait_s(error))
-        raise StopIteration
+        with self._lock:
+            if self._closed:
+                raise StopIteration
+            if self._thread is None:
+                self._start()
+            message = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
+        try:
+            return message.result()
+        except (CancelledError, StopAsyncIteration):
+            raise StopIteration from None
+        finally:
+            message.cancel()  # if the wait was interrupted
 
     def __enter__(self) -> Self:
         return self
@@ -223,38 +258,30 @@ class Stream(Reader):
 
     def close(self) -> None:
         """Close the stream; the iteration ends."""
-        self._closed.set()
-        self._disconnect()
+        with self._lock:
+            if not self._closed and self._thread is not None:
+                self._loop.call_soon_threadsafe(self._end.set)
+            self._closed = True
+        if self._thread is not None:
+            self._thread.join()
 
-    def _disconnect(self) -> None:
-        exits, self._exits, self._socket = self._exits, None, None
-        if exits is not None:
-            exits.close()
+    def _start(self) -> None:
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(started)), name="vtoken stream", daemon=True
+        )
+        self._thread.start()
+        started.result()
 
-    def _receive(self) -> str | bytes:
-        from websockets.exceptions import ConnectionClosed
+    async def _serve(self, started: Future[None]) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        started.set_result(None)
+        await self._end.wait()
+        if self._reading is not None:  # it may be connecting, or waiting to reconnect
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        await self._stream.aclose()
 
-        if self._socket is None:
-            self._socket = self._connect()
-            self._opened()
-        try:
-            data: str | bytes = self._socket.recv()
-        except ConnectionClosed as closed:
-            raise broken(self.server, closed) from closed
-        return data
-
-    def _connect(self) -> ClientConnection:
-        from websockets.exceptions import InvalidStatus, WebSocketException
-        from websockets.sync.client import connect
-
-        self._exits = ExitStack()
-        try:
-            socket: ClientConnection = self._exits.enter_context(
-                connect(self._address(), **stream_options(self.server))
-            )
-        except InvalidStatus as invalid:
-            raise refused(self.server, invalid.response) from invalid
-        except (OSError, WebSocketException) as error:
-            raise unreachable(self.server, error) from error
-        self.token_ignored = socket.response is not None and token_ignored(socket.response.headers)
-        return socket
+    async def _read(self) -> wire.StreamMessage:
+        self._reading = asyncio.current_task()
+        return await anext(self._stream)
