@@ -19,7 +19,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak gpu-kit wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-host bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak gpu-kit wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -102,6 +102,9 @@ bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-e
 
 bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; skips those finished in .bench/gpu
 	$(BIN)/vtoken bench gpu $(ARGS)
+
+bench-host: $(SETUP) ## host time of a GPU's step, without a GPU [ARGS="--against OTHER-CHECKOUT"]
+	$(BIN)/vtoken bench host $(ARGS)
 
 # On cuda the pages with CPU results are not updated.
 bench-report: $(SETUP) ## results of the last runs: into docs/, and all of them into .bench/report.md

@@ -21,6 +21,7 @@ BENCHES = {
     "console": "first paint, key latency, memory, bytes and CPU of the console",
     "overhead": "the plugin against stock vLLM, in paired slices",
     "gpu": "the open checks of docs/gpu.md, on a CUDA device",
+    "host": "host time of a GPU's step by code, and what a step launches, without a GPU",
     "client": "native vLLM, naive-evict and vToken as servers under `vllm bench serve`",
     "grounds": "facts found under eviction on held-out texts, paired with the full cache",
     "speculation": "native vLLM and vToken, with and without drafts, at half the memory",

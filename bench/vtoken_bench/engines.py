@@ -1,6 +1,6 @@
 """Engines for benchmarks, each in its own process and driven over a pipe.
 
-The other end is `vtoken_bench.vllm.worker`. This module does not import vLLM.
+The other end is a module of `vtoken_bench.vllm`, mostly `worker`. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 TURN_S = 1.0  # some steps: shorter than what slows a machine down, longer than caches take to fill
@@ -23,41 +23,27 @@ class EngineError(RuntimeError):
     """An engine died or violated an invariant; the message ends with its last output."""
 
 
-class Engine:
-    """A worker process with one engine. `config` None: stock vLLM without the plugin.
+class Process:
+    """A process of the benchmark, asked in lines of JSON; `name` is for messages.
 
-    `threads` per forward; None: vLLM's choice. `settings`: for `vtoken.vllm.engine_args`.
+    `module`: what it runs, with the file descriptor of its answers as argument.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: dict[str, Any] | None,
-        engine_args: dict[str, Any],
-        *,
-        threads: int | None = None,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, name: str, module: str, environment: Mapping[str, str]) -> None:
         self.name = name
         read, write = os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process runs)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "vtoken_bench.vllm.worker", str(write)],
+            [sys.executable, "-m", module, str(write)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._log,
             pass_fds=(write,),
-            env=os.environ | thread_environment(threads),
+            env=os.environ | environment,
             text=True,
         )
         os.close(write)
         self._replies = os.fdopen(read)
-        self.facts = self.ask({"vtoken": config, "engine": engine_args, "settings": settings or {}})
-
-    def subscribe(self) -> None:
-        """Add the load of one console: subscribe to all telemetry and discard it."""
-        threading.Thread(target=_drain, args=(self.facts["endpoint"],), daemon=True).start()
-        time.sleep(0.3)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request to the worker and return its reply. Raises EngineError."""
@@ -89,6 +75,30 @@ class Engine:
             self._process.wait()
         self._replies.close()
         self._log.close()
+
+
+class Engine(Process):
+    """A worker process with one engine. `config` None: stock vLLM without the plugin.
+
+    `threads` per forward; None: vLLM's choice. `settings`: for `vtoken.vllm.engine_args`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: dict[str, Any] | None,
+        engine_args: dict[str, Any],
+        *,
+        threads: int | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(name, "vtoken_bench.vllm.worker", thread_environment(threads))
+        self.facts = self.ask({"vtoken": config, "engine": engine_args, "settings": settings or {}})
+
+    def subscribe(self) -> None:
+        """Add the load of one console: subscribe to all telemetry and discard it."""
+        threading.Thread(target=_drain, args=(self.facts["endpoint"],), daemon=True).start()
+        time.sleep(0.3)
 
 
 def ask_in_turns(asked: Sequence[tuple[Engine, dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -313,7 +313,7 @@ def main() -> None:
     with ExitStack() as stack:
         log = stack.enter_context(Path(phase.log).open("w"))
         if phase.engine.overlap:
-            from tests.support.steps_overlap import async_scheduling
+            from vtoken_bench.vllm.steps_overlap import async_scheduling
 
             stack.enter_context(async_scheduling())
         soak = Soak(phase, log, reports)

@@ -20,21 +20,21 @@ import os
 import sys
 from typing import Any
 
+from vtoken_bench.vllm.without_gpu import (
+    ENVIRONMENT,
+    attend_with_triton,
+    keep_triton,
+    use_triton,
+)
+
 if __name__ == "__main__":
-    os.environ |= {
-        "TRITON_INTERPRET": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    os.environ |= ENVIRONMENT
 
 import torch
 
 from tests.support.heap import freeze_heap, frozen_heap
 from tests.support.observe import runtime_of, watch_victims
-from tests.support.steps_overlap import async_scheduling
+from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 NUM_NEW = 6
 ENGINE = {
@@ -97,17 +97,6 @@ WITH_WINDOWS = {
     "holes": (NAIVE | ONE_LAYER, [[LONG, SHORT]]),
     "relocated": (EAGER | ONE_LAYER, [[LONG, SHORT]]),
 }
-
-
-def keep_triton() -> None:
-    import vllm.platforms as platforms
-
-    assert platforms.current_platform.device_type == "cpu"
-    platforms.vllm_version_matches_substr = lambda _: False  # "no Triton on the CPU build"
-    torch.cuda.get_device_capability = lambda *_: (9, 0)  # vLLM's cache kernel picks a size by it
-    from vllm.triton_utils import HAS_TRITON
-
-    assert HAS_TRITON
 
 
 def spare_interpreter() -> None:
@@ -391,17 +380,13 @@ def noted(function: Any, name: str, *, after: bool = False) -> Any:
 def install() -> None:
     """Make vLLM's CPU worker run V2 with vToken's mixin, and attention by vLLM's Triton kernels."""
     from vllm.v1.attention.backends import triton_attn
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     from vllm.v1.worker.cpu_worker import CPUWorker
-
-    from vtoken import vllm as plugin
 
     class Worker(CPUWorker):
         def init_device(self) -> None:
             super().init_device()
             from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 
-            from vtoken.vllm.cuda.kernels import TritonSlotCopy
             from vtoken.vllm.cuda.runner import VTokenV2Mixin
 
             class Noted(CPUModelRunner):
@@ -413,9 +398,7 @@ def install() -> None:
 
             class Runner(VTokenV2Mixin, Noted):
                 def _vtoken_executor(self, layers: dict[str, Any]) -> Any:
-                    half = super()._vtoken_executor(layers)
-                    half.triton_probe = True  # as on a device
-                    half.copies._direct = TritonSlotCopy(half.copies._layers)
+                    half = use_triton(super()._vtoken_executor(layers))
                     for name in ("begin", "guard", "forward_ended"):
                         stages = half.copies.stages
                         setattr(stages, name, noted(getattr(stages, name), name))
@@ -435,15 +418,7 @@ def install() -> None:
 
             self.model_runner.__class__ = Runner
 
-    register = plugin.register
-
-    def register_triton() -> None:
-        register()
-        register_backend(
-            AttentionBackendEnum.CPU_ATTN, "vtoken.vllm.cuda.backends.VTokenTritonBackend"
-        )
-
-    plugin.register = register_triton
+    attend_with_triton()
     triton_attn.NUM_PAR_SOFTMAX_SEGMENTS = 2  # of one query; each takes as long as 16 on a GPU
     sys.modules[__name__].Worker = Worker  # type: ignore[attr-defined]
 

@@ -18,11 +18,11 @@ from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
 from tests.support.observe import Observer, runtime_of, watch_victims
-from tests.support.steps_overlap import async_scheduling
 from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.serve import server_command
 from vtoken.wire.commands import Compact
+from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

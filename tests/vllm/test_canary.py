@@ -17,10 +17,10 @@ from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
 from tests.support.observe import runtime_of
-from tests.support.steps_overlap import async_scheduling
 from vtoken.vllm.engine.canary import checks as module
 from vtoken.wire import Guard
 from vtoken.wire.commands import Command, PatchConfig
+from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_com
 
 from tests.support import interpreted, models
 from tests.support.engines import engine_args
-from tests.support.steps_overlap import async_scheduling
+from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer
-from tests.support.steps_overlap import async_scheduling
+from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,6 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
-from tests.support.steps_overlap import async_scheduling
 from tests.vllm.conftest import DEFAULTS
 from vtoken import wire
 from vtoken.wire import commands
@@ -21,6 +20,7 @@ from vtoken.wire.commands import Command
 from vtoken_api.bus import engines_of
 from vtoken_api.ending import Ending
 from vtoken_api.fanout.hub import Hub
+from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

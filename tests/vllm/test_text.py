@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.engines import engine_args
-from tests.support.steps_overlap import async_scheduling
 from vtoken import wire
 from vtoken_api.text import RequestTexts
+from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
 

@@ -1,0 +1,288 @@
+"""`vtoken bench host`: the host's time in a step of the CUDA worker, measured without a GPU.
+
+Each load runs on an engine that does a GPU's host work and none of its kernels
+(`vtoken_bench.vllm.host`), with the requests, memory and policies of check 6 of docs/gpu.md. V is
+the CPU time of vToken's code in a step, B that of vLLM's, in the same load. With `--against FOLDER`
+vToken of another checkout runs the same loads in turn, under the same driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import vtoken
+from vtoken_bench.claims import Claim
+from vtoken_bench.engines import EngineError, Process, thread_environment
+from vtoken_bench.evaluation.answers import CONFIGS, FIXED, PRESSURE
+from vtoken_bench.evaluation.points import Spread, spread
+from vtoken_bench.evaluation.variants import NAIVE
+from vtoken_bench.output import Table, finish, new_result
+
+HERE, BENCH_FOLDER = Path(vtoken.__file__).parents[1], Path(__file__).parents[1]
+THIS, OTHER = "this", "other"
+KEEP = {"budget_ratio": 0.5}  # of the prompt
+VARIANTS: dict[str, dict[str, Any]] = {
+    "none": {"policy": {"name": "none"}},
+    "naive-evict": CONFIGS[NAIVE] | KEEP,
+    "fixed": CONFIGS[FIXED] | KEEP,
+    "pressure": CONFIGS[PRESSURE] | KEEP,
+    "h2o": CONFIGS[FIXED] | KEEP | {"policy": {"name": "h2o"}},
+    "streaming": CONFIGS[FIXED] | KEEP | {"policy": {"name": "streaming_llm"}},
+}
+GOALS_MS = {"fixed": 1.0, "pressure": 2.0, "h2o": 1.5}  # V, with about 30 clients
+VTOKEN, VLLM, BENCH = "vtoken", "vllm", "bench"  # owners of code
+SCHEDULER, WORKER, LOOP = SIDES = ("scheduler", "worker", "loop")
+ATTENTION, FRONT = "attention", "front end"  # not counted: the model's, and outside the core
+DRIVER = "vtoken_bench.vllm.host"
+KINDS = ("launches", "uploads", "downloads", "ops")
+SHOWN_US = 25.0  # of a file in a step of any variant
+Row = dict[str, Any]  # one load, see `HostEngine.run`
+Figure = Callable[[Row], float]
+
+
+def of(owner: str, *sides: str) -> Figure:
+    """CPU time a step of an owner's code on these sides, in ms."""
+    return lambda row: (
+        sum(ns for o, side, _, ns in row["ns"] if (o, side in sides) == (owner, True))
+        / (1e6 * row["steps"])
+    )
+
+
+def full_graphs(row: Row) -> float:
+    """The share of decode steps that keep vLLM's full graphs."""
+    share: float = row["full_graph_steps"] / row["decode_steps"]
+    return share
+
+
+v_ms, b_ms = of(VTOKEN, *SIDES), of(VLLM, *SIDES)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--repeats", type=int, default=6, help="timed loads per variant")
+    parser.add_argument(
+        "--against", type=Path, metavar="FOLDER", help="another checkout, measured in turn"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from vtoken_bench.serving_check import Load  # imports torch
+
+    started = time.monotonic()
+    load = Load()
+    if args.quick:
+        args.repeats, load = 1, replace(load, requests=load.clients, new_tokens=64)
+    trees = {THIS: HERE} | ({OTHER: args.against.resolve()} if args.against else {})
+    for tree in trees.values():
+        if not (tree / "vtoken" / "__init__.py").is_file():
+            print(f"vtoken bench host: no vtoken in {tree}", file=sys.stderr)
+            return 1
+    try:
+        commits, rows = measure(trees, asdict(load) | {"blocks": load.num_blocks(16)}, args)
+    except EngineError as error:
+        print(f"vtoken bench host: {error}", file=sys.stderr)
+        return 1
+    setup = {
+        "requests": f"{load.requests} of {load.prompt_tokens:,} + {load.new_tokens} tokens",
+        "clients": load.clients,
+        "memory for": f"{load.pool:.0%}",
+        "repeats": args.repeats,
+        **({"other": commits[OTHER] or "no checkout"} if args.against else {}),
+    }
+    result = new_result("host", "make bench-host", setup)
+    result.tables = [
+        steps_table(rows, trees),
+        *([ratios_table(rows)] if args.against else []),
+        counts_table(rows, trees),
+        *(files_table(rows, tree) for tree in trees),
+    ]
+    result.claims = claims([row for row in rows if row["tree"] == THIS and "ns" in row])
+    result.raw = {"commits": commits, "rows": rows}
+    result.seconds = time.monotonic() - started
+    finish(result, path=args.json, markdown=args.markdown)
+    return 0
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """For a process with the packages of `tree` and these benchmarks."""
+    return {**thread_environment(1), "PYTHONPATH": f"{tree}:{tree / 'api'}:{BENCH_FOLDER}"}
+
+
+def measure(
+    trees: dict[str, Path], load: dict[str, Any], args: argparse.Namespace
+) -> tuple[dict[str, str], list[Row]]:
+    """Commit by tree, and every load: first the counted ones, which warm up, then the timed ones.
+
+    Raises EngineError.
+    """
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        engines = {
+            tree: stack.enter_context(closing(Process(tree, DRIVER, environment(folder))))
+            for tree, folder in trees.items()
+        }
+        commits = {tree: engine.ask(load)["commit"] for tree, engine in engines.items()}
+        for repeat in range(-1, args.repeats):
+            for variant in args.variants:
+                for tree in list(trees)[:: -1 if repeat % 2 else 1]:
+                    print(f"repeat {repeat + 1}: {variant}, {tree}", file=sys.stderr, flush=True)
+                    asked = {"config": VARIANTS[variant], "seed": repeat + 1, "count": repeat < 0}
+                    found = engines[tree].ask(asked)
+                    rows.append({"tree": tree, "variant": variant, "repeat": repeat} | found)
+    return commits, rows
+
+
+def over_repeats(rows: Sequence[Row], figure: Figure, variant: str, tree: str = THIS) -> Spread:
+    return spread(
+        [
+            figure(row)
+            for row in rows
+            if (row["tree"], row["variant"]) == (tree, variant) and "ns" in row
+        ]
+    )
+
+
+def variants_of(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["variant"] for row in rows))
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    """V against its goal, and its ratio to B, of the timed loads of one tree."""
+    found = []
+    for variant in variants_of(rows):
+        goal = f"<= {GOALS_MS[variant]}" if variant in GOALS_MS else ""
+        for what, figure, unit, bound in (
+            ("vToken's time on the host in a step", v_ms, "ms", goal),
+            ("the same, of vLLM's own", lambda row: v_ms(row) / b_ms(row), "x", ""),
+        ):
+            values = over_repeats(rows, figure, variant)
+            found.append(values.claim("GPU host", f"{variant}: {what}", "stub", unit, "", bound))
+    return found
+
+
+def steps_table(rows: Sequence[Row], trees: Sequence[str] | dict[str, Path]) -> Table:
+    table = Table(
+        "CPU time of the host, ms a step",
+        [
+            "variant",
+            "running",
+            "vLLM: scheduler", "worker", "loop",
+            "vToken: scheduler", "worker",
+            "V [range]", "goal", "",
+            "V / B [range]",
+            "decode steps in full graphs",
+        ],
+        [],
+        [
+            "B: vLLM's time, without model, sampling and the processing of outputs; V: vToken's",
+            "range: over the repeats; met, missed: the 95% interval is on that side of the goal",
+        ],
+    )  # fmt: skip
+    for tree in trees:
+        for variant in variants_of(rows):
+
+            def value(figure: Figure, variant: str = variant, tree: str = tree) -> Spread:
+                return over_repeats(rows, figure, variant, tree)
+
+            goal = f"<= {GOALS_MS[variant]}" if variant in GOALS_MS else ""
+            own = value(v_ms)
+            table.rows.append(
+                [
+                    f"{variant}, {tree}" if len(trees) > 1 else variant,
+                    value(lambda row: row["mean_running"]).median,
+                    *(value(of(VLLM, side)).median for side in SIDES),
+                    *(value(of(VTOKEN, side)).median for side in (SCHEDULER, WORKER)),
+                    str(own),
+                    goal,
+                    own.claim("", "", "", "", "", goal).verdict(),
+                    str(value(lambda row: v_ms(row) / b_ms(row))),
+                    f"{value(full_graphs).median:.0%}",
+                ]
+            )
+    return table
+
+
+def ratios_table(rows: Sequence[Row]) -> Table:
+    """Of both trees, paired by repeat."""
+    table = Table(
+        "This tree against the other, loads of one repeat",
+        ["variant", "V, other [ms]", "V, this [ms]", "V [range]", "95%", "V / B [range]", "B"],
+        [],
+    )
+    for variant in variants_of(rows):
+
+        def ratio(figure: Figure, variant: str = variant) -> Spread:
+            both = [over_repeats(rows, figure, variant, tree).values for tree in (THIS, OTHER)]
+            return spread([this / other for this, other in zip(*both, strict=True)])
+
+        own = ratio(v_ms)
+        ends = own.interval()
+        table.rows.append(
+            [
+                variant,
+                *(over_repeats(rows, v_ms, variant, tree).median for tree in (OTHER, THIS)),
+                str(own),
+                "" if ends is None else f"{ends[0]:.2f} .. {ends[1]:.2f}",
+                str(ratio(lambda row: v_ms(row) / b_ms(row))),
+                str(ratio(b_ms)),
+            ]
+        )
+    return table
+
+
+def counts_table(rows: Sequence[Row], trees: Sequence[str] | dict[str, Path]) -> Table:
+    table = Table(
+        "What vToken has the device do in a decode step: median (mean)",
+        ["variant", "launches of Triton", "uploads", "downloads", "operations of torch"],
+        [],
+    )
+    for row in rows:
+        if "counted" in row:
+            cells = []
+            steps = [step["counts"] for step in row["counted"] if step["decodes"]]
+            for kind in KINDS:
+                each = [sum(n for k, _, n in step if k == kind) for step in steps]
+                cells.append(f"{statistics.median(each):.0f} ({statistics.fmean(each):.1f})")
+            name = row["variant"]
+            table.rows.append([f"{name}, {row['tree']}" if len(trees) > 1 else name, *cells])
+    return table
+
+
+def files_table(rows: Sequence[Row], tree: str) -> Table:
+    """vToken's time by file."""
+    variants = variants_of(rows)
+    us: dict[tuple[str, str], Counter[str]] = {}
+    for row in rows:
+        if row["tree"] == tree and "ns" in row:
+            repeats = sum(
+                r is row or (r["tree"], r["variant"], "ns" in r) == (tree, row["variant"], True)
+                for r in rows
+            )
+            for owner, side, file, ns in row["ns"]:
+                if owner == VTOKEN:
+                    found = us.setdefault((side, file), Counter())
+                    found[row["variant"]] += ns / row["steps"] / 1e3 / repeats
+    table = Table(
+        f"vToken's CPU time by file, µs a step, {tree} tree", ["side, file", *variants], []
+    )
+    for side in SIDES:
+        rest: Counter[str] = Counter()
+        for (where, file), found in sorted(us.items(), key=lambda pair: -max(pair[1].values())):
+            if where != side:
+                continue
+            if max(found.values()) < SHOWN_US:
+                rest.update(found)
+                continue
+            table.rows.append([f"{side}, {file}", *(round(found[v]) for v in variants)])
+        if rest:
+            table.rows.append([f"{side}, other files", *(round(rest[v]) for v in variants)])
+    return table
