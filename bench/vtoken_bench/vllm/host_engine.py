@@ -9,7 +9,6 @@ Import it after `vtoken_bench.vllm.without_gpu.keep_triton` alone.
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 import sys
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.forward_context import get_forward_context
@@ -32,8 +30,8 @@ from vtoken.vllm.cuda.copies import transfer
 from vtoken.vllm.cuda.runner import VTokenV2Mixin
 from vtoken_bench.engines import prompt
 from vtoken_bench.evaluation.variants import configuration
-from vtoken_bench.host import VTOKEN
-from vtoken_bench.vllm.cpu_time import CPUTime, place
+from vtoken_bench.vllm.counted import Counts
+from vtoken_bench.vllm.cpu_time import CPUTime
 from vtoken_bench.vllm.without_gpu import attend_with_triton, use_triton
 
 LAYERS, BLOCK_SIZE = 32, 16
@@ -56,52 +54,6 @@ MODEL = {
     "eos_token_id": 2,
 }
 TOKEN = 33  # that every request gets
-NO_WORK = {  # operations of torch that launch nothing on a device
-    "view", "slice", "select", "as_strided", "transpose", "permute", "unsqueeze", "squeeze",
-    "expand", "split", "split_with_sizes", "unbind", "alias", "detach", "_unsafe_view", "t",
-    "reshape", "_reshape_alias", "unfold", "diagonal", "chunk", "empty", "empty_strided",
-    "empty_like", "lift_fresh", "new_empty", "new_empty_strided", "is_pinned", "resize_",
-}  # fmt: skip
-
-
-class Counts(TorchDispatchMode):
-    """What vToken has the device do, by kind and name.
-
-    Kinds: `launches` of Triton's kernels, `uploads`, `downloads`, `ops` of torch.
-    """
-
-    KINDS = ("launches", "uploads", "downloads", "ops")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[tuple[str, str]] = Counter()
-        self._transfers = 0
-
-    def note(self, kind: str, name: str) -> None:
-        frame: Any = inspect.currentframe()
-        while frame.f_code.co_filename == __file__:
-            frame = frame.f_back
-        if place(frame).owner == VTOKEN:
-            self.found[kind, name] += 1
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        if name not in NO_WORK and not self._transfers:
-            self.note("ops", name)
-        return func(*args, **(kwargs or {}))
-
-    def transfer(self, kind: str, function: Any) -> Any:
-        """`function`, counted as one of `kind` and not as operations of torch."""
-
-        def call(*args: Any) -> Any:
-            self.note(kind, "")
-            self._transfers += 1
-            try:
-                return function(*args)
-            finally:
-                self._transfers -= 1
-
-        return call
 
 
 class Sampled(AsyncModelRunnerOutput):
