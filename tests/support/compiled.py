@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 
 from tests.docs.tables import Cells, Table
 from vtoken.vllm.cuda import kernels
+from vtoken.vllm.cuda.pages import ROW_ALIGNMENT
 
 ARCHITECTURES = {80: "A100", 90: "H100, H200", 100: "B200", 120: "RTX 50"}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -31,6 +32,9 @@ LOGITS |= {"key_head": INT, "table_row": INT, "width": INT, "tiles": INT}
 NORM = {"tile_max": FLOATS, "tile_sum": FLOATS, "sinks": FLOATS, "norms": FLOATS, "tiles": INT}
 SUM = {"logits": FLOATS, "norms": FLOATS, "seq_lens": INTS, "scores": FLOATS, "chosen": INTS}
 SUM |= {"num_chosen": INT, "divisor": "fp32", "score_row": INT, "width": INT}
+FILL = {"header": INTS, "sent": INTS, "blocks": INTS, "lengths": INTS, "resident": INTS}
+FILL |= {"pages": INTS, "seq_lens": INTS, "slot_mapping": "*i64", "num_rows": INT}
+FILL |= {"block_row": INT, "page_row": INT}
 COPY = {"bases": "*i64", "source": "*i64", "destination": "*i64", "num_tokens": INT}
 COPY |= {"row_words": INT}
 STRIDES = ("row_words", "query_row", "key_slot", "key_head")  # multiples of 16 in this model
@@ -59,6 +63,14 @@ CASES = (
         registers=64,
         shared_bytes=0,
         load_bits=128,
+    ),
+    Case(
+        "`_fill_tables_kernel`",
+        kernels._fill_tables_kernel,
+        FILL,
+        {"S": 16, "TILE": kernels.COLUMNS_PER_PROGRAM, "ALIGNMENT": ROW_ALIGNMENT},
+        registers=64,
+        shared_bytes=0,
     ),
     Case(
         "`_probe_logits_kernel`",

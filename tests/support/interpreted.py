@@ -234,15 +234,14 @@ def probe() -> dict[str, Any]:
     def rows(
         *, use_triton: bool, soft_cap: float, sinks: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
-        pages, probed, first = PageTables(size, torch.device("cpu")), [], 0
-        mirrors = Mirrors.of(parts)
-        for name, mirror in mirrors.items():
+        tables, probed, first = PageTables(len(parts), 130, torch.device("cpu")), [], 0
+        for row, (name, mirror) in enumerate(Mirrors.of(parts).items()):
             mirror.keep(signals)
             probed += ProbedRequest.of(name, first, new[name], mirror)
             first += new[name]
-        known = pages.update(mirrors, mirrors.rows_of([*parts])).tolist()
-        resident = dict(zip(parts, known, strict=True))
-        probe = DeviceProbe(probed, pages, resident, use_triton=use_triton)
+            tables.pages[row, : len(parts[name])] = torch.from_numpy(parts[name])
+        in_batch = {name: row for row, name in enumerate(parts)}
+        probe = DeviceProbe(probed, tables, in_batch, use_triton=use_triton)
         for layer, (query, cache) in enumerate(zip(queries, layers, strict=True)):
             probe.add_layer(
                 layer, query, keys_of(cache), scale=dim**-0.5, soft_cap=soft_cap, sinks=sinks
@@ -265,10 +264,10 @@ def probe() -> dict[str, Any]:
     return errors | {"max_error_without_sinks": float((sunk - plain).abs().max())}
 
 
-def play(llm: Any, scenarios: Any, paged: list[int] | None = None) -> dict[str, dict[str, Any]]:
+def play(llm: Any, scenarios: Any, holes: list[int] | None = None) -> dict[str, dict[str, Any]]:
     """Run `scenarios` on one engine: tokens, victims and counts of what ran, by name.
 
-    `paged` grows by an entry for each step that attention reads through pages.
+    `holes` grows by an entry for each step with holes.
     """
     from vllm import SamplingParams
 
@@ -289,7 +288,7 @@ def play(llm: Any, scenarios: Any, paged: list[int] | None = None) -> dict[str, 
                 victims.append((table.num_tokens, sorted(picked.tolist())))
 
         unwatch = watch_victims(runtime, note)
-        before, steps = _counts(runtime), len(paged or ())
+        before, steps = _counts(runtime), len(holes or ())
         outputs = [
             output
             for prompts in groups
@@ -304,7 +303,7 @@ def play(llm: Any, scenarios: Any, paged: list[int] | None = None) -> dict[str, 
             "cached": [output.num_cached_tokens for output in outputs],
             "victims": [list(died) for died in sorted(victims)],
             "shadow": None if shadow is None else [shadow.compared, shadow.agreed],
-            "paged_steps": len(paged or ()) - steps,
+            "steps_with_holes": len(holes or ()) - steps,
             **{fact: number - before[fact] for fact, number in _counts(runtime).items()},
         }
     return found
@@ -327,12 +326,18 @@ def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, An
 
     from vtoken import vllm as plugin
     from vtoken.vllm.cuda import kernels
-    from vtoken.vllm.cuda.pages import PageTables
+    from vtoken.vllm.cuda.inputs import StepInputs
     from vtoken_bench.forcing import ARGUMENT, PROCESSOR
 
-    paged: list[int] = []
-    batch = PageTables.batch
-    PageTables.batch = lambda *a: (paged.append(1), batch(*a))[1]  # type: ignore[method-assign]
+    holes: list[int] = []
+    put = StepInputs.put
+
+    def noted_put(self: Any, step: Any, *rest: Any) -> None:
+        if step is not None and len(step.with_holes):
+            holes.append(1)
+        put(self, step, *rest)
+
+    StepInputs.put = noted_put  # type: ignore[method-assign]
     singles: list[int] = []
     scores = kernels.probe_scores
     kernels.probe_scores = lambda *a, **k: (singles.append(1), scores(*a, **k))  # type: ignore[assignment]
@@ -341,7 +346,7 @@ def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, An
     args["logits_processors"] = [PROCESSOR]
     llm = LLM(model, **settings, **args | {"worker_cls": f"{__name__}.Worker"})
     core = llm.llm_engine.engine_core.engine_core
-    found = {"scenarios": play(llm, scenarios, paged)}
+    found = {"scenarios": play(llm, scenarios, holes)}
     forced = SamplingParams(
         temperature=0, max_tokens=4, logprobs=1, extra_args={ARGUMENT: [9, 8, 7]}
     )
@@ -356,7 +361,7 @@ def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, An
     found["steps"] = [*STEPS]
     found["known_requests"] = len(runner.vtoken_blocks)
     core.shutdown()
-    PageTables.batch, kernels.probe_scores = batch, scores  # type: ignore[method-assign]
+    StepInputs.put, kernels.probe_scores = put, scores  # type: ignore[method-assign]
     return found
 
 

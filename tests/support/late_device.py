@@ -105,6 +105,11 @@ class LateDevice(TorchDispatchMode):
         finally:
             self._current = before
 
+    def compute(self, kernel: Callable[..., None], *arguments: Any) -> None:
+        """Launch `kernel`, which gets the contents of the tensors among `arguments`."""
+        given = self._in_memory(arguments)
+        self._launch(self._current, lambda: kernel(*given))
+
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of the contents of `tensor` once everything on the main stream has run."""
         self._complete(self.record(Stream.MAIN))

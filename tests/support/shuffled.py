@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 if __name__ == "__main__":
@@ -29,6 +30,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime import interpreter
 
+from tests.support import filled
 from vtoken.vllm.cuda import kernels
 
 MARGIN = 64  # words around a buffer
@@ -135,6 +137,67 @@ def copies(layers: int, num_tokens: int, row_words: int, shift: int) -> None:
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
 @given(
+    rows=st.lists(
+        st.tuples(st.sampled_from(["positional", "kept", "sent", "padding"]), st.integers(1, 40)),
+        min_size=1,
+        max_size=4,
+    ),
+    new=st.integers(1, 3),
+    size=st.sampled_from([4, 6]),
+    columns=st.sampled_from([8, 64]),
+)
+def tables(rows: list[tuple[str, int]], new: int, size: int, columns: int) -> None:
+    """Page tables, lengths, resident rows and slots equal the kernel's in plain Python, for every
+    kind of row and any length, in one tile or several.
+    """
+    random = Random(str(rows))
+    width, sent, header, first = 48, [], torch.zeros(6, len(rows), dtype=torch.int32), 0
+    lengths = torch.zeros(len(rows), dtype=torch.int32)
+    own = random.sample(range(len(rows)), len(rows))
+    for row, (kind, length) in enumerate(rows):
+        if kind == "positional":
+            lengths[row] = length
+        if kind in ("kept", "sent"):
+            length += new
+            old = length - new
+            kept = old if kind == "kept" else 0
+            facts = [length, old, kept, len(sent) - kept, first - old, own[row]]
+            header[:, row] = torch.tensor(facts, dtype=torch.int32)
+            sent += [random.randrange(1, 999) for _ in range(length - kept)]
+        first += new
+    blocks = torch.randint(0, 60, (len(rows), -(-width // size)), dtype=torch.int32)
+    held = torch.randint(1000, 1999, (len(rows), width), dtype=torch.int32)
+    given = header, torch.tensor(sent or [0], dtype=torch.int32), blocks, lengths
+
+    def outputs(guarded: Guarded) -> tuple[torch.Tensor, ...]:
+        shape = len(rows), width
+        return (
+            guarded.of(held),
+            guarded.buffer(*shape, dtype=torch.int32, fill=-7),
+            guarded.buffer(len(rows), dtype=torch.int32, fill=-7),
+            guarded.buffer(first, dtype=torch.int64, fill=-7),
+        )
+
+    def run(guarded: Guarded) -> torch.Tensor:
+        resident, pages, seq_lens, mapping = made = outputs(guarded)
+        inputs = [guarded.of(part) for part in given]
+        here = SimpleNamespace(resident=resident, pages=pages, seq_lens=seq_lens)
+        for _ in range(2):  # a launch that runs twice changes nothing
+            kernels.fill_tables(*inputs, here, mapping, block_size=size, width=width)
+        return torch.cat([part.flatten() for part in made])
+
+    expected = outputs(Guarded())
+    filled.fill(*given, *expected, size, width)
+    before, kernels.COLUMNS_PER_PROGRAM = kernels.COLUMNS_PER_PROGRAM, columns
+    try:
+        found = in_orders(run)
+    finally:
+        kernels.COLUMNS_PER_PROGRAM = before
+    assert torch.equal(found, torch.cat([part.flatten() for part in expected])), "tables"
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+@given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=3),
     heads=st.integers(1, 2),
     group=st.sampled_from([1, 3]),
@@ -237,7 +300,7 @@ def control_overrun() -> None:
 
 def main() -> None:
     found = {}
-    for check in (copies, probes, control_race, control_overrun):
+    for check in (copies, tables, probes, control_race, control_overrun):
         try:
             check()
             found[check.__name__] = ""

@@ -7,24 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
+from tests.support import filled
 from tests.support.core.request_step import RequestStep, steps_of
 from vtoken.core.protocol.mirror import BlockTables
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
+from vtoken.vllm.cuda.copies.staging import Staging
+from vtoken.vllm.cuda.copies.transfer import upload
+from vtoken.vllm.cuda.inputs import Positional, StepInputs
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
-from vtoken.vllm.cuda.step import make_step
+from vtoken.vllm.cuda.step import probe_of
 from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
 from vtoken.vllm.worker.probe import probe
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import HostScores, PendingScores
 
 S, BLOCKS, LAYERS, HEADS, KV_HEADS, DIM = 4, 80, 3, 4, 2, 8
+MAX_LENGTH = 256
 ONE, TWO = (1,), (0, 2)
 SIGNALS = {
     "a": (
@@ -159,12 +165,12 @@ class Worker:
         executor.apply()
         step = executor.physical(batch)
         assert step is not None
-        self.forward(step, query)
+        self.forward(step, batch, query)
         executor.forward_ended()
         assert executor._pending_scores is not None
         return executor._pending_scores
 
-    def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
+    def forward(self, step: PhysicalStep, batch: Batch, query: torch.Tensor) -> None:  # noqa: ARG002
         for layer, cache in enumerate(self.life.caches):
             probe(step.probed, layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)
 
@@ -181,19 +187,42 @@ class DeviceWorker(Worker):
             self.caches = [torch.empty_like(cache, device=device) for cache in life.caches]
         keys = [keys_of(cache) for cache in self.caches]
         super().__init__(life, DeviceScores(keys.__getitem__, HEADS, self.device, streams))
-        self.pages = PageTables(S, self.device)
+        self.tables = PageTables(len(life.signals), MAX_LENGTH, self.device)
+        self.staging = Staging(self.device)
+        self.inputs = StepInputs(self.tables, S, self.staging)
         self.use_triton = self.device.type == "cuda"
 
     def follow(self) -> None:
         for source, target in zip(self.life.caches, self.caches, strict=True):
             target.copy_(source)
 
-    def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> PendingScores:
-        self.pages.release(self.executor.mirrors)
-        return super().step(plan, batch, query)
-
-    def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
-        context = make_step(step, self.pages, use_triton=self.use_triton)
+    def forward(self, step: PhysicalStep, batch: Batch, query: torch.Tensor) -> None:
+        given = positional(self.life, batch, self.device)
+        self.inputs.put(step, batch, given.max_lens)
+        self.staging.send()
+        kernel = {"cpu": filled.fill_tables, "meta": lambda *_, **__: None}.get(self.device.type)
+        if kernel is None:
+            self.inputs.fill(given)
+        else:
+            with patch("vtoken.vllm.cuda.kernels.fill_tables", kernel):
+                self.inputs.fill(given)
+        probe = probe_of(step, batch, self.tables, use_triton=self.use_triton)
         for layer, cache in enumerate(self.caches):
-            if context.probe is not None:
-                context.probe.add_layer(layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)
+            if probe is not None:
+                probe.add_layer(layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)
+
+
+def positional(life: Life, batch: Batch, device: torch.device) -> Positional:
+    """vLLM's inputs of `batch`; those of requests that have evicted are wrong."""
+    lengths = (batch.num_computed + batch.num_new).astype(np.int32)
+    blocks = np.array([life.blocks[name] for name in batch.names], dtype=np.int32)
+    slots = [
+        own[np.arange(computed, length) // S % len(own)] * S + np.arange(computed, length) % S
+        for own, computed, length in zip(
+            blocks, batch.num_computed.tolist(), lengths.tolist(), strict=True
+        )
+    ]
+    mapping = np.concatenate(slots).astype(np.int64)
+    return Positional(
+        upload(blocks, device), upload(lengths, device), upload(mapping, device), lengths.copy()
+    )

@@ -102,9 +102,9 @@ def test_every_request_gets_the_cpu_workers_tokens_and_loses_its_victims(
 
 def test_every_scenario_reaches_what_it_is_named_for(result: Any) -> None:
     found = result["played"]["scenarios"]
-    assert found["dense"]["paged_steps"] == 0
+    assert found["dense"]["steps_with_holes"] == 0
     assert found["dense"]["victims"] == []
-    assert found["holes"]["paged_steps"] > 0
+    assert found["holes"]["steps_with_holes"] > 0
     assert found["holes"]["moved_tokens"] == found["holes"]["recycled_slots"] == 0
     for name in ("relocated", "prefix hits", "chunks"):
         assert found[name]["moved_tokens"] > 0

@@ -10,13 +10,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support import filled
 from tests.support.late_device import DEVICE, Event, LateDevice
-from tests.support.two_workers import BLOCKS, HEADS, TWO, Life, S, Worker
+from tests.support.two_workers import (
+    BLOCKS,
+    HEADS,
+    MAX_LENGTH,
+    TWO,
+    Life,
+    S,
+    Worker,
+    positional,
+)
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
 from vtoken.vllm.cuda import step as steps
@@ -26,6 +37,7 @@ from vtoken.vllm.cuda.copies.streams import Stream
 from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
+from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.worker.executor import Batch
 from vtoken.vllm.worker.ranks import Ranks
 
@@ -55,7 +67,8 @@ class LateWorker:
         shape = life.caches[0].permute(0, 2, 1, 3).shape
         caches = [layer.view(shape).permute(0, 2, 1, 3) for layer in there]
         self.rows = [slot_rows(cache) for cache in caches]
-        self.half = DeviceExecutor(caches, HEADS, DEVICE, ranks=Ranks(), streams=device)
+        self.tables = PageTables(len(life.signals), MAX_LENGTH, DEVICE)
+        self.half = DeviceExecutor(caches, HEADS, self.tables, ranks=Ranks(), streams=device)
 
     def step(
         self, plan: StepPlan, batch: Batch, query: torch.Tensor, *, zeroed: list[int], verify: bool
@@ -80,11 +93,7 @@ class LateWorker:
         if verify and len(plan.destination_slots):
             self._verify(plan)
         executor.apply()
-        slots, width = self._positional(batch)
-        mapping = upload(slots, DEVICE)
-        step = executor.physical(batch)
-        assert step is not None
-        half.present(step, mapping)
+        mapping, width = self._present(batch)
         stages.guard()
         if self.mistake == "ends the forward before it begins":
             stages.forward_ended()
@@ -96,7 +105,7 @@ class LateWorker:
             executor.forward_ended()
         else:
             half.forward_ended()
-        half.present(None, None)
+        half.clear()
         mapping.add_(1)  # sampling and the next inputs use the memory of this step's
         assert executor._pending_scores is not None
         return executor._pending_scores, read
@@ -115,17 +124,26 @@ class LateWorker:
             want = keys_of(cache).flatten(0, 1)[torch.from_numpy(plan.destination_slots)]
             assert key.tobytes() == want.contiguous().numpy().tobytes(), "verified contents"
 
-    def _positional(self, batch: Batch) -> tuple[Any, int]:
-        """The slot mapping [T] of vLLM, wrong for requests that have evicted, and the width."""
-        life, slots, width = self.life, [], 1
-        for name, num_new, computed in zip(
-            batch.names, batch.num_new.tolist(), batch.num_computed.tolist(), strict=True
-        ):
-            tokens = np.arange(computed, computed + num_new)
-            blocks = np.array(life.blocks[name])[tokens // S % 5]
-            slots.append(blocks * S + tokens % S)
-            width = max(width, len(life.live[name]))
-        return np.concatenate(slots), width
+    def _present(self, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Make the step's inputs; the slot mapping, and the longest row."""
+        made: list[Any] = []
+
+        def present() -> None:
+            made.append(positional(self.life, batch, DEVICE))
+            self.half.present(batch, made[0])
+
+        def kernel(*given: Any, block_size: int, width: int) -> None:
+            *inputs, tables, mapping = given
+            here = tables.resident, tables.pages, tables.seq_lens
+            self.device.compute(filled.fill, *inputs, *here, mapping, block_size, width)
+
+        with patch("vtoken.vllm.cuda.kernels.fill_tables", kernel):
+            if self.mistake == "fills the tables beside the forward before":
+                self.device.launch(Stream.RELOCATION, present)
+                self.device.wait(Stream.MAIN, self.device.record(Stream.RELOCATION))
+            else:
+                present()
+        return made[0].slot_mapping, int(made[0].max_lens.max())
 
     def _forward(
         self, batch: Batch, mapping: torch.Tensor, query: torch.Tensor, width: int
@@ -138,20 +156,14 @@ class LateWorker:
             )
             for token in range(computed, computed + num_new)
         ]
-        wide = np.zeros((len(batch.names), 16), dtype=np.int32)
-        wide[:, :5] = [life.blocks[name] for name in batch.names]
-        tables = upload(wide, DEVICE)
         seen = []
         for layer, (rows, cache) in enumerate(zip(self.rows, life.caches, strict=True)):
             new = slot_rows(cache)[torch.tensor(tokens)].numpy()
             rows.index_copy_(0, mapping, upload(new, DEVICE))  # as reshape_and_cache does
-            if current is not None and current.has_holes:
-                pages = current.pages.batch(
-                    tables, current.physical.with_holes.index, current.resident, width
-                )
-                # Beyond a row's length a page is arbitrary, and must only not be out of range.
-                at = pages.clamp(0, BLOCKS * S - 1).long().flatten()
-                seen.append(rows.index_select(0, at).view(*pages.shape, -1))
+            pages = self.tables.pages[: len(batch.names), :width]
+            # Beyond a row's length a page is arbitrary, and must only not be out of range.
+            at = pages.clamp(0, BLOCKS * S - 1).long().flatten()
+            seen.append(rows.index_select(0, at).view(*pages.shape, -1))
             if current is not None and current.probe is not None:
                 key = rows.view(BLOCKS, S, *cache.permute(0, 2, 1, 3).shape[2:])
                 current.probe.add_layer(
@@ -248,6 +260,7 @@ def test_control_a_dropped_wait_is_noticed(dropped: str | Stream) -> None:
         "zeroes beside the copies",
         "ends the forward before it begins",
         "reads keys after the forward's end",
+        "fills the tables beside the forward before",
     ],
 )
 def test_control_work_at_the_wrong_place_is_noticed(mistake: str) -> None:
@@ -266,6 +279,20 @@ def test_control_contents_read_before_the_copies_are_noticed(
         return iter(found)
 
     monkeypatch.setattr(CUDACopyEngine, "contents", hasty)
+    assert noticed()
+
+
+def test_control_staging_that_is_written_before_it_was_read_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = torch.zeros(4096, dtype=torch.int32)
+
+    def hasty(array: Any, device: torch.device) -> torch.Tensor:
+        host = memory[: len(array)]
+        host.copy_(torch.from_numpy(array))
+        return host.to(device, non_blocking=True)
+
+    monkeypatch.setattr("vtoken.vllm.cuda.copies.staging.upload", hasty)
     assert noticed()
 
 

@@ -27,7 +27,7 @@ from vtoken.vllm.cuda.signals import scores as device_scores
 from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
 from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.worker.delivery import attach_report
-from vtoken.vllm.worker.executor import PhysicalStep
+from vtoken.vllm.worker.executor import Batch, PhysicalStep
 from vtoken.vllm.worker.scores import PendingScores
 
 pytestmark = pytest.mark.vllm
@@ -252,8 +252,8 @@ def test_control_a_read_is_noticed(
     look: Callable[[torch.Tensor], Any],
 ) -> None:
     class Curious(DeviceWorker):
-        def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
-            super().forward(step, query)
+        def forward(self, step: PhysicalStep, batch: Batch, query: torch.Tensor) -> None:
+            super().forward(step, batch, query)
             look(query)
 
     life = Life(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.base.arrays import Ints
 from vtoken.vllm.cpu import context
@@ -38,11 +39,12 @@ class CPUDataPath(DataPath):
         self._copies.copy(source, destination)
         self._packed.written(destination)
 
-    def _present(self, step: PhysicalStep | None) -> None:
-        current = None
-        if step is not None:
-            current = context.StepContext(
-                self._layout, self._packed, context.SideBuffer(), NUM_BLOCKS, self.block_size
-            )
-            current.add(step)
+    def _present(self, step: PhysicalStep, common: CommonAttentionMetadata) -> None:  # noqa: ARG002
+        current = context.StepContext(
+            self._layout, self._packed, context.SideBuffer(), NUM_BLOCKS, self.block_size
+        )
+        current.add(step)
         context.set_current(current)
+
+    def _clear(self) -> None:
+        context.set_current(None)

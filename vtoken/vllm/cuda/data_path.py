@@ -1,23 +1,28 @@
 """The CUDA data path over a scratch cache, for the self-test: store, copies, pages, the kernel.
 
-The page table serves both ways of packing.
+Its page tables are its own, filled as those that serve; both ways of packing are one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.base.arrays import Ints
+from vtoken.core.protocol.mirror import BlockTables
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.staging import Staging
 from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
+from vtoken.vllm.cuda.inputs import Positional, StepInputs
 from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath
-from vtoken.vllm.worker.executor import PhysicalStep
+from vtoken.vllm.worker.executor import Batch, PhysicalStep
 
 
 class CUDADataPath(DataPath):
@@ -41,9 +46,29 @@ class CUDADataPath(DataPath):
         self._copies.copy(source, destination)
         self._copies.stages.guard()
 
-    def _present(self, step: PhysicalStep | None) -> None:
-        current = None
-        if step is not None:
-            pages = PageTables(self.block_size, self.device)
-            current = steps.make_step(step, pages, use_triton=self._on_cuda)
-        steps.set_current(current)
+    def _present(self, step: PhysicalStep, common: CommonAttentionMetadata) -> None:
+        """Present the step twice: rows are sent whole, and then kept on the device."""
+        names, starts = [*map(str, range(common.num_reqs))], np.arange(common.num_reqs + 1)
+        batch = Batch.of(names, starts, starts, lambda _: BlockTables.of([]))
+        tables = self._builder.vtoken_tables = PageTables(
+            len(names), NUM_BLOCKS * self.block_size, self.device
+        )
+        staging = Staging(self.device)
+        inputs = StepInputs(tables, self.block_size, staging)
+        lengths = common.seq_lens_cpu_upper_bound
+        assert lengths is not None
+        for _ in range(2):
+            tables.pages.zero_()
+            max_lens = lengths.numpy().copy()
+            inputs.put(step, batch, max_lens)
+            staging.send()
+            inputs.fill(
+                Positional(
+                    common.block_table_tensor, common.seq_lens, common.slot_mapping, max_lens
+                )
+            )
+        probe = steps.probe_of(step, batch, tables, use_triton=self._on_cuda)
+        steps.set_current(steps.CUDAStep(max_lens, probe))
+
+    def _clear(self) -> None:
+        steps.set_current(None)

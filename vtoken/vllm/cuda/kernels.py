@@ -1,4 +1,5 @@
-"""Triton kernels of the CUDA worker: slot copy over all layers, and the attention score probe.
+"""Triton kernels of the CUDA worker: slot copy over all layers, a step's page tables, and the
+attention score probe.
 
 Imported only if Triton is used. Tests run both in Triton's interpreter on a CPU, which checks their
 logic and not their speed, and compile both; docs/gpu.md has their speed on a GPU.
@@ -13,12 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
+from vtoken.vllm.cuda.pages import ROW_ALIGNMENT, PageTables
 from vtoken.vllm.worker.limits import MAX_LOGITS
 
 MAX_WORDS = 2048  # 32-bit words of a row that one program copies at once
 TOKENS_PER_PROGRAM = 4
 MAX_ALIGNMENT = 16  # bytes of the widest load
 TILES_AT_ONCE = 64  # constant, because compiling a kernel for every length would stall the engine
+COLUMNS_PER_PROGRAM = 1024
 HEADS_AT_ONCE = 32  # 5% faster than 8 on an H200, with 1 to 64 requests of 2,048 or 8,192 tokens
 
 
@@ -79,6 +82,88 @@ class TritonSlotCopy:
             TOKENS=TOKENS_PER_PROGRAM,
             ALIGNMENT=self._alignment,
         )
+
+
+@triton.jit(do_not_specialize=["num_rows", "block_row", "page_row"])
+def _fill_tables_kernel(
+    header,  # [6, num_rows] int32, see `HEADER`
+    sent,  # int32
+    blocks,  # [num_rows, …] int32 by strides: the block tables
+    lengths,  # [num_rows] int32: tokens of positional rows
+    resident,  # [rows, page_row] int32
+    pages,  # [num_rows, page_row] int32
+    seq_lens,  # [num_rows] int32
+    slot_mapping,  # [T] int64
+    num_rows,
+    block_row,
+    page_row,
+    S: tl.constexpr,
+    TILE: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # entries; a divisor of `page_row`
+):
+    page_row = tl.multiple_of(page_row, ALIGNMENT)
+    row, tile = tl.program_id(0), tl.program_id(1)
+    live = tl.load(header + row)
+    length = live
+    if live == 0:
+        length = tl.load(lengths + row)
+    if tile == 0:
+        tl.store(seq_lens + row, length)
+    if tile * TILE < length:
+        old = tl.load(header + num_rows + row)
+        kept = tl.load(header + 2 * num_rows + row)
+        source = tl.load(header + 3 * num_rows + row)
+        token = tl.load(header + 4 * num_rows + row)
+        own = resident + tl.load(header + 5 * num_rows + row).to(tl.int64) * page_row
+        at = tile * TILE + tl.arange(0, TILE)
+        planned = at < live
+        positional = (at < length) & (at >= live)
+        block = tl.load(blocks + row.to(tl.int64) * block_row + at // S, mask=positional, other=0)
+        before = tl.load(own + at, mask=planned & (at < kept), other=0)
+        after = tl.load(sent + source + at, mask=planned & (at >= kept), other=0)
+        slot = tl.where(positional, block * S + at % S, tl.where(at < kept, before, after))
+        tl.store(pages + row.to(tl.int64) * page_row + at, slot, mask=at < length)
+        tl.store(own + at, slot, mask=planned & (at >= kept))
+        tl.store(slot_mapping + token + at, slot.to(tl.int64), mask=planned & (at >= old))
+
+
+def fill_tables(
+    header: torch.Tensor,
+    sent: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    tables: PageTables,
+    slot_mapping: torch.Tensor,
+    *,
+    block_size: int,
+    width: int,
+) -> None:
+    """Write the rows of `tables` for a batch of R requests, and their slots, in one launch.
+
+    `header` [6, R], `sent`: see `vtoken.vllm.cuda.pages.HEADER`. Rows whose header is 0 are
+    positional: row i has `lengths[i]` tokens in the blocks of `block_table[i]`. `slot_mapping` [T]
+    int64 is written for the new tokens of the others. `width`: no row is longer.
+    """
+    rows, columns = len(lengths), tables.pages.shape[1]
+    if width > columns:
+        raise ValueError(f"a request of {width} tokens, the page tables have {columns} columns")
+    grid = (rows, triton.cdiv(width, COLUMNS_PER_PROGRAM))
+    _fill_tables_kernel[grid](
+        header,
+        sent,
+        block_table,
+        lengths,
+        tables.resident,
+        tables.pages,
+        tables.seq_lens,
+        slot_mapping,
+        rows,
+        block_table.stride(0),
+        columns,
+        S=block_size,
+        TILE=COLUMNS_PER_PROGRAM,
+        ALIGNMENT=ROW_ALIGNMENT,
+    )
 
 
 @triton.jit

@@ -11,8 +11,10 @@ facts of vLLM 0.32:
 - `gather_batch_req_state` returns whether the batch is a uniform decode, the only kind of batch
   with full graphs (`support` refuses modes with others).
 - `prepare_attn` is the only place where block tables and slot mappings exist before attention's
-  metadata is built. The batch's `seq_lens` stay logical, because the sampler compares them with the
-  prompt's length. The metadata builder gives attention separate lengths.
+  metadata is built. They have the rows and tokens of the graph, with padding of length 0. The
+  batch's `seq_lens` stay logical, because the sampler compares them with the prompt's length.
+- a captured graph reads what its metadata had at capture: tensors by address, numbers as they were.
+- vLLM's memory profile counts what is allocated before it, from the worker's start on.
 - when `execute_model` returns, the step's entire forward has been launched.
 """
 
@@ -29,6 +31,8 @@ from vtoken.base.arrays import Ints
 from vtoken.core.protocol.mirror import BlockTables
 from vtoken.vllm.cuda.data_path import CUDADataPath
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
+from vtoken.vllm.cuda.inputs import Positional
+from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.support import check_layers
 from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
@@ -46,25 +50,34 @@ class VTokenV2Mixin:
     """
 
     vtoken_device: DeviceExecutor | None = None
+    vtoken_tables: PageTables
     vtoken_blocks: dict[str, list[int]]
     vtoken_group: ManagedGroup
+    attn_groups: Any
     block_tables: Any
     req_states: Any
     kv_block_zeroer: Any
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Allocates the page tables too, because vLLM sizes its cache by what is free after it."""
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
+        runner: Any = self
+        self.vtoken_tables = PageTables(runner.max_num_reqs, runner.max_model_len, runner.device)
 
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, **kwargs: Any
     ) -> None:
         super().initialize_kv_cache(kv_cache_config, is_profiling, **kwargs)  # type: ignore[misc]
-        if is_profiling:
-            return  # a small temporary cache
         config: Any = self.compilation_config  # type: ignore[attr-defined]
-        self.vtoken_blocks = {}
         with startup_error.kept():
             support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
             self.vtoken_group = ManagedGroup.of(kv_cache_config)
-            layers = managed_layers(config.static_forward_context, self.vtoken_group)
-            self.vtoken_device = self._vtoken_executor(layers)
+            if not is_profiling:  # then it is a small temporary cache
+                self.vtoken_blocks = {}
+                layers = managed_layers(config.static_forward_context, self.vtoken_group)
+                self.vtoken_device = self._vtoken_executor(layers)
+            for group in self.attn_groups[self.vtoken_group.index]:
+                group.get_metadata_builder().vtoken_tables = self.vtoken_tables
 
     def _vtoken_executor(self, layers: dict[str, Any]) -> DeviceExecutor:
         """Run the self-test of the data path, then make the executor. The caches must exist.
@@ -73,7 +86,7 @@ class VTokenV2Mixin:
         """
         runner: Any = self
         check_layers(layers, runner.compilation_config)
-        builder = runner.attn_groups[self.vtoken_group.index][0].get_metadata_builder()
+        builder = self.attn_groups[self.vtoken_group.index][0].get_metadata_builder()
         layer = next(iter(layers.values()))
         caches = [managed.kv_cache for managed in layers.values()]
         SelfTest(CUDADataPath(layer, builder, caches[0])).run()
@@ -81,7 +94,7 @@ class VTokenV2Mixin:
         return DeviceExecutor(
             caches,
             layer.impl.num_heads,
-            runner.device,
+            self.vtoken_tables,
             ranks=Ranks.of_this_worker(),
             copy_sync=settings.experiment.copy_sync,
         )
@@ -91,7 +104,7 @@ class VTokenV2Mixin:
     def finish_requests(self, scheduler_output: Any) -> None:
         half = self.vtoken_device
         if half is not None:
-            half.present(None, None)
+            half.clear()
             restarted = set(_restarted(scheduler_output))
             half.executor.begin(getattr(scheduler_output, "vtoken", None), restarted)
             for request_id in restarted:
@@ -164,8 +177,14 @@ class VTokenV2Mixin:
         block_tables, slot_mappings = super().prepare_attn(input_batch)  # type: ignore[misc]
         half = self.vtoken_device
         if half is not None:
-            step = half.executor.physical(self._vtoken_batch(input_batch))
-            half.present(step, slot_mappings[self.vtoken_group.index])
+            group = self.vtoken_group.index
+            given = Positional(
+                block_tables[group],
+                input_batch.seq_lens,
+                slot_mappings[group],
+                input_batch.seq_lens_cpu_upper_bound.numpy().copy(),
+            )
+            half.present(self._vtoken_batch(input_batch), given)
             half.copies.stages.guard()
         return block_tables, slot_mappings
 
@@ -194,7 +213,7 @@ class VTokenV2Mixin:
         output = super().sample_tokens(grammar_output)  # type: ignore[misc]
         if self.vtoken_device is None:
             return output
-        self.vtoken_device.present(None, None)
+        self.vtoken_device.clear()
         return self.vtoken_device.executor.attach(output)
 
 

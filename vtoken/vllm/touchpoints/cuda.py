@@ -28,9 +28,14 @@ CUDA_POINTS = (
         upstream="worker_cls; intended to be overridden",
     ),
     _point(
+        f"{_V2}.load_model",
+        "subclass",
+        "allocate the page tables before vLLM sizes its cache",
+    ),
+    _point(
         f"{_V2}.initialize_kv_cache",
         "subclass",
-        "refuse an unsupported layout or backend",
+        "refuse an unsupported layout or backend, and give the page tables to the builders",
         ("kv_cache_config", "is_profiling"),
     ),
     _point(f"{_V2}.finish_requests", "subclass", "begin a step", ("scheduler_output",)),
@@ -49,10 +54,15 @@ CUDA_POINTS = (
     _point(
         f"{_V2}.gather_batch_req_state",
         "subclass",
-        "leave full graphs in a step with holes",
+        "leave full graphs in a step with a probe",
         ("scheduler_output", "dummy_run"),
     ),
-    _point(f"{_V2}.prepare_attn", "subclass", "set physical slots", ("input_batch",)),
+    _point(
+        f"{_V2}.prepare_attn",
+        "subclass",
+        "make the page tables, physical lengths and slots",
+        ("input_batch",),
+    ),
     _point(f"{_V2}.execute_model", "subclass", "record the end of the forward"),
     _point(f"{_V2}.sample_tokens", "subclass", "attach the report", ("grammar_output",)),
     _point(
@@ -106,7 +116,7 @@ CUDA_POINTS = (
     _point(
         f"{_FLASH}:FlashAttentionMetadataBuilder._get_scheduler_metadata",
         "call",
-        "schedule by self.block_size, which is 1 in a step with holes",
+        "schedule by self.block_size, which is 1",
         ("aot_schedule", "batch_size", "max_num_splits"),
     ),
 )

@@ -28,14 +28,14 @@ NUM_BLOCKS = 12
 class Read:
     """One request of a batch whose newest token is its only query.
 
-    `blocks` [b]: its block table. `slots` [n]: its live tokens, the newest last. `how`: attention
-    reads the request "dense", "borrowed" (packed into borrowed blocks) or "buffered" (packed into
-    the side buffer).
+    `blocks` [b]: its block table. `slots` [n]: its live tokens, the newest last. `how`: the request
+    has evicted nothing ("positional"), its tokens fill the front of its blocks ("dense"), or it has
+    holes, and a CPU packs it into borrowed blocks ("borrowed") or the side buffer ("buffered").
     """
 
     blocks: list[int]
     slots: Ints
-    how: str = "dense"
+    how: str
 
 
 class DataPath:
@@ -63,8 +63,12 @@ class DataPath:
         """Move tokens with the copy engine."""
         raise NotImplementedError
 
-    def _present(self, step: PhysicalStep | None) -> None:
-        """Pass the step to attention; None clears it."""
+    def _present(self, step: PhysicalStep, common: CommonAttentionMetadata) -> None:
+        """Pass the step to attention; `common`: the batch as vLLM prepares it."""
+        raise NotImplementedError
+
+    def _clear(self) -> None:
+        """End the step that was passed to attention."""
         raise NotImplementedError
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
@@ -83,37 +87,41 @@ class DataPath:
 
         `borrowed`: free blocks for packing. The layer's probe fills the rows of `probed`.
         """
-        self._present(self._physical(reads, borrowed, probed))
-        try:
-            metadata = self._builder.build(0, self._common(reads))
-        finally:
-            self._present(None)
-        output = torch.empty_like(query)
+        common, output = self._common(reads), torch.empty_like(query)
         unused = query[:, : self.num_kv_heads]
-        self._layer.impl.forward(self._layer, query, unused, unused, self._cache, metadata, output)
+        self._present(self._physical(reads, borrowed, probed), common)
+        try:
+            metadata = self._builder.build(0, common)
+            self._layer.impl.forward(
+                *(self._layer, query, unused, unused, self._cache, metadata, output)
+            )
+        finally:
+            self._clear()
         return output
 
     def _physical(
         self, reads: list[Read], borrowed: list[int], probed: Sequence[ProbedRequest]
     ) -> PhysicalStep:
-        with_holes = [row for row, read in enumerate(reads) if read.how != "dense"]
+        rows = [row for row, read in enumerate(reads) if read.how != "positional"]
+        holes = np.flatnonzero([reads[row].how != "dense" for row in rows])
         if probed:
             mirrors = probed[0].mirror.mirrors
         else:
-            mirrors = Mirrors.of({str(row): reads[row].slots for row in with_holes})
+            mirrors = Mirrors.of({str(row): reads[row].slots for row in rows})
+        index, of_mirrors = np.array(rows, dtype=np.int64), mirrors.rows_of([*map(str, rows)])
         return PhysicalStep(
             mirrors,
-            np.arange(len(reads)),
-            np.array([len(read.slots) for read in reads]),
-            with_holes=RowsWithHoles(
-                np.array(with_holes, dtype=np.int64),
-                mirrors.rows_of([str(row) for row in with_holes]),
-                np.ones(len(with_holes), dtype=np.int64),
+            index,
+            of_mirrors,
+            np.array([len(reads[row].slots) for row in rows], dtype=np.int64),
+            np.stack([index, np.array([reads[row].slots[-1] for row in rows], dtype=np.int64)]),
+            RowsWithHoles(
+                *(index[holes], of_mirrors[holes], np.ones(len(holes), dtype=np.int64)),
                 Ragged.joined(
-                    borrowed if reads[row].how == "borrowed" else [] for row in with_holes
+                    borrowed if reads[row].how == "borrowed" else [] for row in index[holes]
                 ),
             ),
-            probed=[*probed],
+            [*probed],
         )
 
     def _common(self, reads: list[Read]) -> CommonAttentionMetadata:
@@ -122,8 +130,14 @@ class DataPath:
         for row, read in enumerate(reads):
             table[row, : len(read.blocks)] = read.blocks
         starts = np.arange(len(reads) + 1, dtype=np.int32)
-        # Logical lengths, longer than the physical ones, as the builder gets them from vLLM.
-        lengths = np.array([len(r.blocks) * self.block_size for r in reads], dtype=np.int32)
+        # Logical lengths, as the builder gets them from vLLM; after an eviction they are longer.
+        lengths = np.array(
+            [
+                len(r.slots) if r.how == "positional" else len(r.blocks) * self.block_size
+                for r in reads
+            ],
+            dtype=np.int32,
+        )
         last = np.array([int(read.slots[-1]) for read in reads], dtype=np.int64)
         return CommonAttentionMetadata(
             query_start_loc=self._uploaded(starts),

@@ -97,13 +97,14 @@ class RowsWithHoles:
 class PhysicalStep:
     """Where this step's attention differs from the positional inputs that vLLM prepared.
 
-    Row `rows[i]` of the batch reads `seq_lens[i]` tokens. Token `writes[0, j]` of the batch is
-    written to slot `writes[1, j]`. Rows `with_holes` cannot be read through their block table;
-    `mirrors` has their live slots.
+    Row `rows[i]` of the batch reads `seq_lens[i]` tokens, those of row `mirror_rows[i]` of
+    `mirrors`. Token `writes[0, j]` of the batch is written to slot `writes[1, j]`. Rows
+    `with_holes` cannot be read through their block table.
     """
 
     mirrors: Mirrors
     rows: Ints = field(default_factory=lambda: NO_IDS)
+    mirror_rows: Ints = field(default_factory=lambda: NO_IDS)
     seq_lens: Ints = field(default_factory=lambda: NO_IDS)
     writes: Ints = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
     with_holes: RowsWithHoles = field(default_factory=RowsWithHoles.none)
@@ -218,13 +219,14 @@ class StepExecutor:
         step = PhysicalStep(self.mirrors, np.flatnonzero(numbers >= 0))
         if len(step.rows):
             own = numbers[step.rows]
-            step.seq_lens = requests.num_live[own]
+            step.mirror_rows, step.seq_lens = self._rows[own], requests.num_live[own]
             step.writes = requests.writes(numbers, batch.first)
             holes = np.flatnonzero(~requests.dense[own])
             if len(holes):
-                index, own = step.rows[holes], own[holes]
+                index = step.rows[holes]
                 step.with_holes = RowsWithHoles(
-                    index, self._rows[own], batch.num_new[index], requests.scratch.take(own)
+                    *(index, step.mirror_rows[holes], batch.num_new[index]),
+                    requests.scratch.take(own[holes]),
                 )
         if len(step.rows) < len(batch.names):
             self._mirror_positional(batch, np.flatnonzero(numbers < 0), plan)

@@ -63,15 +63,15 @@ class SelfTest:
             slots: Ints = np.asarray(blocks, dtype=np.int64)[index // s] * s + index % s
             return slots
 
-        dense = Read([2, 1, 3], at([2, 1, 3], places))
-        self._compare("a dense request", [dense])
+        dense = Read([2, 1, 3], at([2, 1, 3], places), "positional")
+        self._compare("a request that has evicted nothing", [dense])
         slots = at([5, 4, 6], live)
         borrowed, buffered = (Read([5, 4, 6], slots, how) for how in ("borrowed", "buffered"))
         self._compare("holes packed into borrowed blocks", [dense, borrowed])
         self._compare("holes packed into the side buffer", [dense, buffered])
         self._compare("both ways in one batch", [buffered, dense, borrowed])
         front = rng.permutation(len(live))
-        moved = Read([7, 8], at([7, 8], front))
+        moved = Read([7, 8], at([7, 8], front), "dense")
         self._relocate(at([5, 4, 6], live), moved.slots)
         self._compare("a relocated request", [moved, dense])
         chain = at([7, 8], front)

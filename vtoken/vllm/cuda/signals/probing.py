@@ -9,7 +9,7 @@ steps keep their full graphs; `probe.every_steps` sets how many steps probe.
 - single queries: one row a request, and three Triton launches a layer for all requests with the
   same aggregation over layers and heads; without Triton, request by request in plain torch
 
-Keys are read through the resident rows of `pages`, in logical order, so a row depends on which
+Keys are read through the rows of the batch in `pages`, in logical order, so a row depends on which
 tokens are live and not on their slots. Both ways only launch; the host never waits.
 """
 
@@ -27,7 +27,7 @@ from vtoken.vllm.worker.probe import ProbedRequest, divisor_of, probe
 
 
 class DeviceProbe:
-    """One step's probes; `resident`: request -> its current row of `pages`."""
+    """One step's probes; `resident`: request -> its row of the batch, and so of `pages`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class _SingleQueries:
         by_request = {p.request_id: p for p in requests}
         self._row_of = {request_id: row for row, request_id in enumerate(by_request)}
         lengths = [len(p.ids) for p in by_request.values()]
-        self._table = pages.table
+        self._table = pages.pages
         self._width = max(lengths)
         places = [[p.first, resident[request_id]] for request_id, p in by_request.items()]
         columns = np.column_stack([places, lengths]).T.astype(np.int32)
