@@ -329,7 +329,9 @@ def _serving_table(result: dict[str, Any]) -> Table:
             "blocks a request",
             "preemptions",
             "moved tokens",
-            "vToken's code on the host [ms a step]",
+            "GPU [ms a step]",
+            "vToken's code on the host, scheduler and worker [ms a step]",
+            "decode steps in full graphs",
         ],
         [],
         [
@@ -339,7 +341,8 @@ def _serving_table(result: dict[str, Any]) -> Table:
     )
     for row in sorted(result["rows"], key=lambda row: row["repeat"]):
         between, first = row["itl_ms"], row["ttft_ms"]
-        memory = row.get("memory", {})
+        memory, gpu = row.get("memory", {}), row.get("gpu_seconds")
+        decodes = row.get("graphs", {}).get("decode")
         table.rows.append(
             [
                 f"{row['variant']}, {row['repeat'] + 1}",
@@ -350,7 +353,9 @@ def _serving_table(result: dict[str, Any]) -> Table:
                 memory.get("blocks_per_request"),
                 row["preemptions"],
                 row.get("moved_tokens"),
-                1e3 * sum(row["hook_seconds"].values()) / row["steps"],
+                None if gpu is None else 1e3 * gpu / row["steps"],
+                ", ".join(f"{1e3 * s / row['steps']:.2f}" for s in row["hook_seconds"].values()),
+                _percent(decodes["FULL"] / sum(decodes.values()) if decodes else None),
             ]
         )
     return table

@@ -38,7 +38,7 @@ PAGES = tuple(
     Path("docs") / f"{page}.md"
     for page in ("results", "results-parts", "costs", "quality", "gpu", "pressure", "deploy")
 )
-SHOWN_RAW = {"grounds"}  # benchmarks whose raw results are published: one character a sample
+SHOWN_RAW = {"gpu", "grounds"}  # benchmarks whose raw results are published: hard to get, small
 WITH_LOADS = ("causes", "curve", "floors", "client", "pressure", "loss")
 BULKY = ("requests", "output_ids", "reference_ids")  # a number or more for every request or token
 KEPT = "results"  # the folder beside a page that holds its JSON files and SVGs

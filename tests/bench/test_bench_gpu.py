@@ -363,6 +363,12 @@ def test_the_short_check_of_serving_measures_every_variant_on_real_engines() -> 
     assert [*evicted.values()] == [False, False, True, True, True, True]
     assert rows[FIXED]["moved_tokens"]
     assert not rows[NAIVE]["moved_tokens"]
+    for name, row in rows.items():
+        assert row["gpu_seconds"] is None  # there is no GPU, and no graph
+        assert row["graphs"]["decode"]["NONE"] + row["graphs"]["mixed"]["NONE"] == row["steps"]
+        assert [len(times) for times in row["requests"]] == [4] * 6
+        both = [row["hook_seconds"][side] > 0 for side in ("scheduler", "worker")]
+        assert both == [name != serving_check.NATIVE] * 2
     shown = as_markdown(reported(finished(printed() | {"serving": result})))
     assert f"| {PRESSURE}, 1 |" in shown
 

@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Any
 
 from vtoken_bench.counters import Instructions
+from vtoken_bench.vllm.forwards import Forwards
 from vtoken_bench.vllm.load import Load
 from vtoken_bench.vllm.own_bytes import own_bytes
 from vtoken_bench.vllm.slices import HeldRequests
@@ -167,6 +168,7 @@ def main() -> None:
     answer(_facts(scheduler) | {"instructions_missing": instructions.missing})
     worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
     hooks = HookTimer(scheduler, worker.model_runner)
+    forwards = Forwards(scheduler, worker.model_runner)
     held: HeldRequests | None = None
     for tag, line in enumerate(sys.stdin):
         workload = json.loads(line)
@@ -175,6 +177,7 @@ def main() -> None:
             held = None
         before = _facts(scheduler)
         hooks.reset()
+        forwards.reset()
         if "slice" in workload:
             assert held is not None, "`slice` without `hold`"
             result = held.slice(workload["slice"])
@@ -184,7 +187,7 @@ def main() -> None:
             if workload.get("config"):
                 scheduler.vtoken_controller.patch_config(workload["config"], actor="bench")
             turns = Turns(workload.get("turn_s"), pause)
-            result = Load(engine, workload, tag).run(turns.between_steps)
+            result = Load(engine, workload, tag).run(turns.between_steps) | forwards.facts()
             if workload.get("own_bytes"):
                 result["own_bytes"] = own_bytes(scheduler, worker.model_runner)
         after = _facts(scheduler)
