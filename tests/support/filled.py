@@ -40,7 +40,8 @@ def fill(
     for row, facts in enumerate(header.view(len(HEADER), -1)[:, : len(lengths)].T.tolist()):
         live, old, kept, source, token, own = facts
         seq_lens[row] = length = live or int(lengths[row])
-        assert length <= width
+        if length > width:
+            raise IndexError(f"row {row} has {length} tokens, at most {width} were announced")
         for column in range(length):
             if not live:
                 block = int(block_table[row, column // block_size])

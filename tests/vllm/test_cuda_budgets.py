@@ -23,6 +23,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vtoken.vllm.cuda.backends import PagedImplMixin, PhysicalBuilderMixin
 from vtoken.vllm.cuda.copies.streams import HostStreams
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
+from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.runner import VTokenV2Mixin
 from vtoken.vllm.spec import VTokenAttentionSpec
 from vtoken.vllm.worker.ranks import Ranks
@@ -33,7 +34,7 @@ from vtoken_bench.vllm.without_gpu import use_triton
 pytestmark = pytest.mark.vllm
 
 DEVICE = torch.device("meta")
-REQUESTS, TOKENS, STEPS = 30, 192, 70
+REQUESTS, TOKENS, STEPS, MAX_LENGTH = 30, 192, 70, 2048
 HEADS = 32
 KEEP = {"budget_tokens": 128, "interval_tokens": 32}
 
@@ -56,10 +57,10 @@ class Work(NamedTuple):
 # By policy, the most that a step may do: a steady one, in which no token dies or moves and no score
 # is due, and any other. Here all requests are due at once.
 LIMITS = {
-    "fixed": (Work(uploads=4, ops=15), Work(uploads=34, downloads=1, ops=752)),
-    "pressure": (Work(uploads=2, ops=8), Work(launches=1, uploads=32, downloads=1, ops=759)),
-    "h2o": (Work(3, uploads=6, ops=107), Work(3, uploads=36, downloads=1, ops=227)),
-    "streaming": (Work(uploads=4, ops=15), Work(uploads=4, ops=17)),
+    "fixed": (Work(1, 1), Work(1, uploads=31, downloads=1, ops=751)),
+    "pressure": (Work(1, 1), Work(2, uploads=31, downloads=1, ops=751)),
+    "h2o": (Work(4, uploads=3, ops=92), Work(4, uploads=33, downloads=1, ops=212)),
+    "streaming": (Work(1, 1), Work(1, 1)),
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "fixed": KEEP | {"policy": {"name": "keydiff"}},
@@ -171,10 +172,10 @@ class V2:
             num_reqs=REQUESTS,
             num_actual_tokens=REQUESTS,
             max_query_len=1,
-            max_seq_len=int(batch.num_computed_tokens_np.max()) + 1,
+            max_seq_len=int(batch.seq_lens_cpu_upper_bound.numpy().max()),
             block_table_tensor=block_table,
             slot_mapping=slot_mapping,
-            seq_lens_cpu_upper_bound=torch.from_numpy(batch.num_computed_tokens_np + 1),
+            seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound,
         )
         metadata = self.builder.build(0, common)
         if uniform is None:  # a replayed graph runs no Python
@@ -192,7 +193,10 @@ class Runner(VTokenV2Mixin, V2):
         self.tables = tables
         shape = (num_blocks, BLOCK_SIZE, KV_HEADS, 2 * HEAD_SIZE)
         self.caches = [torch.empty(shape, device=DEVICE).permute(0, 2, 1, 3) for _ in range(LAYERS)]
-        half = DeviceExecutor(self.caches, HEADS, DEVICE, ranks=Ranks(), streams=HostStreams())
+        self.vtoken_tables = PageTables(REQUESTS, MAX_LENGTH, DEVICE)
+        half = DeviceExecutor(
+            *(self.caches, HEADS, self.vtoken_tables), ranks=Ranks(), streams=HostStreams()
+        )
         self.vtoken_device = use_triton(half)
         self.vtoken_group, self.kv_block_zeroer = SimpleNamespace(index=0), None
         self.block_tables = SimpleNamespace(
@@ -205,16 +209,14 @@ class Runner(VTokenV2Mixin, V2):
         spec = VTokenAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=KV_HEADS, head_size=HEAD_SIZE, dtype=torch.float32
         )
-        config = SimpleNamespace(
-            scheduler_config=SimpleNamespace(max_num_seqs=REQUESTS, max_num_batched_tokens=8192),
-            compilation_config=SimpleNamespace(max_cudagraph_capture_size=REQUESTS),
-            model_config=SimpleNamespace(max_model_len=2048),
-        )
-        self.builder = PagedBuilder(spec, [], config, DEVICE)
+        self.builder = PagedBuilder(spec, [], None, DEVICE)
+        self.builder.vtoken_tables = self.vtoken_tables
         self.layers = [PagedAttention(layer) for layer in range(LAYERS)]
         self.query = torch.empty(REQUESTS, HEADS, HEAD_SIZE, device=DEVICE)
         self.seq_lens = torch.empty(REQUESTS, dtype=torch.int32, device=DEVICE)
-        self.block_table = torch.empty(REQUESTS, 128, dtype=torch.int32, device=DEVICE)
+        self.block_table = torch.empty(
+            REQUESTS, MAX_LENGTH // BLOCK_SIZE, dtype=torch.int32, device=DEVICE
+        )
         self.slot_mapping = torch.empty(REQUESTS, dtype=torch.int64, device=DEVICE)
 
 
@@ -245,6 +247,8 @@ class OnDevice(Calls):
             req_ids=self.ids,
             query_start_loc_np=np.arange(REQUESTS + 1),
             num_computed_tokens_np=computed,
+            seq_lens=self._runner.seq_lens,
+            seq_lens_cpu_upper_bound=torch.from_numpy(computed + 1).int(),
         )
         cached = SimpleNamespace(req_ids=[], new_block_ids=[])
         output = SimpleNamespace(
