@@ -3,14 +3,16 @@
     python -m tests.support.interpreted MODEL [WINDOWED]
 
 prints one JSON document: `attention`, vLLM's kernel at page size 1, `probe`, vToken's score kernel,
-`played`, SCENARIOS on an engine with MODEL, and `windowed`, WITH_WINDOWS on one with that model.
+`played`, SCENARIOS on an engine with MODEL, `windowed`, WITH_WINDOWS on one with that model, and
+`mistakes`, the tokens of one scenario with mistakes that only a captured graph shows.
 
 It needs its own process, because importing Triton selects the interpreter; vLLM, which disables
 Triton on a CPU, is patched to keep it. What runs: vLLM's Model Runner V2 (its subclass for CPUs,
 which replaces streams, events, pinned memory and UVA), with asynchronous scheduling as on a GPU;
 every Triton kernel of V2, of its sampler and of vLLM's Triton attention; vToken's mixin, executor,
-page tables, and its kernels. No kernel is replaced. What does not run: CUDA, streams, graphs, and
-the execution of kernels on a GPU.
+page tables, and its kernels. No kernel is replaced. Decodes run in V2's full graphs, as far as that
+is Python (`replayed`). What does not run: CUDA, streams, graphs, and the execution of kernels on a
+GPU.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], list[list[list[int]]]]] = {
     "chunks": (EAGER | {"evict_during": "both"}, [[LONG]]),
     "preempted": (NAIVE, [[GROWING[i:] + GROWING[:i] for i in range(3)]]),
 }
+WITH_MISTAKES = "holes"
 WINDOWED = ENGINE | {"num_gpu_blocks_override": 16}  # both groups need a request's blocks
 ONE_LAYER = {"low_watermark_blocks": 16, "probe": {"layers": [0]}}
 WITH_WINDOWS = {
@@ -335,6 +338,8 @@ def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, An
     def noted_put(self: Any, step: Any, *rest: Any) -> None:
         if step is not None and len(step.with_holes):
             holes.append(1)
+            if STEPS:  # else the self-test
+                STEPS[-1]["holes"] = True
         put(self, step, *rest)
 
     StepInputs.put = noted_put  # type: ignore[method-assign]
@@ -387,8 +392,11 @@ def install() -> None:
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.worker.cpu_worker import CPUWorker
 
+    from tests.support import replayed
+
     class Worker(CPUWorker):
         def init_device(self) -> None:
+            replayed.choose_graphs(self.vllm_config.compilation_config)
             super().init_device()
             from vllm.v1.worker.cpu.model_runner import CPUModelRunner
 
@@ -423,13 +431,32 @@ def install() -> None:
 
             self.model_runner.__class__ = Runner
 
+        def compile_or_warm_up_model(self) -> Any:
+            replayed.capture(self.model_runner, lambda: STEPS[-1].update(replayed=True))
+            return super().compile_or_warm_up_model()
+
+    replayed.no_graph_pool()
     attend_with_triton()
     triton_attn.NUM_PAR_SOFTMAX_SEGMENTS = 2  # of one query; each takes as long as 16 on a GPU
     sys.modules[__name__].Worker = Worker  # type: ignore[attr-defined]
 
 
+def mistaken(model: str, name: str) -> list[list[int]]:
+    """The tokens of `WITH_MISTAKES` on an engine that makes a mistake of `replayed.MISTAKES`."""
+    from tests.support import replayed
+
+    scenario = {WITH_MISTAKES: SCENARIOS[WITH_MISTAKES]}
+    with replayed.MISTAKES[name]():
+        tokens: list[list[int]] = played(model, ENGINE, scenario)["scenarios"][WITH_MISTAKES][
+            "tokens"
+        ]
+    return tokens
+
+
 def main() -> None:
     keep_triton()
+    from tests.support import replayed
+
     spare_interpreter()
     install()
     document: dict[str, Any] = {"attention": attention(), "probe": probe()}
@@ -438,6 +465,7 @@ def main() -> None:
         document["played"] = played(sys.argv[1], ENGINE, SCENARIOS)
         for windowed in sys.argv[2:]:
             document["windowed"] = played(windowed, WINDOWED, WITH_WINDOWS)
+        document["mistakes"] = {name: mistaken(sys.argv[1], name) for name in replayed.MISTAKES}
     print("\n" + json.dumps(document))
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.config import CUDAGraphMode
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, _is_compatible
 
 from tests.support import interpreted, models
 from tests.support.engines import engine_args
+from tests.support.replayed import MISTAKES
 from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
@@ -154,18 +153,25 @@ def test_in_every_step_copies_precede_vllms_writes_and_the_forward_waits(result:
     assert seen == {False, True}
 
 
-def test_full_graphs_take_every_uniform_decode_and_no_step_with_holes_or_a_probe(
+def test_full_graphs_replay_every_decode_without_a_probe_with_holes_or_without(
     result: Any,
 ) -> None:
-    """By vLLM's own rule, for what V2 says about each step of every scenario."""
-    full = BatchExecutionDescriptor(CUDAGraphMode.FULL, 1, 1, uniform_token_count=1)
-    piecewise = BatchExecutionDescriptor(CUDAGraphMode.PIECEWISE, 1, None)
+    """V2's own choice in every step of every scenario; what a graph replays is its capture's."""
     steps = [step for step in result["played"]["steps"] if "uniform" in step]
+    seen = set()
     for step in steps:
-        assert _is_compatible(piecewise, 1, 1, step["uniform"], 0, None, 1)
-        if step["leaves"]:
-            assert not _is_compatible(full, 1, 1, step["uniform"], 0, None, 1)
-    assert {(step["leaves"], step["uniform"]) for step in steps} >= {(True, None), (False, 1)}
+        is_replayed = step.get("replayed", False)
+        assert is_replayed == (step["uniform"] == 1)
+        assert not (is_replayed and step["leaves"])
+        seen.add((is_replayed, step["leaves"], step.get("holes", False)))
+    assert seen >= {(True, False, True), (True, False, False), (False, True, True)}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_control_what_a_captured_graph_does_not_see_is_noticed(
+    result: Any, on_cpu: Any, name: str
+) -> None:
+    assert result["mistakes"][name] != on_cpu[interpreted.WITH_MISTAKES]["tokens"]
 
 
 def test_a_benchmark_forces_tokens_under_v2_and_gets_the_models_own_probabilities(
