@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import shutil
 import subprocess
@@ -242,6 +243,7 @@ def printed(
     share: float = COPY_SHARE,
     exact: bool = True,
     equal: bool = True,
+    replayed: bool = True,
     waits: int = 0,
 ) -> dict[str, dict[str, Any]]:
     """What the checks print, in their form; its numbers are the report's bounds, 0 and 1."""
@@ -252,6 +254,7 @@ def printed(
         "context": 1,
         "max_error": 0.0,
         "equal_bits_scattered": equal,
+        "equal_bits_replayed_holes": replayed,
         "us": ways,
         "ratio_to_block_size": ways | {SCATTERED: ratio},
         "share_of_ceiling": ways,
@@ -302,6 +305,7 @@ def verdicts(result: Result) -> dict[str, Any]:
 QUESTIONS = {
     "1": "1: time at page size 1 against 16, a kernel",
     "2": "2: equal bits wherever the tokens lie, a kernel",
+    "2, replayed": "2: equal bits of a graph's replay and no graph, a kernel",
     "3": "3: relocation over 1 layers, share of a large device copy",
     "4": "4: host synchronisations in 4 steps, copies on their own stream",
 }
@@ -319,6 +323,7 @@ def test_results_at_the_bounds_meet_every_expectation() -> None:
     [
         ("1", {"ratio": PAGE_LIMIT + 0.01}),
         ("2", {"equal": False}),
+        ("2, replayed", {"replayed": False}),
         ("3", {"share": COPY_SHARE - 0.01}),
         ("3", {"exact": False}),
         ("4", {"waits": 4}),
@@ -371,6 +376,27 @@ def test_the_short_check_of_serving_measures_every_variant_on_real_engines() -> 
         assert both == [name != serving_check.NATIVE] * 2
     shown = as_markdown(reported(finished(printed() | {"serving": result})))
     assert f"| {PRESSURE}, 1 |" in shown
+
+
+@pytest.mark.vllm
+def test_some_variants_run_in_an_executor_of_their_own_and_leave_traces(tmp_path: Path) -> None:
+    options = ["--variants", PRESSURE, "--executor", "mp", "--profile", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "vtoken_bench.serving_check", "--tiny", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)
+    (row,) = result["rows"]
+    assert json.dumps(row) in done.stderr.splitlines()  # also when it is stopped later
+    assert [*row["hook_seconds"]] == ["scheduler"]  # the worker is in another process
+    assert row["evicted_tokens"]
+    (trace,) = tmp_path.glob("vToken--pressure*.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    steps = {e["name"] for e in events if str(e.get("name", "")).startswith("execute_")}
+    assert steps
 
 
 JUNIT = """<testsuites><testsuite timestamp="2026-01-02T03:04:05.6" tests="3">
@@ -475,7 +501,7 @@ def test_the_bench_writes_a_result_and_fails_with_its_tests(
     result = msgspec.json.decode((tmp_path / "gpu.json").read_bytes(), type=Result)
     assert result.setup["GPU"] == DEVICE
     assert result.raw["overlap"]["result"] == printed()["overlap"]
-    assert len(result.claims) == 11
+    assert len(result.claims) == 12
 
 
 # ---------------------------------------------------------------- the report

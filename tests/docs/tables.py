@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.gpu_kit import run
 from vtoken.core.config.request_rules import Arguments
 from vtoken.core.config.values import bounds, default_config
 from vtoken.policies import describe_policies, make_policy
@@ -146,6 +147,11 @@ def _predictions() -> Iterator[Cells]:
         yield prediction.check, prediction.what, f"{prediction.token_bytes:,}", *us
 
 
+def _steps() -> Iterator[Cells]:
+    for step in run.WITH_VLLM:
+        yield f"`{step.name}`", step.shows, f"{step.limit_s:.0f} s"
+
+
 TABLES = (
     Table("metrics", "metrics.md", ("name", "type", "labels", "guard", "meaning"), _metrics),
     Table("policies", "policies.md", ("policy", "what it does", "reads", "source"), _policies),
@@ -182,5 +188,6 @@ TABLES = (
         ),
         _predictions,
     ),
+    Table("steps of the kit", "gpu.md", ("step", "shows", "limit"), _steps),
     Table("keys", "console.md", ("key", "group", "does", "name", "changes the server"), _keys),
 )

@@ -1,5 +1,8 @@
 """vToken's engine on CUDA: the same tokens whatever reclamation does, with graphs and without.
 
+A graph's replay computes what the same compiled code computes without graphs: dense, with holes,
+relocated and recycled.
+
 float32 with the Triton backend and greedy decoding. A request without holes is read in the order of
 its slots, so relocation changes the last bits; Triton must not multiply in TF32, where it would
 change a tenth of a percent and with it near ties between victims. The cache size is fixed, so that
@@ -37,7 +40,7 @@ llm = LLM(model, dtype="float32", max_model_len=1024, block_size=16, seed=0,
 scheduler = llm.llm_engine.engine_core.engine_core.scheduler
 prompts = [{"prompt_token_ids": [(7 * i + j) % 120 + 3 for j in range(60 + 40 * i)]}
            for i in range(6)]
-params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, logprobs=1)
 found = {}
 for name, config in (configs or {"stock": None}).items():
     if config is not None:
@@ -46,7 +49,10 @@ for name, config in (configs or {"stock": None}).items():
         evicted, moved = counters.tokens.evicted, counters.reclamation.moved_tokens
     assert llm.reset_prefix_cache()
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    found[name] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
+    found[name] = {
+        "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+        "logprobs": [o.outputs[0].cumulative_logprob for o in outputs],
+    }
     if config is not None:
         found[name]["evicted"] = counters.tokens.evicted - evicted
         found[name]["moved"] = counters.reclamation.moved_tokens - moved
@@ -77,6 +83,10 @@ CONFIGS |= {
 OPTIONS: dict[str, dict[str, Any]] = {
     "graphs": {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]}},
     "eager": {"enforce_eager": True},
+}
+SAME_CODE_WITHOUT_GRAPHS: dict[str, dict[str, Any]] = {
+    "compilation_config": {"compilation_config": {"cudagraph_mode": "NONE"}},
+    "enforce_eager": {"enforce_eager": True},
 }
 
 
@@ -126,3 +136,16 @@ def test_reclamation_changes_no_token(runs: Any, policy: str) -> None:
     assert naive["evicted"]
     assert relocated["moved"]
     assert not naive["moved"]
+
+
+def test_an_engine_without_graphs_computes_the_same_bits(
+    demo_model: Path, options: dict[str, Any], runs: Any
+) -> None:
+    """Of the eager engine: a second one does, so that a difference is the graphs'."""
+    direct = generate(demo_model, CONFIGS, SAME_CODE_WITHOUT_GRAPHS[next(iter(options))])
+    different = [
+        name
+        for name, found in runs.items()
+        if any(found[what] != direct[name][what] for what in ("tokens", "logprobs"))
+    ]
+    assert not different

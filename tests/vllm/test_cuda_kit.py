@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from scripts.gpu_kit.__main__ import write_sources
+from scripts.gpu_kit.__main__ import write_frame, write_kernels
+from scripts.gpu_kit.run import PYTHON
 from vtoken_bench import main
 from vtoken_bench.checks.__main__ import CHECKS
 from vtoken_bench.output import Result
@@ -34,7 +35,8 @@ sys.meta_path.insert(0, Missing())
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kit")
-    write_sources(folder)
+    write_kernels(folder)
+    write_frame(folder, {"pythons": [PYTHON]})
     (folder / "src" / "sitecustomize.py").write_text(BARE)
     return folder
 
@@ -65,7 +67,7 @@ def test_the_kits_checks_run_on_the_cpu_and_find_the_kernels_exact(kit: Path) ->
 
 def test_its_one_command_leaves_results_that_the_report_reads(kit: Path, tmp_path: Path) -> None:
     """On the CPU, whose results have no times."""
-    command = ["run.py", "--device", "cpu", "--tiny", "--checks", "pages"]
+    command = ["run.py", "--device", "cpu", "--tiny", "--steps", "pages"]
     done = run_kit(kit, *command, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout
     path = tmp_path / "gpu.json"

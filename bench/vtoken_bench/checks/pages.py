@@ -12,7 +12,7 @@ import torch
 
 from vtoken.vllm.cuda.layout import page_view
 from vtoken_bench.checks.cases import Shape, blocks_of, oracle, scatter, slots_of
-from vtoken_bench.checks.measure import ceiling_gbs, facts, gbs, median_us, share
+from vtoken_bench.checks.measure import captured, ceiling_gbs, facts, gbs, median_us, share
 
 Call = Callable[[], torch.Tensor]
 Prepare = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Call]
@@ -193,6 +193,7 @@ def _case(
         "max_error": max(float((o[:1].float() - expected).abs().max()) for o in outputs.values()),
         "equal_bits_scattered": torch.equal(first, outputs["page 1, scattered"]),
         "equal_bits_block_size": torch.equal(first, outputs[f"page {size}"]),
+        **_replayed(prepare, query, cache, slots),
     }
     read = batch * context * shape.row_bytes
     times = {name: median_us(call, device) for name, call in calls.items()}
@@ -201,3 +202,35 @@ def _case(
     row["ratio_to_block_size"] = {name: share(us, base) for name, us in times.items()}
     row["share_of_ceiling"] = {name: share(gbs(read, us), ceiling) for name, us in times.items()}
     return row
+
+
+def _replayed(
+    prepare: Prepare, query: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+) -> dict[str, bool]:
+    """Equality of bits between a graph's replay and a call without a graph, page size 1.
+
+    As in serving, the graph is captured with requests of one token, and its page table and lengths
+    are then overwritten in place: with the slots of requests without holes, and with those that an
+    eviction leaves, another number for each request.
+    """
+    device = slots.device
+    lengths = torch.full((len(slots),), slots.shape[1], dtype=torch.int32, device=device)
+    live = torch.rand(slots.shape, device=device) < 0.5
+    live[:, -1] = True
+    order = torch.argsort(~live, dim=1, stable=True)
+    batches = {
+        "dense": (slots, lengths),
+        "holes": (slots.gather(1, order), live.sum(1, dtype=torch.int32)),
+    }
+    table, seen = torch.zeros_like(slots), torch.ones_like(lengths)
+    call = prepare(query, page_view(cache), table, seen)
+    call()
+    replay = captured(call, device)
+    found = {}
+    for name, (pages, live_tokens) in batches.items():
+        table.copy_(pages)
+        seen.copy_(live_tokens)
+        again = replay().clone()
+        direct = prepare(query, page_view(cache), pages, live_tokens)()
+        found[f"equal_bits_replayed_{name}"] = torch.equal(again, direct)
+    return found

@@ -3,8 +3,9 @@
 Reads JSON lines on stdin: first the engine's description, then one workload a line. Writes one JSON
 line for each on the file descriptor in the first argument, because vLLM uses stdout. A workload is
 a load (`vtoken_bench.vllm.load`), or `hold` and then `slice` (`vtoken_bench.vllm.slices`). A load
-with `turn_s` answers {"paused": true} before its first step and after so many seconds, and goes on
-after the next line, so that several engines can take turns.
+with `profile` is traced by torch's profiler in as many `steps` `after` so many, under its `name`.
+One with `turn_s` answers {"paused": true} before its first step and after so many seconds, and goes
+on after the next line, so that several engines can take turns.
 """
 
 from __future__ import annotations
@@ -55,18 +56,21 @@ V2_HOOKS = (
 class HookTimer:
     """Sums the time of vToken's methods, less the time of the vLLM methods that they extend.
 
-    `seconds`: by scheduler and worker. Includes publishing; excludes code inside the forward and in
-    the block manager. On CUDA this is the host's time.
+    `seconds`: by scheduler and worker; without `runner`, which is then in another process, the
+    scheduler's alone. Includes publishing; excludes code inside the forward and in the block
+    manager. On CUDA this is the host's time.
     """
 
-    def __init__(self, scheduler: Any, runner: Any) -> None:
-        self.seconds = {"scheduler": 0.0, "worker": 0.0}
+    def __init__(self, scheduler: Any, runner: Any | None) -> None:
+        self.seconds = dict.fromkeys(("scheduler", *(() if runner is None else ("worker",))), 0.0)
         if getattr(scheduler, "vtoken", None) is None:
             return
         from vtoken.vllm.engine.scheduler import VTokenSchedulerMixin
 
         for name in ("schedule", "update_from_output"):
             self._wrap("scheduler", type(scheduler), VTokenSchedulerMixin, name)
+        if runner is None:
+            return
         mixin, names = _runner_hooks(type(runner))
         for name in names:
             self._wrap("worker", type(runner), mixin, name)
@@ -166,9 +170,10 @@ def main() -> None:
     engine = _engine(json.loads(sys.stdin.readline()))
     scheduler = engine.engine_core.engine_core.scheduler
     answer(_facts(scheduler) | {"instructions_missing": instructions.missing})
-    worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
-    hooks = HookTimer(scheduler, worker.model_runner)
-    forwards = Forwards(scheduler, worker.model_runner)
+    driver = getattr(engine.engine_core.engine_core.model_executor, "driver_worker", None)
+    runner = None if driver is None else driver.worker.model_runner
+    hooks = HookTimer(scheduler, runner)
+    forwards = Forwards(scheduler, runner)
     held: HeldRequests | None = None
     for tag, line in enumerate(sys.stdin):
         workload = json.loads(line)
@@ -186,10 +191,18 @@ def main() -> None:
         else:
             if workload.get("config"):
                 scheduler.vtoken_controller.patch_config(workload["config"], actor="bench")
-            turns = Turns(workload.get("turn_s"), pause)
+            profile, turns = workload.get("profile"), Turns(workload.get("turn_s"), pause)
+            if profile:
+                engine.start_profile(
+                    profile["name"],
+                    delay_iterations=profile["after"],
+                    max_iterations=profile["steps"],
+                )
             result = Load(engine, workload, tag).run(turns.between_steps) | forwards.facts()
+            if profile:
+                engine.stop_profile()
             if workload.get("own_bytes"):
-                result["own_bytes"] = own_bytes(scheduler, worker.model_runner)
+                result["own_bytes"] = own_bytes(scheduler, runner)
         after = _facts(scheduler)
         for name in CUMULATIVE:
             if name in after:
