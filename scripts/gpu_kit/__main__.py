@@ -32,7 +32,7 @@ NAME = "vtoken-gpu-kit"
 SOURCES = {  # folder -> what of it; packages get an empty `__init__`
     "vtoken/base": ("arrays.py", "errors.py"),
     "vtoken/vllm/worker": ("limits.py",),
-    "vtoken/vllm/cuda": ("kernels.py", "layout.py"),
+    "vtoken/vllm/cuda": ("kernels.py", "layout.py", "pages.py"),
     "vtoken/vllm/cuda/copies": ("*.py",),
     "bench/vtoken_bench/checks": ("*.py",),
 }
