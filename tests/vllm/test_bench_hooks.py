@@ -66,10 +66,10 @@ def test_code_between_the_mixin_and_vllm_counts_as_vtokens(
 
     Guard.__module__ = Mixin.__module__ = "vtoken.vllm.worker"
     timer: Any = HookTimer(None, None)
-    timer._wrap("worker", Mixin, Mixin, "step")
+    timer._wrap("scheduler", Mixin, Mixin, "step")
     Mixin().step()
     looks = 2  # of the inner pair, inside the outer one
-    assert timer.seconds["worker"] == 23 + looks
+    assert timer.seconds["scheduler"] == 23 + looks
 
 
 class Event:
