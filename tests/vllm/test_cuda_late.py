@@ -72,8 +72,9 @@ class LateWorker:
 
     def step(
         self, plan: StepPlan, batch: Batch, query: torch.Tensor, *, zeroed: list[int], verify: bool
-    ) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-        """Launch one step; what fetches its scores, and the rows that attention read, by layer.
+    ) -> tuple[Callable[[], Any], list[torch.Tensor], torch.Tensor]:
+        """Launch one step; what fetches its scores, the rows that attention read, by layer, and the
+        lengths of these.
 
         `zeroed`: slots that vLLM clears before its forward. `verify`: read the copies back.
         """
@@ -97,6 +98,7 @@ class LateWorker:
         stages.guard()
         if self.mistake == "ends the forward before it begins":
             stages.forward_ended()
+        lengths = self.tables.seq_lens[: len(batch.names)] + 0
         read = self._forward(batch, mapping, upload(query.numpy(), DEVICE), width)
         if self.mistake == "ends the forward before it begins":
             executor.forward_ended()
@@ -108,7 +110,7 @@ class LateWorker:
         half.clear()
         mapping.add_(1)  # sampling and the next inputs use the memory of this step's
         assert executor._pending_scores is not None
-        return executor._pending_scores, read
+        return executor._pending_scores, read, lengths
 
     def _zero(self, slots: Any) -> Callable[[], None]:
         def zero() -> None:
@@ -186,6 +188,7 @@ def differences(
         worker = LateWorker(life, device, mistake)
         waiting: list[tuple[int, Any, Any, dict[str, list[int]]]] = []
         reads: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        counts: list[tuple[torch.Tensor, list[int]]] = []
 
         def check_scores() -> None:
             number, pending, expected, live = waiting.pop(0)
@@ -205,13 +208,16 @@ def differences(
             verify = seed % 3 == 2 and number % 4 == 3
             zeroed = [] if number % 3 else life.written  # vLLM clears new blocks
             try:
-                pending, seen = worker.step(plan, batch, query, zeroed=zeroed, verify=verify)
+                pending, seen, lengths = worker.step(
+                    plan, batch, query, zeroed=zeroed, verify=verify
+                )
             except AssertionError as error:
                 wrong.append(f"step {number}: {error}")
                 return wrong
             if device.host_waits > waits and not verify:
                 wrong.append(f"step {number} made the host wait")
             waiting.append((number, pending, expected, live))
+            counts.append((lengths, [len(life.live[name]) for name in batch.names]))
             for layer, found in enumerate(seen):
                 rows = slot_rows(life.caches[layer])
                 reads.append(
@@ -221,6 +227,9 @@ def differences(
                 check_scores()
         while waiting:
             check_scores()
+        for lengths, num_live in counts:
+            if device.read(lengths).tolist() != num_live:
+                wrong.append(f"attention read other lengths than {num_live}")
         for number, (found, expected_rows) in enumerate(reads):
             there = device.read(found)
             for row, want in zip(there, expected_rows, strict=True):

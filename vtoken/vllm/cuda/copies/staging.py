@@ -42,12 +42,15 @@ class Staging:
         """Send what was put since the last call; nothing if that is nothing."""
         if not self._parts:
             return
-        ends = np.cumsum([-(-array.size // ALIGNMENT) for _, array in self._parts]) * ALIGNMENT
-        starts = [0, *ends.tolist()]
-        host = np.empty(starts.pop(), dtype=np.int32)
+        starts, size = [], 0
+        for _, array in self._parts:
+            starts.append(size)
+            size += -(-array.size // ALIGNMENT) * ALIGNMENT
+        host = np.empty(size, dtype=np.int32)
         for start, (_, array) in zip(starts, self._parts, strict=True):
             host[start : start + array.size] = array.reshape(-1)
         sent = upload(host, self._device)
         for start, (section, array) in zip(starts, self._parts, strict=True):
-            section.on_device = sent[start : start + array.size].view(array.shape)
+            part = sent[start : start + array.size]
+            section.on_device = part if array.ndim == 1 else part.view(array.shape)
         self._parts.clear()
