@@ -110,7 +110,9 @@ class Runner(VTokenV2Mixin, StockRunner):
     full_graph = decodes = False
 
     def _vtoken_executor(self, layers: dict[str, Any]) -> Any:
-        return use_triton(super()._vtoken_executor(layers))
+        half = use_triton(super()._vtoken_executor(layers))
+        half.triton_probe = True  # vToken 0.3, beside which others are measured, needs it
+        return half
 
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
@@ -164,12 +166,12 @@ class HostEngine:
         self.scheduler.vtoken.borrows_blocks = False  # as on CUDA
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.counts: Counts | None = None
-        self._scores = torch.Generator().manual_seed(0)
+        self._scores, self._scatters = torch.Generator(), True
         self._loads = 0
         self._spare_the_device()
 
     def _spare_the_device(self) -> None:
-        """Run no kernel from now on; the scores that would come from kernels are random."""
+        """Run no kernel from now on; scores that would come from kernels are random, or equal."""
 
         def launch(kernel: Any, *_: Any, **__: Any) -> None:
             if self.counts is not None:
@@ -177,7 +179,9 @@ class HostEngine:
 
         def download(tensor: torch.Tensor) -> torch.Tensor:
             found = fetch(tensor)
-            return found.uniform_(generator=self._scores) if found.is_floating_point() else found
+            if not found.is_floating_point():
+                return found
+            return found.uniform_(generator=self._scores) if self._scatters else found.zero_()
 
         interpreter.InterpretedFunction.run = launch
         send, fetch = transfer.upload, transfer.download
@@ -191,12 +195,18 @@ class HostEngine:
 
         return call
 
-    def run(self, config: dict[str, Any], seed: int, *, count: bool) -> dict[str, Any]:
-        """One load under `config`: CPU time by place, or with `count` what every step launched."""
+    def run(
+        self, config: dict[str, Any], seed: int, *, count: bool, scatters: bool
+    ) -> dict[str, Any]:
+        """One load under `config`: CPU time by place, or with `count` what every step launched.
+
+        `scatters`: victims lie anywhere; otherwise the oldest tokens die.
+        """
         settings = configuration(config, self.blocks)
         self.scheduler.vtoken_controller.patch_config(settings, actor="bench")
         counters = self.scheduler.vtoken.counters
-        rng, self._scores = random.Random(seed), torch.Generator().manual_seed(seed)
+        rng, self._scatters = random.Random(seed), scatters
+        self._scores.manual_seed(seed)
         self._loads += 1
         waiting = [prompt(rng, self.spec["prompt_tokens"]) for _ in range(self.spec["requests"])]
         for _ in range(self.spec["clients"]):
