@@ -2,8 +2,8 @@
 
 Each load runs on an engine that does a GPU's host work and none of its kernels
 (`vtoken_bench.vllm.host`), with the requests, memory and policies of check 6 of docs/gpu.md. V is
-the CPU time of vToken's code in a step, B that of vLLM's, in the same load. With `--against FOLDER`
-vToken of another checkout runs the same loads in turn, under the same driver.
+the CPU time of vToken's code in a decode step, B that of vLLM's, in the same load. With
+`--against FOLDER` vToken of another checkout runs the same loads in turn, under the same driver.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import argparse
 import statistics
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -50,12 +50,15 @@ Row = dict[str, Any]  # one load, see `HostEngine.run`
 Figure = Callable[[Row], float]
 
 
-def of(owner: str, *sides: str) -> Figure:
+def of(owner: str, *sides: str, kind: str = "decode") -> Figure:
     """CPU time a step of an owner's code on these sides, in ms."""
-    return lambda row: (
-        sum(ns for o, side, _, ns in row["ns"] if (o, side in sides) == (owner, True))
-        / (1e6 * row["steps"])
-    )
+
+    def figure(row: Row) -> float:
+        steps = row["decode_steps"] if kind == "decode" else row["steps"] - row["decode_steps"]
+        found = sum(ns for who, side, _, ns in row["ns"][kind] if who == owner and side in sides)
+        return float(found / (1e6 * steps))
+
+    return figure
 
 
 def full_graphs(row: Row) -> float:
@@ -106,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         counts_table(rows, trees),
         *(files_table(rows, tree) for tree in trees),
     ]
-    result.claims = claims([row for row in rows if row["tree"] == THIS and "ns" in row])
+    result.claims = claims(rows)
     result.raw = {"commits": commits, "rows": rows}
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
@@ -148,14 +151,12 @@ def measure(
     return commits, rows
 
 
+def timed_loads(rows: Sequence[Row], variant: str, tree: str) -> list[Row]:
+    return [r for r in rows if (r["tree"], r["variant"]) == (tree, variant) and "ns" in r]
+
+
 def over_repeats(rows: Sequence[Row], figure: Figure, variant: str, tree: str = THIS) -> Spread:
-    return spread(
-        [
-            figure(row)
-            for row in rows
-            if (row["tree"], row["variant"]) == (tree, variant) and "ns" in row
-        ]
-    )
+    return spread([figure(row) for row in timed_loads(rows, variant, tree)])
 
 
 def variants_of(rows: Sequence[Row]) -> list[str]:
@@ -163,7 +164,7 @@ def variants_of(rows: Sequence[Row]) -> list[str]:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """V against its goal, and its ratio to B, of the timed loads of one tree."""
+    """V against its goal, and its ratio to B, of this tree."""
     found = []
     for variant in variants_of(rows):
         goal = f"<= {GOALS_MS[variant]}" if variant in GOALS_MS else ""
@@ -176,9 +177,9 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     return found
 
 
-def steps_table(rows: Sequence[Row], trees: Sequence[str] | dict[str, Path]) -> Table:
+def steps_table(rows: Sequence[Row], trees: Collection[str]) -> Table:
     table = Table(
-        "CPU time of the host, ms a step",
+        "CPU time of the host, ms a decode step",
         [
             "variant",
             "running",
@@ -186,7 +187,8 @@ def steps_table(rows: Sequence[Row], trees: Sequence[str] | dict[str, Path]) -> 
             "vToken: scheduler", "worker",
             "V [range]", "goal", "",
             "V / B [range]",
-            "decode steps in full graphs",
+            "V, other steps",
+            "full graphs",
         ],
         [],
         [
@@ -212,6 +214,7 @@ def steps_table(rows: Sequence[Row], trees: Sequence[str] | dict[str, Path]) -> 
                     goal,
                     own.claim("", "", "", "", "", goal).verdict(),
                     str(value(lambda row: v_ms(row) / b_ms(row))),
+                    value(of(VTOKEN, *SIDES, kind="mixed")).median,
                     f"{value(full_graphs).median:.0%}",
                 ]
             )
@@ -246,7 +249,7 @@ def ratios_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def counts_table(rows: Sequence[Row], trees: Sequence[str] | dict[str, Path]) -> Table:
+def counts_table(rows: Sequence[Row], trees: Collection[str]) -> Table:
     table = Table(
         "What vToken has the device do in a decode step: median (mean)",
         ["variant", "launches of Triton", "uploads", "downloads", "operations of torch"],
@@ -265,21 +268,17 @@ def counts_table(rows: Sequence[Row], trees: Sequence[str] | dict[str, Path]) ->
 
 
 def files_table(rows: Sequence[Row], tree: str) -> Table:
-    """vToken's time by file."""
+    """vToken's time by file, the mean of the repeats."""
     variants = variants_of(rows)
-    us: dict[tuple[str, str], Counter[str]] = {}
-    for row in rows:
-        if row["tree"] == tree and "ns" in row:
-            repeats = sum(
-                r is row or (r["tree"], r["variant"], "ns" in r) == (tree, row["variant"], True)
-                for r in rows
-            )
-            for owner, side, file, ns in row["ns"]:
+    us: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for variant in variants:
+        timed = timed_loads(rows, variant, tree)
+        for row in timed:
+            for owner, side, file, ns in row["ns"]["decode"]:
                 if owner == VTOKEN:
-                    found = us.setdefault((side, file), Counter())
-                    found[row["variant"]] += ns / row["steps"] / 1e3 / repeats
+                    us[side, file][variant] += ns / row["decode_steps"] / 1e3 / len(timed)
     table = Table(
-        f"vToken's CPU time by file, µs a step, {tree} tree", ["side, file", *variants], []
+        f"vToken's CPU time by file, µs a decode step, {tree} tree", ["side, file", *variants], []
     )
     for side in SIDES:
         rest: Counter[str] = Counter()

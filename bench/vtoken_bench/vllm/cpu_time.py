@@ -95,9 +95,9 @@ def place(frame: FrameType | None) -> Place:
 
 
 class CPUTime:
-    """A context in the main thread. `ns`: CPU time of the process by place; `total_ns`: of all.
+    """A context in the main thread. `ns`: CPU time of the process by place, since the last `take`.
 
-    Both are without the time of taking the samples.
+    `total_ns`: of all places, at the end. Both are without the time of taking the samples.
     """
 
     def __init__(self) -> None:
@@ -118,6 +118,10 @@ class CPUTime:
         now = time.process_time_ns()
         self.ns[Place(BENCH, FRONT, "")] += now - self._last
         self.total_ns += now
+
+    def take(self) -> Counter[Place]:
+        found, self.ns = self.ns, Counter()
+        return found
 
     def _sample(self, _: int, frame: FrameType | None) -> None:
         if self._sampling:  # the next signal, before this one is handled

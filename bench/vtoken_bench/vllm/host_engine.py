@@ -31,7 +31,7 @@ from vtoken.vllm.cuda.runner import VTokenV2Mixin
 from vtoken_bench.engines import prompt
 from vtoken_bench.evaluation.variants import configuration
 from vtoken_bench.vllm.counted import Counts
-from vtoken_bench.vllm.cpu_time import CPUTime
+from vtoken_bench.vllm.cpu_time import CPUTime, Place
 from vtoken_bench.vllm.without_gpu import attend_with_triton, use_triton
 
 LAYERS, BLOCK_SIZE = 32, 16
@@ -200,6 +200,8 @@ class HostEngine:
     ) -> dict[str, Any]:
         """One load under `config`: CPU time by place, or with `count` what every step launched.
 
+        CPU time is separate for steps in which all requests decode and for others. A prompt's
+        tensors are large, so that operations of torch cost more here than their launches.
         `scatters`: victims lie anywhere; otherwise the oldest tokens die.
         """
         settings = configuration(config, self.blocks)
@@ -213,6 +215,7 @@ class HostEngine:
             self._add(waiting)
         preempted, running, steps = counters.requests.preempted, 0, []
         clock, self.counts = CPUTime(), Counts() if count else None
+        spent: dict[str, Counter[Place]] = {"decode": Counter(), "mixed": Counter()}
         with self.counts or clock:
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():
@@ -220,6 +223,7 @@ class HostEngine:
                         self._add(waiting)
                 running += len(self.scheduler.running)
                 steps.append({"decodes": self.runner.decodes, "full": self.runner.full_graph})
+                spent["decode" if self.runner.decodes else "mixed"].update(clock.take())
                 if self.counts is not None:
                     found, self.counts.found = self.counts.found, Counter()
                     steps[-1]["counts"] = [[*key, number] for key, number in found.items()]
@@ -235,7 +239,8 @@ class HostEngine:
         }
         if count:
             return result | {"counted": steps}
-        ns = [[*where, ns] for where, ns in clock.ns.items()]
+        spent["mixed"].update(clock.take())  # after the last step
+        ns = {kind: [[*where, ns] for where, ns in found.items()] for kind, found in spent.items()}
         return result | {"cpu_ns": clock.total_ns, "ns": ns}
 
     def _add(self, waiting: list[list[int]]) -> None:
