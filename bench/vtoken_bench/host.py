@@ -117,8 +117,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """For a process with the packages of `tree` and these benchmarks."""
-    return {**thread_environment(1), "PYTHONPATH": f"{tree}:{tree / 'api'}:{BENCH_FOLDER}"}
+    """For a process with the packages of `tree` and these benchmarks, not of its own folder."""
+    path = f"{tree}:{tree / 'api'}:{BENCH_FOLDER}"
+    return {**thread_environment(1), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 def measure(
@@ -134,7 +135,12 @@ def measure(
             tree: stack.enter_context(closing(Process(tree, DRIVER, environment(folder))))
             for tree, folder in trees.items()
         }
-        commits = {tree: engine.ask(load)["commit"] for tree, engine in engines.items()}
+        commits = {}
+        for tree, engine in engines.items():
+            facts = engine.ask(load)
+            if facts["tree"] != str(trees[tree]):
+                raise EngineError(f"vToken of {facts['tree']} ran, not of {trees[tree]}")
+            commits[tree] = facts["commit"]
         for repeat in range(-1, args.repeats):
             for variant in args.variants:
                 for tree in list(trees)[:: -1 if repeat % 2 else 1]:

@@ -32,7 +32,8 @@ def main() -> None:
         async_scheduling(),
     ):
         engine = HostEngine(json.loads(sys.stdin.readline()), Path(folder))
-        facts = {"commit": commit_of(Path(vtoken.__file__).parent)}
+        package = Path(vtoken.__file__).parent
+        facts = {"tree": str(package.parent), "commit": commit_of(package)}
         print(json.dumps(facts), file=answers, flush=True)
         for line in sys.stdin:
             found = engine.run(**json.loads(line))
