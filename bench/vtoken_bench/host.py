@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         steps_table(rows, trees),
         *([ratios_table(rows)] if args.against else []),
         counts_table(rows, trees),
-        *(files_table(rows, tree) for tree in trees),
+        files_table(rows),
     ]
     result.claims = claims(rows)
     result.raw = {"commits": commits, "rows": rows}
@@ -273,19 +273,18 @@ def counts_table(rows: Sequence[Row], trees: Collection[str]) -> Table:
     return table
 
 
-def files_table(rows: Sequence[Row], tree: str) -> Table:
-    """vToken's time by file, the mean of the repeats."""
+def files_table(rows: Sequence[Row]) -> Table:
+    """This tree's time by file, the mean of the repeats."""
     variants = variants_of(rows)
     us: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for variant in variants:
-        timed = timed_loads(rows, variant, tree)
+        timed = timed_loads(rows, variant, THIS)
         for row in timed:
             for owner, side, file, ns in row["ns"]["decode"]:
                 if owner == VTOKEN:
                     us[side, file][variant] += ns / row["decode_steps"] / 1e3 / len(timed)
-    table = Table(
-        f"vToken's CPU time by file, µs a decode step, {tree} tree", ["side, file", *variants], []
-    )
+    title = "vToken's CPU time by file, µs a decode step"
+    table = Table(title, ["side, file", *variants], [])
     for side in SIDES:
         rest: Counter[str] = Counter()
         for (where, file), found in sorted(us.items(), key=lambda pair: -max(pair[1].values())):
