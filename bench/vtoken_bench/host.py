@@ -199,6 +199,7 @@ def steps_table(rows: Sequence[Row], trees: Collection[str]) -> Table:
         [],
         [
             "B: vLLM's time, without model, sampling and the processing of outputs; V: vToken's",
+            "other steps: with prompts, whose tensors are large: the CPU's arithmetic counts too",
             "range: over the repeats; met, missed: the 95% interval is on that side of the goal",
         ],
     )  # fmt: skip
