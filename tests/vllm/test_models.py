@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from vllm.v1.worker.gpu.spec_decode import init_speculator
 
 from tests.support import models, reference
 from tests.support.engines import engine_args
@@ -213,8 +215,10 @@ def test_drafts_are_refused_where_they_were_never_compared(
 ) -> None:
     config = configuration(demo_model, speculative_config=NGRAM)
     config.device_config.device_type = "cuda"
-    with pytest.raises(UnsupportedError, match="speculative decoding on cuda: never run there"):
-        support.check_config(config)
+    for method in ("ngram", "suffix"):
+        config.speculative_config.method = method
+        with pytest.raises(UnsupportedError, match=r"on cuda: .* takes no rejected draft"):
+            support.check_config(config)
     for recipe in (models.HYBRID["granitemoehybrid"], models.MIXED["ministral"]):
         models.write_config(recipe, tmp_path)
         config = configuration(tmp_path, speculative_config=NGRAM)
@@ -223,6 +227,13 @@ def test_drafts_are_refused_where_they_were_never_compared(
     config = configuration(demo_model, speculative_config=NGRAM, tensor_parallel_size=2, **MP)
     with pytest.raises(UnsupportedError, match="with tensor or pipeline parallelism: never"):
         support.check_config(config)
+
+
+def test_vllms_runner_on_cuda_has_no_drafts_of_suffix(demo_model: Path) -> None:
+    config = configuration(demo_model, speculative_config=NGRAM)
+    config.speculative_config.method = "suffix"
+    with pytest.raises(NotImplementedError, match="suffix is not supported yet"):
+        init_speculator(config, torch.device("cpu"), None)
 
 
 def test_vllm_itself_plans_no_step_of_drafts_before_the_report_of_the_last(

@@ -156,7 +156,8 @@ def _draft_rules(config: Any) -> list[Rule]:
         ),
         (
             device != "cpu",
-            f"speculative decoding on {device}: never run there; leave --speculative-config out",
+            f"speculative decoding on {device}: the worker there reads probes before tokens are "
+            "sampled, and takes no rejected draft back; leave --speculative-config out",
         ),
         (
             bool(config.model_config.is_hybrid) or _has_windows(config),
