@@ -34,6 +34,7 @@ SOURCES = {  # folder -> what of it; packages get an empty `__init__`
     "vtoken/vllm/worker": ("limits.py",),
     "vtoken/vllm/cuda": ("kernels.py", "layout.py", "pages.py"),
     "vtoken/vllm/cuda/copies": ("*.py",),
+    "vtoken/vllm/cuda/signals": ("probe_kernels.py",),
     "bench/vtoken_bench/checks": ("*.py",),
 }
 PYTHONS = ("3.11", "3.12", "3.13")

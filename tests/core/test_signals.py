@@ -166,9 +166,9 @@ def test_memory_follows_the_live_tokens_not_the_length(signal: Signal, bytes_a_t
     accumulator: Any = make_accumulator(signal)
     ids = np.arange(8000)
     accumulator.add(ids, np.zeros((1, 8000), np.float32), 1)
-    assert accumulator._data.nbytes <= 1.3 * 8000 * bytes_a_token
+    assert accumulator.data.nbytes <= 1.3 * 8000 * bytes_a_token
     accumulator.add(ids[-500:] + 1, np.zeros((1, 500), np.float32), 1)
-    assert accumulator._data.nbytes <= 2 * 500 * bytes_a_token
+    assert accumulator.data.nbytes <= 2 * 500 * bytes_a_token
 
 
 def test_every_kind_of_attention_is_compared_with_plain_python() -> None:

@@ -21,6 +21,8 @@ from triton.compiler import ASTSource
 from tests.docs.tables import Cells, Table
 from vtoken.vllm.cuda import kernels
 from vtoken.vllm.cuda.pages import ROW_ALIGNMENT
+from vtoken.vllm.cuda.signals import kernels as signal_kernels
+from vtoken.vllm.cuda.signals import probe_kernels
 
 ARCHITECTURES = {80: "A100", 90: "H100, H200", 100: "B200", 120: "RTX 50"}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -37,7 +39,19 @@ FILL |= {"pages": INTS, "seq_lens": INTS, "slot_mapping": "*i64", "num_rows": IN
 FILL |= {"block_row": INT, "page_row": INT}
 COPY = {"bases": "*i64", "source": "*i64", "destination": "*i64", "num_tokens": INT}
 COPY |= {"row_words": INT}
-STRIDES = ("row_words", "query_row", "key_slot", "key_head")  # multiples of 16 in this model
+COUNTS = {"entries": INTS, "num_entries": INT, "values_row": INT}
+ACCUMULATE = COUNTS | {"rows": FLOATS, "bases": "*i64", "kept": INTS, "part_row": INT}
+ACCUMULATE |= {"num_rows": INT}
+READ = COUNTS | {"bases": "*i64", "values": FLOATS}
+ANCHOR = {"keys": "*bf16", "pages": INTS, "entries": INTS, "anchors": FLOATS, "num_entries": INT}
+ANCHOR |= {"pages_row": INT, "anchor_row": INT, "key_slot": INT, "key_head": INT}
+SCORE = ANCHOR | {"weights": FLOATS, "values": FLOATS, "values_row": INT}
+POOL = COUNTS | {"values": FLOATS, "outbox": FLOATS, "num_apart": INT, "radius": INT}
+STRIDES = ("row_words", "query_row", "key_slot", "key_head", "pages_row", "anchor_row")
+
+
+TILED = {"TILE": signal_kernels.TILE}
+ALIGNED = {"ALIGNMENT": probe_kernels.ALIGNMENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +88,91 @@ CASES = (
     ),
     Case(
         "`_probe_logits_kernel`",
-        kernels._probe_logits_kernel,
+        probe_kernels._probe_logits_kernel,
         LOGITS,
-        {"GROUP": 4, "GROUP_PAD": 16, "TILE": 64, "D": 128, "D_PAD": 128, "CAPPED": False},
+        {"GROUP": 4, "GROUP_PAD": 16, "TILE": 64, "D": 128, "D_PAD": 128, "CAPPED": False}
+        | ALIGNED,
         registers=128,
         shared_bytes=48 << 10,
         load_bits=128,
     ),
     Case(
         "`_probe_logits_kernel`, D 80, capped",
-        kernels._probe_logits_kernel,
+        probe_kernels._probe_logits_kernel,
         LOGITS,
-        {"GROUP": 4, "GROUP_PAD": 16, "TILE": 64, "D": 80, "D_PAD": 128, "CAPPED": True},
+        {"GROUP": 4, "GROUP_PAD": 16, "TILE": 64, "D": 80, "D_PAD": 128, "CAPPED": True} | ALIGNED,
         registers=128,
         shared_bytes=48 << 10,
     ),
     Case(
         "`_probe_norm_kernel`",
-        kernels._probe_norm_kernel,
+        probe_kernels._probe_norm_kernel,
         NORM,
-        {"TILES": kernels.TILES_AT_ONCE},
+        {"TILES": probe_kernels.TILES_AT_ONCE},
         registers=64,
         shared_bytes=8 << 10,
     ),
     *(
         Case(
             f"`_probe_sum_kernel`, {name}",
-            kernels._probe_sum_kernel,
+            probe_kernels._probe_sum_kernel,
             SUM,
-            {"HEADS": 32, "AT_ONCE": kernels.HEADS_AT_ONCE, "TILE": 64}
-            | {"USE_MAX": name == "maximum"},
+            {"HEADS": 32, "AT_ONCE": probe_kernels.HEADS_AT_ONCE, "TILE": 64}
+            | {"USE_MAX": name == "maximum"}
+            | ALIGNED,
             registers=64,
             shared_bytes=8 << 10,
         )
         for name in ("sum", "maximum")
+    ),
+    *(
+        Case(
+            f"`_accumulate_kernel`, {kind}",
+            signal_kernels._accumulate_kernel,
+            ACCUMULATE,
+            {"PARTS": 1, "FOLD_MAX": False, "SUMS": kind == "sum", "COUNTS": kind == "hits"}
+            | TILED,
+            registers=64,
+            shared_bytes=8 << 10,
+        )
+        for kind in ("sum", "window", "hits")
+    ),
+    Case(
+        "`_read_kernel`",
+        signal_kernels._read_kernel,
+        READ,
+        {"BYTES": False, "USE_MAX": False, "MEAN": True} | TILED,
+        registers=64,
+        shared_bytes=8 << 10,
+    ),
+    Case(
+        "`_key_anchor_kernel`",
+        signal_kernels._key_anchor_kernel,
+        ANCHOR,
+        {"D": 128, "D_PAD": 128} | TILED,
+        registers=128,
+        shared_bytes=8 << 10,
+    ),
+    *(
+        Case(
+            f"`_key_score_kernel`, {name}",
+            signal_kernels._key_score_kernel,
+            SCORE,
+            {"HEADS": 8, "D": 128, "D_PAD": 128, "ANCHORED": name == "cosine"}
+            | {"USE_MAX": True, "ADDS": False}
+            | TILED,
+            registers=128,
+            shared_bytes=8 << 10,
+        )
+        for name in ("cosine", "norm")
+    ),
+    Case(
+        "`_pool_kernel`",
+        signal_kernels._pool_kernel,
+        POOL,
+        {"USE_MAX": False} | TILED,
+        registers=64,
+        shared_bytes=8 << 10,
     ),
 )
 

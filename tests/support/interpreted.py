@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from vtoken_bench.vllm.without_gpu import (
@@ -87,6 +88,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], list[list[list[int]]]]] = {
     "relocated": (EAGER, [[LONG, SHORT]]),
     "recycled": (RECYCLING, [[FILLING, SHORT]]),
     "signals": (READING, [[LONG, SHORT]]),
+    "default layers": (READING | {"probe": {"layers": []}}, [[LONG, SHORT]]),  # of full graphs
     "counts": (COUNTING, [[LONG, SHORT]]),
     "keys": (READING_KEYS, [[LONG, SHORT]]),
     "prefix hits": (EAGER, [[LONG], [LONG, SHORT]]),
@@ -203,7 +205,7 @@ def attention() -> dict[str, Any]:
 
 
 def probe() -> dict[str, Any]:
-    """vToken's score kernel against the probe in plain torch: lengths that end within a tile, two
+    """vToken's score kernels against the probe in plain torch: lengths that end within a tile, two
     layers, five signals of one request, maxima, some heads, a head size that is not a power of two,
     a capped softmax, attention sinks.
     """
@@ -211,15 +213,20 @@ def probe() -> dict[str, Any]:
 
     from vtoken.core.protocol.mirror import Mirrors
     from vtoken.policies.signals import Signal
-    from vtoken.vllm.cuda import kernels
-    from vtoken.vllm.cuda.layout import keys_of
+    from vtoken.vllm.cuda.copies.staging import Staging
     from vtoken.vllm.cuda.pages import PageTables
+    from vtoken.vllm.cuda.signals import probe_kernels
+    from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator, DeviceArrays
+    from vtoken.vllm.cuda.signals.constants import Constants
+    from vtoken.vllm.cuda.signals.layers import AttentionLayer
     from vtoken.vllm.cuda.signals.probing import DeviceProbe
+    from vtoken.vllm.worker import probe as plain
     from vtoken.vllm.worker.probe import ProbedRequest
+    from vtoken.vllm.worker.ranks import Ranks
 
     torch.manual_seed(1)
     blocks, size, heads, dim, query_heads = 24, 16, 2, 24, 6
-    both = (0, 1)
+    both, host = (0, 1), torch.device("cpu")
     signals = (
         Signal("attention_sum", layers=both),
         Signal("attention_window", 8, layers=both),
@@ -227,44 +234,65 @@ def probe() -> dict[str, Any]:
         Signal("attention_last", 0, "max", layers=both, heads=(2,)),
         Signal("attention_hits", 8, "mean", "max", layers=both, heads=(0, 3, 4)),
     )
-    layers = [torch.randn(blocks, size, heads, 2 * dim).permute(0, 2, 1, 3) for _ in range(2)]
+    caches = [torch.randn(blocks, size, heads, 2 * dim).permute(0, 2, 1, 3) for _ in range(2)]
     order = torch.randperm(blocks * size).numpy().astype(np.int64)
-    parts = {"long": order[:130], "new": order[130:131], "chunk": order[131:200]}
-    new = {"long": 1, "new": 1, "chunk": 3}
-    queries = [torch.randn(5, query_heads, dim) for _ in layers]
+    parts = {"long": order[:130], "new": order[130:131]}
+    queries = [torch.randn(2, query_heads, dim) for _ in caches]
     sinks = 3.0 + torch.randn(query_heads)
 
-    def rows(
-        *, use_triton: bool, soft_cap: float, sinks: torch.Tensor | None = None
-    ) -> list[torch.Tensor]:
-        tables, probed, first = PageTables(len(parts), 130, torch.device("cpu")), [], 0
+    def rows(soft_cap: float, sinks: torch.Tensor | None) -> list[tuple[Any, Any]]:
+        """The rows of the kernels and those of plain torch."""
+        impl = SimpleNamespace(
+            num_heads=query_heads, scale=dim**-0.5, logits_soft_cap=soft_cap, sinks=sinks
+        )
+        layers = [AttentionLayer.of(impl, cache) for cache in caches]
+        tables, probed = PageTables(len(parts), 130, host), []
         for row, (name, mirror) in enumerate(Mirrors.of(parts).items()):
-            mirror.keep(signals)
-            probed += ProbedRequest.of(name, first, new[name], mirror)
-            first += new[name]
+            mirror.keep(signals, lambda signal: DeviceAccumulator(signal, DeviceArrays(host)))
+            probed += ProbedRequest.of(name, row, 1, mirror)
             tables.pages[row, : len(parts[name])] = torch.from_numpy(parts[name])
-        in_batch = {name: row for row, name in enumerate(parts)}
-        probe = DeviceProbe(probed, tables, in_batch, use_triton=use_triton)
-        for layer, (query, cache) in enumerate(zip(queries, layers, strict=True)):
-            probe.add_layer(
-                layer, query, keys_of(cache), scale=dim**-0.5, soft_cap=soft_cap, sinks=sinks
+        staging, in_batch = Staging(host), {name: row for row, name in enumerate(parts)}
+        found = DeviceProbe(*(probed, in_batch, layers, tables, staging, Constants(host), Ranks()))
+        staging.send()
+        for number, (layer, query) in enumerate(zip(layers, queries, strict=True)):
+            found.add_layer(number, query)
+            plain.probe(
+                *(probed, number, query, layer.key),
+                scale=layer.scale,
+                soft_cap=soft_cap,
+                sinks=sinks,
             )
-        return [p.rows for p in probed if p.rows is not None]
+        attention = {
+            group.key: (group, group._attention(layers, tables.pages)) for group in found._singles
+        }
+        pairs = []
+        for request in probed:
+            group, all_rows = attention[request.row_key[1:]]
+            row = group._row_of[request.request_id]
+            pairs.append((all_rows[:, row : row + 1, : len(request.ids)], request.rows))
+        return pairs
 
-    def error(**changed: Any) -> float:
-        plain, kernel = rows(use_triton=False, **changed), rows(use_triton=True, **changed)
-        assert len(plain) == len(kernel) == 15
-        return max(float((a - b).abs().max()) for a, b in zip(plain, kernel, strict=True))
+    def error(soft_cap: float = 0.0, sinks: torch.Tensor | None = None) -> float:
+        pairs = rows(soft_cap, sinks)
+        assert len(pairs) == len(parts) * len(signals)
+        return max(float((own - want).abs().max()) for own, want in pairs)
 
-    errors = {"max_error": error(soft_cap=0.0), "max_error_capped": error(soft_cap=2.0)}
-    errors["max_error_with_sinks"] = error(soft_cap=0.0, sinks=sinks)
-    held, kernels.MAX_LOGITS = kernels.MAX_LOGITS, 1
-    errors["max_error_one_by_one"] = error(soft_cap=0.0)
-    kernels.MAX_LOGITS = held
-    capped, plain = (rows(use_triton=True, soft_cap=cap)[0] for cap in (2.0, 0.0))
-    sunk = rows(use_triton=True, soft_cap=0.0, sinks=sinks)[0]
-    errors["max_error_damaged"] = float((capped - plain).abs().max())
-    return errors | {"max_error_without_sinks": float((sunk - plain).abs().max())}
+    errors = {"max_error": error(), "max_error_capped": error(soft_cap=2.0)}
+    errors["max_error_with_sinks"] = error(sinks=sinks)
+    held, probe_kernels.MAX_LOGITS = probe_kernels.MAX_LOGITS, 1
+    errors["max_error_one_by_one"] = error()
+    probe_kernels.MAX_LOGITS = held
+    capped, sunk, found = rows(2.0, None)[0][0], rows(0.0, sinks)[0][0], rows(0.0, None)[0][0]
+    errors["max_error_damaged"] = float((capped - found).abs().max())
+    return errors | {"max_error_without_sinks": float((sunk - found).abs().max())}
+
+
+def signals() -> dict[str, Any]:
+    """Two workers with the same random requests, one of them with vToken's kernels."""
+    from tests.vllm.test_cuda_signals import run_two_workers
+
+    wrong, num_scores = run_two_workers(0, late_steps=0)
+    return {"wrong": wrong, "num_scores": num_scores}
 
 
 def play(llm: Any, scenarios: Any, holes: list[int] | None = None) -> dict[str, dict[str, Any]]:
@@ -328,8 +356,8 @@ def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, An
     from vllm import LLM, SamplingParams
 
     from vtoken import vllm as plugin
-    from vtoken.vllm.cuda import kernels
     from vtoken.vllm.cuda.inputs import StepInputs
+    from vtoken.vllm.cuda.signals import probe_kernels
     from vtoken_bench.forcing import ARGUMENT, PROCESSOR
 
     holes: list[int] = []
@@ -344,8 +372,8 @@ def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, An
 
     StepInputs.put = noted_put  # type: ignore[method-assign]
     singles: list[int] = []
-    scores = kernels.probe_scores
-    kernels.probe_scores = lambda *a, **k: (singles.append(1), scores(*a, **k))  # type: ignore[assignment]
+    scores = probe_kernels.probe_scores
+    probe_kernels.probe_scores = lambda *a, **k: (singles.append(1), scores(*a, **k))  # type: ignore[assignment]
     args = plugin.engine_args({"verify_ratio": 1.0}, check_every_step=True)
     STEPS.clear()
     args["logits_processors"] = [PROCESSOR]
@@ -366,7 +394,7 @@ def played(model: str, settings: dict[str, Any], scenarios: Any) -> dict[str, An
     found["steps"] = [*STEPS]
     found["known_requests"] = len(runner.vtoken_blocks)
     core.shutdown()
-    StepInputs.put, kernels.probe_scores = put, scores  # type: ignore[method-assign]
+    StepInputs.put, probe_kernels.probe_scores = put, scores  # type: ignore[method-assign]
     return found
 
 
@@ -419,9 +447,11 @@ def install() -> None:
 
                 def gather_batch_req_state(self, output: Any, dummy_run: bool) -> Any:
                     state, uniform = super().gather_batch_req_state(output, dummy_run)
+                    plan = self.vtoken_device.executor.plan
                     STEPS[-1] |= {
                         "uniform": uniform,
                         "leaves": self.vtoken_device.leaves_full_graphs,
+                        "probed": bool(plan is not None and plan.probed),
                     }
                     return state, uniform
 
@@ -459,7 +489,7 @@ def main() -> None:
 
     spare_interpreter()
     install()
-    document: dict[str, Any] = {"attention": attention(), "probe": probe()}
+    document: dict[str, Any] = {"attention": attention(), "probe": probe(), "signals": signals()}
     freeze_heap()
     with frozen_heap(), async_scheduling():
         document["played"] = played(sys.argv[1], ENGINE, SCENARIOS)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -51,11 +51,14 @@ class LateDevice(TorchDispatchMode):
     `faults`: operations that failed when they ran, because their inputs were garbage.
     `host_waits`: how often a copy made the host wait; `synchronize` is not counted. `dropped`: what
     does nothing, for controls: `keep`, `synchronize`, and streams that wait for no event.
-    `haste`: the share of possible progress that every stream makes at once; None: random.
+    `haste`: the share of possible progress that streams make at once; None: random.
     """
 
     def __init__(
-        self, seed: int, dropped: Container[str | Stream] = (), haste: float | None = None
+        self,
+        seed: int,
+        dropped: Container[str | Stream] = (),
+        haste: float | Mapping[Stream, float] | None = None,
     ) -> None:
         super().__init__()
         self._dropped = dropped
@@ -65,8 +68,10 @@ class LateDevice(TorchDispatchMode):
         self._done = dict.fromkeys(Stream, 0)
         paces = self._random.sample((0.0, 0.5, 0.97), len(Stream))
         self._haste = dict(zip(Stream, paces, strict=True))
-        if haste is not None:
+        if isinstance(haste, float):
             self._haste = dict.fromkeys(Stream, haste)
+        elif haste is not None:
+            self._haste = dict(haste)
         self._current = Stream.MAIN
         self._memory: dict[int, Memory] = {}
         self._freed: list[tuple[Memory, list[Event]]] = []

@@ -15,10 +15,11 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
+from itertools import accumulate, product
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 if __name__ == "__main__":
     os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -31,7 +32,16 @@ from hypothesis import strategies as st
 from triton.runtime import interpreter
 
 from tests.support import filled
+from tests.support.torch_kernels import signals_in_torch
+from vtoken.policies.signals import Signal
+from vtoken.policies.signals.kind import BUILT_IN
 from vtoken.vllm.cuda import kernels
+from vtoken.vllm.cuda.signals import kernels as signal_kernels
+from vtoken.vllm.cuda.signals import probe_kernels
+from vtoken.vllm.cuda.signals import tables as signal_tables
+from vtoken.vllm.cuda.signals.probing import KINDS
+from vtoken.vllm.cuda.signals.tables import Additions, Addresses, KeyReadings, Readings, Table
+from vtoken.vllm.worker.probe import folded
 
 MARGIN = 64  # words around a buffer
 EXAMPLES = int(os.environ.get("VTOKEN_INTERLEAVINGS", "12"))
@@ -237,9 +247,9 @@ def probes(lengths: list[int], heads: int, group: int, dim: int, *, use_max: boo
             "sinks": guarded.of(torch.full((query_heads,), float("-inf"))),
         }
         seq_lens = guarded.of(torch.tensor(lengths, dtype=torch.int32))
-        kernels.torch = _Empty(guarded)  # type: ignore[attr-defined]
+        probe_kernels.torch = _Empty(guarded)  # type: ignore[attr-defined]
         try:
-            kernels.probe_scores(
+            probe_kernels.probe_scores(
                 *arguments,
                 seq_lens,
                 scores,
@@ -249,7 +259,7 @@ def probes(lengths: list[int], heads: int, group: int, dim: int, *, use_max: boo
                 **given,
             )
         finally:
-            kernels.torch = torch  # type: ignore[attr-defined]
+            probe_kernels.torch = torch  # type: ignore[attr-defined]
         return scores
 
     found = in_orders(run)
@@ -260,11 +270,139 @@ class _Empty:
     """torch, whose new tensors are guarded."""
 
     def __init__(self, guarded: Guarded) -> None:
-        self.empty, self.empty_like, self.float32 = (
-            guarded.empty,
-            guarded.empty_like,
-            torch.float32,
-        )
+        self.empty, self.empty_like = guarded.empty, guarded.empty_like
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _Staging:
+    """Tables that are on the device at once, in guarded buffers."""
+
+    def __init__(self, guarded: Guarded) -> None:
+        self._guarded = guarded
+
+    def put(self, array: Any) -> Any:
+        return SimpleNamespace(on_device=self._guarded.of(torch.from_numpy(array)))
+
+
+LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=3)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+@given(
+    lengths=LENGTHS,
+    heads=st.integers(1, 3),
+    dim=st.sampled_from([8, 24]),
+    use_max=st.booleans(),
+    anchored=st.booleans(),
+    radius=st.integers(0, 3),
+)
+def keys(
+    lengths: list[int], heads: int, dim: int, radius: int, *, use_max: bool, anchored: bool
+) -> None:
+    """Key signals equal plain torch: two layers, two readings, one KV head that is not read."""
+    torch.manual_seed(len(lengths))
+    aggregate, kind = ("max", "mean")[not use_max], ("key_norm", "key_difference")[anchored]
+    layers = (0, 1)
+    signal = Signal(kind, 0, aggregate, aggregate, aggregate, radius, layers=layers)
+    slots, width = sum(lengths) + 1, max(lengths)  # the last slot holds NaN
+    caches = torch.randn(2, slots, heads, dim)
+    caches[:, -1] = float("nan")
+    pages = torch.full((len(lengths), width), slots - 1, dtype=torch.int32)
+    for row, own in zip(pages, torch.randperm(slots - 1).split(lengths), strict=True):
+        row[: len(own)] = own
+    weights = [torch.arange(heads).float() / heads for _ in layers]
+    starts = [0, *accumulate(lengths)]
+    halves = [max(1, n // 2) for n in lengths]
+
+    def run(guarded: Guarded) -> torch.Tensor:
+        kept = (len(lengths), 2, heads, dim)
+        anchors = guarded.buffer(*kept, dtype=torch.float32, fill=None) if anchored else None
+        there = guarded.of(pages)
+        of_layers = [guarded.of(cache) for cache in caches]
+        outbox = guarded.buffer(sum(lengths), dtype=torch.float32, fill=None)
+        for first, ends in (([0] * len(lengths), halves), (halves, lengths)):
+            entries = [
+                (end, starts[i], i, first[i], i, int(first[i] > 0)) for i, end in enumerate(ends)
+            ]
+            table = Table.of(entries, _Staging(guarded))  # type: ignore[arg-type]
+            shares = [guarded.of(share) for share in weights]
+            readings = KeyReadings(signal, table, of_layers, shares, anchors)
+            values = signal_kernels.read_keys(readings, there)
+            signal_kernels.pool(signal, folded(signal, values), table, outbox)
+        return outbox
+
+    compare(run)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+@given(
+    lengths=LENGTHS,
+    kind=st.sampled_from(sorted(KINDS)),
+    over_layers=st.sampled_from(["mean", "max"]),
+    radius=st.integers(0, 3),
+)
+def accumulators(lengths: list[int], kind: str, over_layers: Any, radius: int) -> None:
+    """Accumulators equal plain torch: rows are added in place, tokens die, and they are read."""
+    torch.manual_seed(len(lengths))
+    window = 3 if BUILT_IN[kind].queries == "window" else 0
+    over_layers = "mean" if kind == "attention_sum" else over_layers
+    signal = Signal(kind, window, over_layers=over_layers, pool_radius=radius, layers=(0, 1))
+    parts, dtype = signal.parts, getattr(torch, BUILT_IN[kind].keeps)
+    queries = [torch.rand(parts, len(lengths), max(lengths)) for _ in range(5)]
+    starts = [0, *accumulate(lengths)]
+    survivors = [torch.randperm(n)[: n // 2 + 1].sort().values.int() for n in lengths]
+
+    def run(guarded: Guarded) -> torch.Tensor:
+        staging: Any = _Staging(guarded)
+        rows = max(1, window)
+
+        def memory(columns: list[int], fill: int | None) -> list[torch.Tensor]:
+            return [guarded.buffer(rows, n, dtype=dtype, fill=fill) for n in columns]
+
+        now, counts = memory([n + 5 for n in lengths], 0), [max(1, n // 3) for n in lengths]
+        known = [0] * len(lengths)
+        for number, query in enumerate(queries):
+            before, columns = now, [-1] * len(lengths)
+            kept = None
+            if number == 3:  # tokens die, after the requests have grown to all of theirs
+                kept = Table(torch.cat(survivors).numpy(), staging)
+                columns = [0, *accumulate(map(len, survivors))][: len(lengths)]
+                known = counts = [len(own) for own in survivors]
+                now = memory([n + 2 for n in counts], None)
+            entries = [
+                (n, i, known[i], columns[i], number % rows, b.shape[1], a.shape[1])
+                for i, (n, b, a) in enumerate(zip(counts, before, now, strict=True))
+            ]
+            added = Additions(
+                *(signal, Table.of(entries, staging), Addresses((before, now), staging)),
+                *(kept, rows, max(lengths) + 5, before, now),
+            )
+            signal_kernels.accumulate(guarded.of(query), added)
+            known, counts = counts, counts if number > 2 else lengths
+        outbox = guarded.buffer(sum(lengths), dtype=torch.float32, fill=None)
+        taken = [(n, starts[i], rows, now[i].shape[1]) for i, n in enumerate(counts)]
+        table = Table.of(taken, staging)
+        readings = Readings(signal, table, Addresses((now,), staging), now)
+        values = signal_kernels.read_accumulators(readings)
+        signal_kernels.pool(signal, values, table, outbox)
+        return outbox
+
+    compare(run)
+
+
+def compare(run: Callable[[Guarded], torch.Tensor]) -> None:
+    """The kernels' result in any order equals that of plain torch."""
+    with signals_in_torch():
+        expected = run(Guarded())
+
+    def guarded_run(guarded: Guarded) -> torch.Tensor:
+        with patch.object(signal_tables, "torch", _Empty(guarded)):
+            return run(guarded)
+
+    found = in_orders(guarded_run)
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True), "numbers"
 
 
 @triton.jit
@@ -300,7 +438,7 @@ def control_overrun() -> None:
 
 def main() -> None:
     found = {}
-    for check in (copies, tables, probes, control_race, control_overrun):
+    for check in (copies, tables, probes, keys, accumulators, control_race, control_overrun):
         try:
             check()
             found[check.__name__] = ""

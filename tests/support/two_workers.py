@@ -22,8 +22,8 @@ from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.cuda.inputs import Positional, StepInputs
 from vtoken.vllm.cuda.layout import keys_of, slot_rows
 from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.signals.layers import AttentionLayer
 from vtoken.vllm.cuda.signals.scores import DeviceScores
-from vtoken.vllm.cuda.step import probe_of
 from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
 from vtoken.vllm.worker.probe import probe
 from vtoken.vllm.worker.ranks import Ranks
@@ -152,10 +152,10 @@ class Life:
 class Worker:
     """The worker with its signals on the host."""
 
-    def __init__(self, life: Life, scores: Any = None) -> None:
+    def __init__(self, life: Life, scores: Any = None, ranks: Ranks | None = None) -> None:
         self.life = life
         scores = scores or HostScores(lambda layer: keys_of(life.caches[layer]), HEADS)
-        self.executor = StepExecutor(S, lambda _: iter(()), scores, Ranks())
+        self.executor = StepExecutor(S, lambda _: iter(()), scores, ranks or Ranks())
 
     def step(self, plan: StepPlan, batch: Batch, query: torch.Tensor) -> PendingScores:
         """Run one step with `query` on the caches' device; return its pending scores."""
@@ -177,28 +177,40 @@ class Worker:
 
 class DeviceWorker(Worker):
     """The worker with its signals on a device; `follow` copies the caches to a device that is not
-    the CPU.
+    the CPU. One of several `ranks` has the KV head of its number.
     """
 
-    def __init__(self, life: Life, streams: Any, device: str = "cpu") -> None:
+    def __init__(
+        self, life: Life, streams: Any, device: str = "cpu", ranks: Ranks | None = None
+    ) -> None:
+        ranks = ranks or Ranks()
         self.device = torch.device(device)
-        self.caches = life.caches
+        num_heads = HEADS // ranks.heads.num_ranks
+        own = KV_HEADS // ranks.heads.num_ranks
+        first = ranks.heads.rank * own
+        self.caches = [cache[:, first : first + own] for cache in life.caches]
         if device != "cpu":
-            self.caches = [torch.empty_like(cache, device=device) for cache in life.caches]
-        keys = [keys_of(cache) for cache in self.caches]
-        super().__init__(life, DeviceScores(keys.__getitem__, HEADS, self.device, streams))
+            self.caches = [torch.empty_like(cache, device=device) for cache in self.caches]
+        self.layers = [AttentionLayer(keys_of(cache), num_heads, 0.3, 5.0) for cache in self.caches]
+        self.layers[0].hold(len(life.signals), torch.float32)
         self.tables = PageTables(len(life.signals), MAX_LENGTH, self.device)
         self.staging = Staging(self.device)
+        self.scores = DeviceScores(self.layers, self.tables, self.staging, streams)
+        super().__init__(life, self.scores, ranks)
         self.inputs = StepInputs(self.tables, S, self.staging)
-        self.use_triton = self.device.type == "cuda"
 
     def follow(self) -> None:
         for source, target in zip(self.life.caches, self.caches, strict=True):
             target.copy_(source)
 
     def forward(self, step: PhysicalStep, batch: Batch, query: torch.Tensor) -> None:
-        given = positional(self.life, batch, self.device)
+        if not batch.names:
+            return  # vLLM prepares no attention
+        given, executor = positional(self.life, batch, self.device), self.executor
         self.inputs.put(step, batch, given.max_lens)
+        assert executor.plan is not None
+        rows = {name: row for row, name in enumerate(batch.names)}
+        self.scores.put(step.probed, executor.plan, executor.mirrors, rows, executor.ranks)
         self.staging.send()
         kernel = {"cpu": filled.fill_tables, "meta": lambda *_, **__: None}.get(self.device.type)
         if kernel is None:
@@ -206,10 +218,10 @@ class DeviceWorker(Worker):
         else:
             with patch("vtoken.vllm.cuda.kernels.fill_tables", kernel):
                 self.inputs.fill(given)
-        probe = probe_of(step, batch, self.tables, use_triton=self.use_triton)
-        for layer, cache in enumerate(self.caches):
-            if probe is not None:
-                probe.add_layer(layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)
+        for number, layer in enumerate(self.layers):
+            layer.save(query)
+            if self.scores.probe is not None:
+                self.scores.probe.add_layer(number, query)
 
 
 def positional(life: Life, batch: Batch, device: torch.device) -> Positional:

@@ -25,6 +25,7 @@ from vtoken.vllm.cuda.copies.streams import HostStreams
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.runner import VTokenV2Mixin
+from vtoken.vllm.cuda.signals.layers import AttentionLayer, layers_in_graphs
 from vtoken.vllm.spec import VTokenAttentionSpec
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken_bench.decoding import BLOCK_SIZE, HEAD_SIZE, KV_HEADS, LAYERS, Calls, Decoding
@@ -55,11 +56,12 @@ class Work(NamedTuple):
 
 
 # By policy, the most that a step may do: a steady one, in which no token dies or moves and no score
-# is due, and any other. Here all requests are due at once.
+# is due, and any other. Here all requests are due at once. The first step uploads what stays, and
+# makes an accumulator for each request.
 LIMITS = {
-    "fixed": (Work(1, 1), Work(1, uploads=31, downloads=1, ops=751)),
-    "pressure": (Work(1, 1), Work(2, uploads=31, downloads=1, ops=751)),
-    "h2o": (Work(4, uploads=3, ops=92), Work(4, uploads=33, downloads=1, ops=212)),
+    "fixed": (Work(1, 1), Work(4, uploads=2, downloads=1, ops=1)),
+    "pressure": (Work(1, 1), Work(4, uploads=2, downloads=1, ops=1)),
+    "h2o": (Work(5, 1, ops=1), Work(7, uploads=2, downloads=1, ops=32)),
     "streaming": (Work(1, 1), Work(1, 1)),
 }
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -130,7 +132,7 @@ class PagedBuilder(PhysicalBuilderMixin, Builder):
 
 
 class Attention:
-    scale, logits_soft_cap, sinks = 0.1, None, None
+    num_heads, scale, logits_soft_cap, sinks = HEADS, 0.1, None, None
 
     def forward(self, *args: Any) -> Any:
         return args[6]
@@ -194,8 +196,14 @@ class Runner(VTokenV2Mixin, V2):
         shape = (num_blocks, BLOCK_SIZE, KV_HEADS, 2 * HEAD_SIZE)
         self.caches = [torch.empty(shape, device=DEVICE).permute(0, 2, 1, 3) for _ in range(LAYERS)]
         self.vtoken_tables = PageTables(REQUESTS, MAX_LENGTH, DEVICE)
+        self.layers = [PagedAttention(layer) for layer in range(LAYERS)]
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            layer.vtoken_signals = AttentionLayer.of(layer, cache)
+        signals = [layer.vtoken_signals for layer in self.layers]
+        for number in layers_in_graphs(LAYERS, {}, None):
+            signals[number].hold(REQUESTS, torch.float32, in_graphs=True)
         half = DeviceExecutor(
-            *(self.caches, HEADS, self.vtoken_tables), ranks=Ranks(), streams=HostStreams()
+            *(self.caches, signals, self.vtoken_tables), ranks=Ranks(), streams=HostStreams()
         )
         self.vtoken_device = use_triton(half)
         self.vtoken_group, self.kv_block_zeroer = SimpleNamespace(index=0), None
@@ -211,7 +219,6 @@ class Runner(VTokenV2Mixin, V2):
         )
         self.builder = PagedBuilder(spec, [], None, DEVICE)
         self.builder.vtoken_tables = self.vtoken_tables
-        self.layers = [PagedAttention(layer) for layer in range(LAYERS)]
         self.query = torch.empty(REQUESTS, HEADS, HEAD_SIZE, device=DEVICE)
         self.seq_lens = torch.empty(REQUESTS, dtype=torch.int32, device=DEVICE)
         self.block_table = torch.empty(

@@ -153,7 +153,7 @@ def test_in_every_step_copies_precede_vllms_writes_and_the_forward_waits(result:
     assert seen == {False, True}
 
 
-def test_full_graphs_replay_every_decode_without_a_probe_with_holes_or_without(
+def test_full_graphs_replay_every_decode_unless_they_lack_the_queries_of_a_probed_layer(
     result: Any,
 ) -> None:
     """V2's own choice in every step of every scenario; what a graph replays is its capture's."""
@@ -163,8 +163,10 @@ def test_full_graphs_replay_every_decode_without_a_probe_with_holes_or_without(
         is_replayed = step.get("replayed", False)
         assert is_replayed == (step["uniform"] == 1)
         assert not (is_replayed and step["leaves"])
-        seen.add((is_replayed, step["leaves"], step.get("holes", False)))
-    assert seen >= {(True, False, True), (True, False, False), (False, True, True)}
+        assert step["probed"] or not step["leaves"]
+        seen.add((is_replayed, step["probed"], step.get("holes", False)))
+    assert seen >= {(True, probed, holes) for probed in (False, True) for holes in (False, True)}
+    assert (False, True, True) in seen
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -185,6 +187,11 @@ def test_a_benchmark_forces_tokens_under_v2_and_gets_the_models_own_probabilitie
 def test_the_worker_forgets_requests_that_ended(result: Any) -> None:
     *_, (_, last) = interpreted.SCENARIOS.values()
     assert result["played"]["known_requests"] <= sum(map(len, last))
+
+
+def test_the_kernels_of_signals_report_the_hosts_numbers(result: Any) -> None:
+    assert result["signals"]["wrong"] == []
+    assert result["signals"]["num_scores"] > 100
 
 
 def test_the_score_kernel_equals_the_probe_in_plain_torch(result: Any) -> None:

@@ -7,6 +7,7 @@ the probe in plain torch, which is compared here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.torch_kernels import signals_in_torch
 from tests.support.two_workers import (
     DIM,
     HEADS,
@@ -39,10 +41,16 @@ pytestmark = pytest.mark.vllm
 SCALE, SOFT_CAP, STEPS = 0.3, 5.0, 30
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _signals_in_torch() -> Iterator[None]:
+    with signals_in_torch():
+        yield
+
+
 class NumbaWorker(Worker):
     """The worker on a CPU: rows of single queries from Numba's kernels."""
 
-    def forward(self, step: PhysicalStep, query: torch.Tensor) -> None:
+    def forward(self, step: PhysicalStep, batch: Batch, query: torch.Tensor) -> None:  # noqa: ARG002
         probe = StepProbe(step.probed, len(self.life.caches[0]), S)
         layout = KVLayout(Placement(0, 2 * DIM, 1), Placement(DIM, 2 * DIM, 1))
         for layer, cache in enumerate(self.life.caches):

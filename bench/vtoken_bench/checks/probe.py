@@ -40,7 +40,7 @@ def run(
 
     `failed`: by attention kernel, the error for which it is not in every row.
     """
-    from vtoken.vllm.cuda.kernels import probe_scores
+    from vtoken.vllm.cuda.signals.probe_kernels import probe_scores
 
     shape = shape or Shape()
     torch.manual_seed(0)

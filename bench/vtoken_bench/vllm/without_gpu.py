@@ -52,6 +52,5 @@ def use_triton(half: Any) -> Any:
     """The `DeviceExecutor` with vToken's kernels, as on a device."""
     from vtoken.vllm.cuda.kernels import TritonSlotCopy
 
-    half.triton_probe = True
     half.copies._direct = TritonSlotCopy(half.copies._layers)  # noqa: SLF001
     return half

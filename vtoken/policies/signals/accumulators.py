@@ -4,7 +4,7 @@ One accumulator serves every kind of attention signal, on the host and on a devi
 where they differ. A kind may have an acceleration, `accelerate`, which keeps less or is faster and
 has the same scores.
 
-Column j of an accumulator's `_data` belongs to the live token `ids[j]`; slots in the cache do not
+Column j of an accumulator's `data` belongs to the live token `ids[j]`; slots in the cache do not
 matter. Memory follows the number of live tokens: 4 bytes a token for a signal over all queries, for
 a window of W queries 4 W, or W where the kind keeps bools. Columns beyond the last live token are
 zero, because earlier queries give a new token no attention.
@@ -61,7 +61,7 @@ class Accumulator:
     """Accumulates the attention rows of one request; `make_accumulator` picks the class.
 
     `num_tokens`: the request's tokens at the last `add`; `ids` [n]: the live ones among them.
-    `num_queries`: queries probed so far.
+    `num_queries`: queries probed so far. `data`: `num_rows` rows of at least n columns.
     """
 
     def __init__(self, signal: Signal, arrays: Arrays) -> None:
@@ -74,8 +74,8 @@ class Accumulator:
         self._kind, self._arrays = kind, arrays
         self._complete = True  # every query since the first token was probed
         self._sums = kind.queries == "all"
-        self._num_rows, self._dtype = self._layout()
-        self._data = arrays.zeros(self._num_rows, 0, self._dtype)
+        self.num_rows, self._dtype = self._layout()
+        self.data = arrays.zeros(self.num_rows, 0, self._dtype)
         self._next = 0  # the row of the window that is written next
 
     def _layout(self) -> tuple[int, str]:
@@ -91,56 +91,73 @@ class Accumulator:
         `rows` are those of the newest `signal.num_rows(num_queries)` queries, oldest first; their
         sum [1, n] if `signal.sums_rows`.
         """
-        num_tokens = int(ids[-1]) + 1
-        self._complete &= self.num_tokens + num_queries == num_tokens
-        self.num_tokens = num_tokens
-        self.num_queries += num_queries
         columns, given = self._align(ids), self._kind.of_query(rows)
+        self._count(ids, num_queries)
         if self._sums:
             columns[0] += self._kind.over_queries(given)
         else:
             self._write(columns, given)
-        self.ids = ids
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the signal rests on enough queries."""
+        enough = self._complete or self.num_queries >= self.signal.warm_queries
+        return self.num_queries > 0 and enough
 
     def scores(self) -> Array | None:
         """The signal of the tokens `ids` [n] before redundancy is mixed in; None while it rests on
         too few queries. A later `add` may overwrite the array.
         """
-        enough = self._complete or self.num_queries >= self.signal.warm_queries
-        if not self.num_queries or not enough:
+        if not self.is_warm:
             return None
-        columns = self._data[:, : len(self.ids)]
+        columns = self.data[:, : len(self.ids)]
         return self._arrays.pooled(self.signal, columns[0] if self._sums else self._read(columns))
+
+    def _count(self, ids: Ints, num_queries: int) -> None:
+        """Take the live `ids` [n], of which the newest are those of a step's queries."""
+        num_tokens = int(ids[-1]) + 1
+        self._complete &= self.num_tokens + num_queries == num_tokens
+        self.num_tokens = num_tokens
+        self.num_queries += num_queries
+        self.ids = ids
+
+    def _fits(self, num_ids: int) -> bool:
+        """Whether there are enough columns for `num_ids` tokens, and not far too many."""
+        columns: int = self.data.shape[1]
+        return num_ids <= columns <= 4 * num_ids + 64
+
+    def _room(self, num_ids: int) -> int:
+        """Columns for `num_ids` tokens and some more."""
+        return num_ids + num_ids // 4 + 16
 
     def _align(self, ids: Ints) -> Array:
         """Make column j that of `ids[j]`; return the columns in use [rows, n]."""
         before, num_ids = self.ids, len(ids)
         known = int(np.searchsorted(ids, before[-1] + 1)) if len(before) else 0
-        kept = self._data[:, : len(before)]
+        kept = self.data[:, : len(before)]
         tokens_died = known < len(before)
         if tokens_died:
             kept = self._arrays.take(kept, np.searchsorted(before, ids[:known]))
-        if not num_ids <= self._data.shape[1] <= 4 * num_ids + 64:
-            capacity = num_ids + num_ids // 4 + 16
-            self._data = self._arrays.zeros(self._num_rows, capacity, self._dtype)
-            self._data[:, :known] = kept
+        if not self._fits(num_ids):
+            self.data = self._arrays.zeros(self.num_rows, self._room(num_ids), self._dtype)
+            self.data[:, :known] = kept
         elif tokens_died:
-            self._data[:, :known] = kept
-            self._data[:, known : len(before)] = 0
-        return self._data[:, :num_ids]
+            self.data[:, :known] = kept
+            self.data[:, known : len(before)] = 0
+        return self.data[:, :num_ids]
 
     def _write(self, columns: Array, given: Array) -> None:
         """Overwrite the window's k oldest queries with `given` [k, n]."""
         first, num_rows = self._next, len(given)
-        fits = min(num_rows, self._num_rows - first)
+        fits = min(num_rows, self.num_rows - first)
         columns[first : first + fits] = given[:fits]
         if fits < num_rows:
             columns[: num_rows - fits] = given[fits:]
-        self._next = (first + num_rows) % self._num_rows
+        self._next = (first + num_rows) % self.num_rows
 
     def _read(self, columns: Array) -> Array:
         """The numbers [n] of the window's queries in `columns` [rows, n]."""
-        return self._kind.over_queries(columns[: min(self.num_queries, self._num_rows)])
+        return self._kind.over_queries(columns[: min(self.num_queries, self.num_rows)])
 
 
 ACCELERATIONS: dict[tuple[str, str], type[Accumulator]] = {}  # by kind and place

@@ -8,6 +8,7 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.base.arrays import Ints
+from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.holes import PackedSlots
@@ -39,7 +40,12 @@ class CPUDataPath(DataPath):
         self._copies.copy(source, destination)
         self._packed.written(destination)
 
-    def _present(self, step: PhysicalStep, common: CommonAttentionMetadata) -> None:  # noqa: ARG002
+    def _present(
+        self,
+        step: PhysicalStep,
+        common: CommonAttentionMetadata,  # noqa: ARG002
+        plan: StepPlan,  # noqa: ARG002
+    ) -> None:
         current = context.StepContext(
             self._layout, self._packed, context.SideBuffer(), NUM_BLOCKS, self.block_size
         )

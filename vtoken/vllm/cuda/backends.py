@@ -31,9 +31,9 @@ from vllm.v1.attention.backends.triton_attn import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vtoken.vllm.cuda import step as steps
-from vtoken.vllm.cuda.layout import keys_of, page_view
+from vtoken.vllm.cuda.layout import page_view
 from vtoken.vllm.cuda.pages import PageTables
-from vtoken.vllm.cuda.signals.probing import DeviceProbe
+from vtoken.vllm.cuda.signals.layers import AttentionLayer
 from vtoken.vllm.spec import VTokenAttentionSpec
 
 
@@ -83,14 +83,13 @@ class PhysicalBuilderMixin:
 class PagedImplMixin:
     """Put before a vLLM attention implementation: reads the managed group at page size 1.
 
-    vLLM's code writes K and V: these backends write by slot, outside of `forward`.
+    vLLM's code writes K and V: these backends write by slot, outside of `forward`. The runner sets
+    `vtoken_signals`, which gets the layer's queries, inside of full graphs too.
     """
 
     vtoken_paged_impl = True
     vtoken_layer: int
-    scale: float
-    logits_soft_cap: float | None
-    sinks: torch.Tensor | None
+    vtoken_signals: AttentionLayer | None = None
     _paged: torch.Tensor | None = None
 
     def forward(
@@ -121,21 +120,12 @@ class PagedImplMixin:
             output_scale,
             output_block_scale,
         )
-        step = steps.current()
-        if paged and step is not None and step.probe is not None:
-            self._probe(step.probe, query, kv_cache)
+        if paged and self.vtoken_signals is not None:
+            self.vtoken_signals.save(query)
+            step = steps.current()
+            if step is not None and step.probe is not None:
+                step.probe.add_layer(self.vtoken_layer, query)
         return result
-
-    def _probe(self, probe: DeviceProbe, query: torch.Tensor, kv_cache: torch.Tensor) -> None:
-        soft_cap = float(self.logits_soft_cap or 0.0)
-        probe.add_layer(
-            self.vtoken_layer,
-            query,
-            keys_of(kv_cache),
-            scale=self.scale,
-            soft_cap=soft_cap,
-            sinks=self.sinks,
-        )
 
 
 class _SlotLayoutMixin:

@@ -17,8 +17,8 @@ from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.copies.staging import Staging
 from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
 from vtoken.vllm.cuda.inputs import Positional, StepInputs
-from vtoken.vllm.cuda.layout import keys_of
 from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.signals.layers import AttentionLayer
 from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.worker.executor import Batch, StepExecutor
 from vtoken.vllm.worker.ranks import Ranks
@@ -27,15 +27,15 @@ from vtoken.vllm.worker.ranks import Ranks
 class DeviceExecutor:
     """One worker's device state.
 
-    `caches`: one [N, H, S, C] a layer, in layout LBNHC, on the device of `tables`, read by
-    `num_heads` query heads of this rank. `ranks`: this worker's peers. `streams`: those of the
-    device, by default.
+    `caches`: one [N, H, S, C] a layer, in layout LBNHC, on the device of `tables`; `layers`: what
+    signals need of the same. `ranks`: this worker's peers. `streams`: those of the device, by
+    default.
     """
 
     def __init__(
         self,
         caches: Sequence[torch.Tensor],
-        num_heads: int,
+        layers: Sequence[AttentionLayer],
         tables: PageTables,
         *,
         ranks: Ranks,
@@ -47,13 +47,11 @@ class DeviceExecutor:
         if streams is None:
             streams = CUDAStreams(device) if on_cuda else HostStreams()
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
-        keys = [keys_of(cache) for cache in caches]
-        scores = DeviceScores(keys.__getitem__, num_heads, device, streams)
-        self.executor = StepExecutor(block_size, self.copies.contents, scores, ranks)
-        self.tables = tables
+        self.layers = layers
         self.staging = Staging(device)
+        self.scores = DeviceScores(layers, tables, self.staging, streams)
+        self.executor = StepExecutor(block_size, self.copies.contents, self.scores, ranks)
         self.inputs = StepInputs(tables, block_size, self.staging)
-        self.triton_probe = on_cuda
 
     def relocate(self, plan: StepPlan, zero: Callable[[], None] | None = None) -> None:
         """Launch the step's copies.
@@ -66,23 +64,28 @@ class DeviceExecutor:
 
     @property
     def leaves_full_graphs(self) -> bool:
-        """Whether this step runs Python code inside attention, which full CUDA graphs cannot."""
+        """Whether a layer is probed whose queries full CUDA graphs do not save."""
         plan = self.executor.plan
-        return plan is not None and len(plan.probed) > 0
+        if plan is None or not plan.probed:
+            return False
+        kept = {plan.signals[name] for name in plan.probed if name in plan.signals}
+        signals = {signal for of_request in kept for signal in of_request if not signal.of_keys}
+        return any(not self.layers[n].in_graphs for signal in signals for n in signal.layers)
 
     def present(self, batch: Batch, given: Positional) -> None:
         """Make the inputs of the step's attention and set its context, until `clear`.
 
         `given` is the batch as vLLM prepared it; its slot mapping and `max_lens` are corrected.
         """
-        step = self.executor.physical(batch)
+        executor, plan = self.executor, self.executor.plan
+        step = executor.physical(batch)
         self.inputs.put(step, batch, given.max_lens)
+        if step is not None and plan is not None and (step.probed or plan.want_scores):
+            rows = dict(zip(batch.names, range(len(batch.names)), strict=True))
+            self.scores.put(step.probed, plan, step.mirrors, rows, executor.ranks)
         self.staging.send()
         self.inputs.fill(given)
-        current = steps.CUDAStep(given.max_lens)
-        if step is not None:
-            current.probe = steps.probe_of(step, batch, self.tables, use_triton=self.triton_probe)
-        steps.set_current(current)
+        steps.set_current(steps.CUDAStep(given.max_lens, self.scores.probe))
 
     def clear(self) -> None:
         """Forget the step's context: what runs now is no step, or has not been prepared."""

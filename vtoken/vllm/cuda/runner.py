@@ -33,9 +33,11 @@ from vtoken.vllm.cuda.data_path import CUDADataPath
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.inputs import Positional
 from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.signals.layers import AttentionLayer, layers_in_graphs
 from vtoken.vllm.cuda.support import check_layers
 from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
+from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.settings import read_settings
 from vtoken.vllm.worker.executor import Batch
 from vtoken.vllm.worker.managed_layers import managed_layers
@@ -91,9 +93,15 @@ class VTokenV2Mixin:
         caches = [managed.kv_cache for managed in layers.values()]
         SelfTest(CUDADataPath(layer, builder, caches[0])).run()
         settings = read_settings(runner.vllm_config.additional_config or {})
+        signals = [AttentionLayer.of(managed.impl, managed.kv_cache) for managed in layers.values()]
+        for managed, own in zip(layers.values(), signals, strict=True):
+            managed.impl.vtoken_signals = own
+        profile = load_calibration(settings.calibration, runner.vllm_config).profile
+        for number in layers_in_graphs(len(signals), settings.config, profile):
+            signals[number].hold(runner.max_num_reqs, runner.dtype, in_graphs=True)
         return DeviceExecutor(
             caches,
-            layer.impl.num_heads,
+            signals,
             self.vtoken_tables,
             ranks=Ranks.of_this_worker(),
             copy_sync=settings.experiment.copy_sync,

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.probing import DeviceProbe
-from vtoken.vllm.worker.executor import Batch, PhysicalStep
 
 
 @dataclass(slots=True)
@@ -25,16 +23,6 @@ class CUDAStep:
 
     max_lens: npt.NDArray[np.int32]
     probe: DeviceProbe | None = None
-
-
-def probe_of(
-    physical: PhysicalStep, batch: Batch, tables: PageTables, *, use_triton: bool
-) -> DeviceProbe | None:
-    """The probe of the step's batch, if one of its requests is probed."""
-    if not physical.probed:
-        return None
-    rows = dict(zip(batch.names, range(len(batch.names)), strict=True))
-    return DeviceProbe(physical.probed, tables, rows, use_triton=use_triton)
 
 
 _current: CUDAStep | None = None

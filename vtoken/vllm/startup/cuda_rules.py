@@ -44,13 +44,13 @@ def cuda_rules(config: Any, *, experimental: bool) -> list[Rule]:
 
 
 def graph_rule(compilation_config: Any) -> Rule:
-    """The rule that a step with a probe can leave full graphs: other graph modes must exist too.
+    """The rule that a step can leave full graphs to probe a layer: there must be other graphs too.
 
     vLLM fixes the mode when the attention backends are known, so the rule is checked again then.
     """
     mode = getattr(compilation_config.cudagraph_mode, "name", "NONE")
     return (
         mode not in GRAPH_MODES,
-        f"cudagraph mode {mode}: a step with a probe cannot leave full graphs of mixed batches; "
+        f"cudagraph mode {mode}: a step that probes cannot leave full graphs of mixed batches; "
         f"use one of {', '.join(GRAPH_MODES)}",
     )

@@ -54,7 +54,7 @@ CUDA_POINTS = (
     _point(
         f"{_V2}.gather_batch_req_state",
         "subclass",
-        "leave full graphs in a step with a probe",
+        "leave full graphs to probe a layer that they do not save",
         ("scheduler_output", "dummy_run"),
     ),
     _point(

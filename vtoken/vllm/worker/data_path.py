@@ -17,6 +17,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.base.arrays import Ints, Ragged
 from vtoken.core.protocol.mirror import Mirrors
+from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.worker.executor import PhysicalStep, RowsWithHoles
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.scores import Scores
@@ -63,7 +64,7 @@ class DataPath:
         """Move tokens with the copy engine."""
         raise NotImplementedError
 
-    def _present(self, step: PhysicalStep, common: CommonAttentionMetadata) -> None:
+    def _present(self, step: PhysicalStep, common: CommonAttentionMetadata, plan: StepPlan) -> None:
         """Pass the step to attention; `common`: the batch as vLLM prepares it."""
         raise NotImplementedError
 
@@ -82,14 +83,17 @@ class DataPath:
         reads: list[Read],
         borrowed: list[int],
         probed: Sequence[ProbedRequest] = (),
+        plan: StepPlan | None = None,
     ) -> torch.Tensor:
         """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request.
 
-        `borrowed`: free blocks for packing. The layer's probe fills the rows of `probed`.
+        `borrowed`: free blocks for packing. `probed`: the probed requests, whose scores `plan`
+        requests.
         """
         common, output = self._common(reads), torch.empty_like(query)
         unused = query[:, : self.num_kv_heads]
-        self._present(self._physical(reads, borrowed, probed), common)
+        step = self._physical(reads, borrowed, probed)
+        self._present(step, common, plan or StepPlan(0))
         try:
             metadata = self._builder.build(0, common)
             self._layer.impl.forward(

@@ -39,7 +39,7 @@ class Scores:
     """Turns the rows of a worker's probes into scores.
 
     `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by `num_heads` query heads of
-    this rank. A host and a device differ in four methods.
+    this rank. A host and a device differ in the methods without a body.
     """
 
     def __init__(self, keys: Keys, num_heads: int) -> None:
@@ -58,10 +58,6 @@ class Scores:
         """Copy `array` to the cache's device."""
         raise NotImplementedError
 
-    def _send(self, values: Mapping[SignalKey, torch.Tensor], owners: Owners) -> PendingScores:
-        """Start the transfer of `values[key]` [n], which belong to the tokens in `owners[key]`."""
-        raise NotImplementedError
-
     def finish(
         self,
         probed: Sequence[ProbedRequest],
@@ -76,16 +72,26 @@ class Scores:
         Adds this stage's part to the `shares` of the earlier ones. On the last stage the result,
         called once and from any thread, returns `WorkerReport.scores`; it may wait for the device.
         """
-        shares = Shares() if shares is None else shares
+        raise NotImplementedError
+
+    def _values(
+        self,
+        probed: Sequence[ProbedRequest],
+        wanted: Sequence[SignalKey],
+        mirrors: Mapping[str, Mirror],
+        ranks: Ranks,
+        stages: Stages,
+        shares: Shares,
+    ) -> Tensors:
+        """`finish` for the `wanted` scores, up to their transfer: none before the last stage."""
         for request, rows in accumulator_rows(probed, ranks, stages, shares):
             accumulator = request.mirror.accumulators[request.signal]
             accumulator.add(request.ids, self._rows(rows), request.num_new)
-        requested = RequestedScores(plan, mirrors, self._upload, stages)
+        requested = RequestedScores(wanted, mirrors, self._upload, stages)
         requested.read_accumulators()
         requested.read_keys(self._keys, self._num_heads, ranks)
         requested.add_to(shares, ranks)
-        complete = stages.is_last and stages.agreed
-        return self._send(completed(shares) if complete else {}, shares.owners)
+        return completed(shares) if stages.is_last and stages.agreed else {}
 
 
 class HostScores(Scores):
@@ -101,7 +107,18 @@ class HostScores(Scores):
     def _upload(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array)
 
-    def _send(self, values: Mapping[SignalKey, torch.Tensor], owners: Owners) -> PendingScores:
+    def finish(
+        self,
+        probed: Sequence[ProbedRequest],
+        plan: StepPlan,
+        mirrors: Mapping[str, Mirror],
+        ranks: Ranks,
+        stages: Stages = ONE_STAGE,
+        shares: Shares | None = None,
+    ) -> PendingScores:
+        shares = Shares() if shares is None else shares
+        values = self._values(probed, plan.want_scores, mirrors, ranks, stages, shares)
+        owners = shares.owners
         scores = {
             key: by_id(owners[key][0], found.numpy(), owners[key][1])
             for key, found in values.items()
@@ -110,19 +127,23 @@ class HostScores(Scores):
 
 
 class RequestedScores:
-    """The scores that a plan requests, gathered on one rank and reduced over the ranks of a stage.
+    """The `wanted` scores, gathered on one rank and reduced over the ranks of a stage.
 
     `upload` copies a host array to the cache's device.
     """
 
     def __init__(
-        self, plan: StepPlan, mirrors: Mapping[str, Mirror], upload: Upload, stages: Stages
+        self,
+        wanted: Sequence[SignalKey],
+        mirrors: Mapping[str, Mirror],
+        upload: Upload,
+        stages: Stages,
     ) -> None:
         self._upload = upload
         self._stages = stages
         self._requested = [
             (key, mirrors[key[0]])
-            for key in plan.want_scores
+            for key in wanted
             if key[0] in mirrors and stages.own_layers(key[1])
         ]
         self._values: Tensors = {}

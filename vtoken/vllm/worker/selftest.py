@@ -158,9 +158,9 @@ class SelfTest:
         for row, (name, mirror) in enumerate(mirrors.items()):
             mirror.keep(signals, p.scores.make_accumulator)
             probed += ProbedRequest.of(name, row, 1, mirror)
-        p.attend(query, reads, borrowed=[9, 10, 11], probed=probed)
         plan = StepPlan(0)
         plan.want_scores = tuple((name, signal) for name in mirrors for signal in signals)
+        p.attend(query, reads, borrowed=[9, 10, 11], probed=probed, plan=plan)
         scores = p.scores.finish(probed, plan, mirrors, Ranks())()
         for row, read in enumerate(reads):
             attention = self._weights(query[row].float().cpu(), read.slots)

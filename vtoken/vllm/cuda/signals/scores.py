@@ -1,7 +1,7 @@
 """From attention rows to the report on a device: the host only launches work.
 
-    main     … forward n: rows │ accumulators │ mean over ranks │ outbox n ─┬─► sampling n │ …
-    report                                                                  └─► to host ─ event
+    main     … forward n: queries │ rows │ accumulators │ readings │ outbox n ─┬─► sampling n │ …
+    report                                                                     └─► to host ─ event
 
 The worker's thread never waits. The thread that fetches the sampled tokens of step n also waits for
 the event. It was recorded before sampling began, so the scores of step n are in the report of
@@ -15,30 +15,103 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from vtoken.base.arrays import Floats, Ints
-from vtoken.policies.signals import Accumulator, Signal, by_id, make_accumulator
+from vtoken.core.protocol.mirror import Mirror, Mirrors
+from vtoken.core.protocol.step import StepPlan
+from vtoken.policies.signals import Accumulator, Signal, by_id
+from vtoken.vllm.cuda.copies.staging import Staging
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.copies.transfer import download, upload
-from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
-from vtoken.vllm.worker.scores import Keys, PendingScores, Scores
-from vtoken.vllm.worker.stages import Owners, SignalKey
+from vtoken.vllm.cuda.pages import PageTables
+from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator, DeviceArrays
+from vtoken.vllm.cuda.signals.constants import Constants
+from vtoken.vllm.cuda.signals.layers import AttentionLayer
+from vtoken.vllm.cuda.signals.probing import DeviceProbe
+from vtoken.vllm.cuda.signals.readings import SignalReadings
+from vtoken.vllm.worker.probe import ProbedRequest
+from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.scores import PendingScores, Scores
+from vtoken.vllm.worker.stages import ONE_STAGE, Owners, Shares, Stages, Tensors
 
 
 class DeviceScores(Scores):
-    """Accumulators on `device`."""
+    """Accumulators on the device of `layers`, whose keys are read through `tables`.
 
-    def __init__(self, keys: Keys, num_heads: int, device: torch.device, streams: Streams) -> None:
-        super().__init__(keys, num_heads)
-        self._device = device
-        self._arrays = DeviceArrays(device)
-        self._streams = streams
+    A step calls `put`, then sends `staging`, then computes the forward with `probe`, then calls
+    `finish`.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[AttentionLayer],
+        tables: PageTables,
+        staging: Staging,
+        streams: Streams,
+    ) -> None:
+        super().__init__(lambda number: layers[number].key, layers[0].num_heads)
+        self._layers, self._tables = layers, tables
+        self._staging, self._streams = staging, streams
+        self._device = layers[0].key.device
+        self._arrays = DeviceArrays(self._device)
+        self._constants = Constants(self._device)
+        self._anchors: dict[Signal, torch.Tensor] = {}
+        self.probe: DeviceProbe | None = None  # of the step whose forward has not ended
+        self._readings: SignalReadings | None = None
 
     def make_accumulator(self, signal: Signal) -> Accumulator:
-        return make_accumulator(signal, self._arrays)
+        return DeviceAccumulator(signal, self._arrays)
+
+    def put(
+        self,
+        probed: Sequence[ProbedRequest],
+        plan: StepPlan,
+        mirrors: Mirrors,
+        rows: Mapping[str, int],
+        ranks: Ranks,
+    ) -> None:
+        """Stage what the step's probes and readings need; `rows`: request -> row of the batch."""
+        self.probe = self._readings = None
+        if probed:
+            self.probe = DeviceProbe(
+                *(probed, rows, self._layers, self._tables, self._staging, self._constants, ranks)
+            )
+        if plan.want_scores and ranks.agreed:
+            in_torch = {p.request_id for p in self.probe.in_torch} if self.probe else set()
+            self._readings = SignalReadings(
+                self._layers, self._constants, self._anchors, len(self._tables.pages)
+            )
+            self._readings.put(
+                *(plan.want_scores, mirrors, rows, in_torch, self._staging, ranks.heads)
+            )
+
+    def finish(
+        self,
+        probed: Sequence[ProbedRequest],
+        plan: StepPlan,
+        mirrors: Mapping[str, Mirror],
+        ranks: Ranks,
+        stages: Stages = ONE_STAGE,
+        shares: Shares | None = None,
+    ) -> PendingScores:
+        shares = Shares() if shares is None else shares
+        probe, readings = self.probe, self._readings
+        self.probe = self._readings = None
+        if probe is not None:
+            probe.run(ranks)
+            probed = probe.in_torch
+        outbox: torch.Tensor | None = None
+        owners: Owners = {}
+        if readings is not None and readings.owners:
+            owners = readings.owners
+            outbox = readings.run(self._tables.pages, ranks)
+        rest = [key for key in plan.want_scores if key not in owners]
+        values = self._values(probed, rest, mirrors, ranks, stages, shares)
+        return self._send(outbox, values, owners | {key: shares.owners[key] for key in values})
 
     def _rows(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
@@ -46,28 +119,26 @@ class DeviceScores(Scores):
     def _upload(self, array: Ints) -> torch.Tensor:
         return upload(array, self._device)
 
-    def _send(self, values: Mapping[SignalKey, torch.Tensor], owners: Owners) -> PendingScores:
-        if not values:
+    def _send(self, outbox: torch.Tensor | None, values: Tensors, owners: Owners) -> PendingScores:
+        """Start the transfer of `outbox` and then `values`, in the order of `owners`."""
+        if not owners:
             return dict
         streams = self._streams
-        outbox = _outbox(values.values())
+        sent = outbox
+        if values or sent is None:
+            sent = torch.cat([*([] if outbox is None else [outbox]), *values.values()])
         downloads: list[torch.Tensor] = []
         streams.wait(Stream.REPORT, streams.record(Stream.MAIN))
-        streams.launch(Stream.REPORT, lambda: downloads.append(download(outbox)))
-        streams.keep(outbox, Stream.REPORT)
+        streams.launch(Stream.REPORT, lambda: downloads.append(download(sent)))
+        streams.keep(sent, Stream.REPORT)
         event = streams.record(Stream.REPORT)
 
-        def pending() -> dict[SignalKey, Floats]:
+        def pending() -> dict[Any, Floats]:
             streams.synchronize(event)
-            parts = downloads[0].split([len(owners[key][0]) for key in values])
+            found = downloads[0].split([len(ids) for ids, _ in owners.values()])
             return {
-                key: by_id(owners[key][0], part.numpy(), owners[key][1])
-                for key, part in zip(values, parts, strict=True)
+                key: by_id(ids, part.numpy(), num_tokens)
+                for (key, (ids, num_tokens)), part in zip(owners.items(), found, strict=True)
             }
 
         return pending
-
-
-def _outbox(values: Iterable[torch.Tensor]) -> torch.Tensor:
-    """All `values` concatenated in a new tensor, which later steps do not write."""
-    return torch.cat([*values])
