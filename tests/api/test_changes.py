@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.control import changes
 from vtoken_api import changes as making
@@ -33,9 +33,8 @@ async def http(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A change is on trial, so that every call of CALLS but the first is possible."""
     core.call("patch_config", patch={"theta_f": 0.75}, confirm_within_s=300)
-    served.engine.bus.timeout_s = 0.3
     monkeypatch.setattr(making, "LOOKUP_S", 0.02)
-    async with httpx.AsyncClient(base_url=served.url + BASE, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=served.url + BASE, timeout=LIMIT_S) as http:
         yield http
 
 
@@ -69,11 +68,11 @@ async def test_change_that_was_applied_without_an_answer_is_told_and_audited(
     if path == "/config":
         core.call("undo")
     revision = core.runtime.state.revision
-    served.line.answers_late = True
+    served.line.answers_lost = True
     problem = await lost(http, method, path, body)
     assert (await http.get(f"/changes/{problem.change}")).status_code == 503
     assert await audited(http) == []
-    served.line.answers_late = False
+    served.line.answers_lost = False
     change = await outcome(http, problem)
     assert change.state == "applied"
     if path == "/compactions":
@@ -96,9 +95,9 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
     served: Served, core: LiveEngine, http: httpx.AsyncClient, method: str, path: str, body: Any
 ) -> None:
     revision, config = core.runtime.state.revision, core.runtime.config
-    served.line.hangs = True
+    served.engine.bus.timeout_s, served.line.hangs = 0.3, True
     problem = await lost(http, method, path, body)
-    served.line.hangs = False
+    served.engine.bus.timeout_s, served.line.hangs = LIMIT_S, False
     change = await outcome(http, problem)
     assert change.state == "refused"
     assert change.problem is not None
@@ -116,7 +115,9 @@ async def test_change_that_never_left_the_server_is_told_as_not_applied(
     slots = served.engine.bus._slots
     for _ in range(MAX_IN_FLIGHT):
         await slots.acquire()
+    served.engine.bus.timeout_s = 0.3
     problem = await lost(http, *CALLS[0])
+    served.engine.bus.timeout_s = LIMIT_S
     for _ in range(MAX_IN_FLIGHT):
         slots.release()
     assert (await outcome(http, problem)).state == "not_applied"
@@ -167,7 +168,7 @@ async def test_change_that_waits_is_told_as_pending(
 async def test_reading_call_without_an_answer_names_no_change(
     served: Served, http: httpx.AsyncClient
 ) -> None:
-    served.line.hangs = True
+    served.engine.bus.timeout_s, served.line.hangs = 0.3, True
     for answer in (
         await http.get("/status"),
         await http.patch("/config?validate_only=true", json={"theta_f": 0.5}),

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.core.live import LiveEngine, make_engine
 from tests.support.serving import Served, serve
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.recording import Index, RecordingReader, scan
 from vtoken_api.limits import RateLimits
@@ -42,7 +42,7 @@ async def flying(core: LiveEngine, folder: Path) -> AsyncIterator[tuple[Served, 
     """A server with the state directory `folder`, and its client."""
     async with (
         serve(core.handle, state_dir=str(folder)) as served,
-        httpx.AsyncClient(base_url=served.url, timeout=30) as client,
+        httpx.AsyncClient(base_url=served.url, timeout=LIMIT_S) as client,
     ):
         served.service.auth.limits = RateLimits({})  # a test may ask as often as it waits
         yield served, client
@@ -98,10 +98,10 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
     core: LiveEngine, tmp_path: Path
 ) -> None:
     state = {"state_dir": str(tmp_path)}
-    async with serve(core.handle, **state) as before, httpx.AsyncClient(timeout=60) as client:
+    async with serve(core.handle, **state) as before, httpx.AsyncClient(timeout=LIMIT_S) as client:
         await until(lambda: before.engine.recorder.recording, "not recording")
         await client.patch(before.url + "/vtoken/v1/config", json={"theta_f": 0.9}, headers=ANA)
-    async with serve(core.handle, **state) as served, httpx.AsyncClient(timeout=60) as client:
+    async with serve(core.handle, **state) as served, httpx.AsyncClient(timeout=LIMIT_S) as client:
         for number in range(3):
             answer = await client.patch(
                 served.url + "/vtoken/v1/config",
@@ -161,7 +161,7 @@ async def test_server_that_stops_while_a_segment_ends_leaves_none_open(
             append(lines)
             if not flight.recording:  # the last lines of the segment
                 ending.set()
-                may_end.wait(10)
+                may_end.wait(LIMIT_S)
 
         segments.append = slow_append  # type: ignore[method-assign]
         segments.ends_at = 0.0

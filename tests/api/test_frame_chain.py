@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from tests.support.core.live import LiveEngine, make_engine
 from tests.support.scripted import ScriptedEngine
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.wire.frames import FrameChain, FrameSequence
 from vtoken.wire.views import Change, View
@@ -24,7 +25,6 @@ from vtoken_api.fanout import telemetry
 from vtoken_api.fanout.telemetry import TelemetryReader
 
 NUM_BLOCKS = 20
-DEADLINE_S = 60
 
 
 def same(view: View, frame: wire.Frame) -> None:
@@ -156,7 +156,7 @@ async def following(core: LiveEngine) -> AsyncIterator[list[View | None]]:
 
 async def until_shown(core: LiveEngine, *readers: list[View | None]) -> None:
     """Step until every reader has the step that the engine has just published."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(LIMIT_S):
         while True:
             core.steps()
             await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken_api import health
 from vtoken_api.state import recorder
@@ -56,7 +56,7 @@ async def test_dead_recorder_is_in_status_and_stream_with_its_fault_and_time(
         async with connect(served.stream_url + "?topics=metrics") as stream:
             shown: dict[str, bool] = {}
             while shown.get("recorder") is not False:  # a frame says how it was when it came
-                message = msgspec.json.decode(await asyncio.wait_for(stream.recv(), 60))
+                message = msgspec.json.decode(await asyncio.wait_for(stream.recv(), LIMIT_S))
                 status = message.get("status") or {"health": []}
                 shown |= {part["name"]: part["ok"] for part in status["health"]}
         folder.unlink()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.random_calls import DETERMINISTIC, call_at_random, described_operations
 from tests.support.serving import Served, serve_in_thread
+from tests.support.waiting import LIMIT_S
 from vtoken_api.log import logger
 from vtoken_api.plugin import MOUNT_PATH
 
@@ -144,7 +145,7 @@ def say(served: Served, head: bytes, *pieces: bytes) -> bytes:
     """Send `head`, read the head of the answer, send `pieces`, read what arrives at once."""
     host, port = served.url.removeprefix("http://").split(":")
     heard = b""
-    with socket.create_connection((host, int(port)), timeout=20) as raw:
+    with socket.create_connection((host, int(port)), timeout=LIMIT_S) as raw:
         raw.sendall(head)
         while b"\r\n\r\n" not in heard and (data := raw.recv(4096)):
             heard += data

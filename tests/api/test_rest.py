@@ -656,7 +656,9 @@ async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
     served.line.hangs = True
     served.line.calls.clear()
     limits = httpx.Limits(max_connections=100)
-    async with httpx.AsyncClient(base_url=served.url + BASE, limits=limits, timeout=20) as many:
+    async with httpx.AsyncClient(
+        base_url=served.url + BASE, limits=limits, timeout=LIMIT_S
+    ) as many:
         answers = await asyncio.gather(*(many.get("/status") for _ in range(80)))
     codes = [answer.status_code for answer in answers]
     assert set(codes) == {429, 503}

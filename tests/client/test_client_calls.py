@@ -13,7 +13,7 @@ import vtoken.client
 from tests.support.client_harness import Either
 from tests.support.core.live import SESSION, LiveEngine
 from tests.support.serving import Served, serve
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.client import (
     AsyncClient,
@@ -137,15 +137,14 @@ async def test_change_without_an_answer_is_told_later(
     core.admit("stream", 20, rules=SESSION)
     core.call("patch_config", patch={"theta_f": 0.75})
     if lost_at == "engine":
-        served.engine.bus.timeout_s = 0.2
+        served.line.answers_lost = True
     else:
-        either.client.timeout_s = 0.2
-    served.line.answers_late = True
+        either.client.timeout_s, served.line.answers_late = 0.2, True
     with pytest.raises(OutcomeUnknown, match="applied") as lost:
         await either.ask(name, *arguments)
     with pytest.raises(OutcomeUnknown, match=r"nobody told within 0\.1 s.*GET /vtoken/v1/changes/"):
         await either.ask("wait_change", lost.value.change_id, timeout_s=0.1)
-    served.line.answers_late = False
+    served.line.answers_lost = served.line.answers_late = False
     change = await either.ask("wait_change", lost.value.change_id)
     if lost_at == "server" and change.state == "not_applied":  # it was looked up before it came
         await until(lambda: any(c.change_id for c in served.line.calls), "it never came")
@@ -165,15 +164,15 @@ async def test_client_that_looks_up_answers_late_what_was_done(
 ) -> None:
     core.admit("stream", 20, rules=SESSION)
     core.call("patch_config", patch={"theta_f": 0.75})
-    served.engine.bus.timeout_s = 0.2
     told: list[str] = []
 
     def tell(lost: OutcomeUnknown) -> None:
         told.append(lost.change_id)
-        served.line.answers_late = served.line.hangs = False
+        served.line.answers_lost = served.line.hangs = False
+        served.engine.bus.timeout_s = LIMIT_S
 
-    either.client.lookup_s, either.client.on_lookup = 30.0, tell
-    served.line.answers_late = True
+    either.client.lookup_s, either.client.on_lookup = LIMIT_S, tell
+    served.line.answers_lost = True
     answer = await either.ask(name, *arguments)
     if isinstance(answer, wire.PatchResult):
         assert answer.revision == core.runtime.state.revision == 3
@@ -187,7 +186,7 @@ async def test_client_that_looks_up_answers_late_what_was_done(
     else:
         assert core.runtime.operations.get(answer.id).actor == answer.actor
     revision = core.runtime.state.revision
-    served.line.hangs = True
+    served.engine.bus.timeout_s, served.line.hangs = 0.2, True
     with pytest.raises(ProblemError, match="nothing was done"):
         await either.ask(name, *arguments)
     assert core.runtime.state.revision == revision
@@ -332,6 +331,7 @@ async def test_answer_that_does_not_come_is_not_waited_for_longer_than_said(
     either.client.timeout_s = 0.2
     with pytest.raises(Unreachable, match=r"within 0.2 s"):
         await either.ask("status")
+    served.line.hangs = False
 
 
 async def test_answer_of_another_schema_is_not_taken(either: Either, core: LiveEngine) -> None:

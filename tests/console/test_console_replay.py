@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.console_harness import messages, screen_text, until
 from tests.support.recorded import START_TS, record
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.client import ProblemError
 from vtoken.recording import RecordingReader, RecordingWriter
@@ -329,7 +330,7 @@ def test_an_incident_file_opens_on_a_machine_without_the_engine(recording: Path)
         [sys.executable, "-c", BLOCKED, str(recording)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     assert "00:30/01:00" in done.stdout

@@ -103,7 +103,7 @@ async def test_page_requires_its_key_then_shows_the_console_and_receives_keys(
     async with acting_console(served, tmp_path) as page_url, browsing(BROWSER) as page:
         await page.open(page_url)
         form = "document.activeElement && document.activeElement.name"
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while await page.evaluate(form) != "key":
                 await asyncio.sleep(0.05)
         assert page.received == b""

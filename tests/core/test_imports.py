@@ -10,6 +10,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from tests.support.waiting import LIMIT_S
+
 ROOT = Path(__file__).parents[2]
 LIGHT = [
     "vtoken",
@@ -26,7 +28,7 @@ def loaded_by(module: str) -> set[str]:
     """Top-level names in sys.modules after `import module` in a fresh interpreter."""
     code = f"import {module}, sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=LIMIT_S
     )
     return set(done.stdout.split())
 
@@ -60,7 +62,7 @@ def test_the_import_contracts_hold() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

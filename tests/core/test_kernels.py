@@ -16,6 +16,7 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 import vtoken
+from tests.support.waiting import LIMIT_S
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.runtime import selftest
 from vtoken.core.tables import kernels as table_kernels
@@ -69,7 +70,7 @@ def test_a_kernel_works_without_a_folder_for_its_code(tmp_path: Any) -> None:
         [sys.executable, str(tmp_path / "uncached.py")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         env={"PYTHONPATH": str(next(iter(vtoken.__path__)) + "/..")},
     )
     assert done.stdout.split() == ["10"], done.stderr
@@ -98,7 +99,7 @@ def test_the_self_test_runs_as_plain_python_and_says_so() -> None:
         env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=True,
     )
     assert "plain Python" in done.stdout

@@ -47,7 +47,7 @@ async def make() -> str:
         try:
             async with (
                 serve(core.handle, show_text=True) as served,
-                httpx.AsyncClient(base_url=served.url + "/vtoken/v1", timeout=60) as http,
+                httpx.AsyncClient(base_url=served.url + "/vtoken/v1", timeout=LIMIT_S) as http,
             ):
                 messages = await _messages(served, core)  # of the first configuration
                 found = {**await _documents(http), **messages}

@@ -21,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from tests.support.core.live import LiveEngine
+from tests.support.waiting import LIMIT_S
 from vtoken.base.errors import RefusedError
 from vtoken.wire import commands
 
@@ -86,7 +87,7 @@ class ApiProcess:
         self._log = log
         self.url = f"http://127.0.0.1:{port}"
         self.stream_url = f"ws://127.0.0.1:{port}{BASE}/stream"
-        self.http = httpx.AsyncClient(base_url=self.url + BASE, timeout=60)
+        self.http = httpx.AsyncClient(base_url=self.url + BASE, timeout=LIMIT_S)
 
     def log(self) -> str:
         return self._log.read_text()

@@ -16,7 +16,7 @@ class Either:
     """`await either.ask("status")`: by the sync client, in a thread, or by the async one."""
 
     def __init__(self, kind: type[Client | AsyncClient], server: Server) -> None:
-        self.client = kind(server, timeout_s=5.0)
+        self.client = kind(server, timeout_s=LIMIT_S)
 
     async def ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
         method = getattr(self.client, name)

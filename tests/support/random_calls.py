@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.support.waiting import LIMIT_S
 from vtoken_api.plugin import MOUNT_PATH
 
 CHECKS = [
@@ -55,7 +56,7 @@ def call_at_random(
     @settings(DETERMINISTIC, max_examples=max_examples)
     @given(case=drawn)
     def call(case: Any) -> None:
-        response = case.call(base_url=url, headers=headers, timeout=30)
+        response = case.call(base_url=url, headers=headers, timeout=LIMIT_S)
         case.validate_response(response, checks=CHECKS)
 
     call()

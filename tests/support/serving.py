@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from tests.support.tls import TLS
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.base.errors import RefusedError
 from vtoken.wire import commands
@@ -83,12 +84,14 @@ class EngineLine:
 
     As in vLLM, a call that was sent reaches the engine, in order, also if its caller has given up.
     `hangs`: the engine is stopped. `answers_late`: it handles calls, and its answers are stopped.
+    `answers_lost`: it handles calls, and at once their callers have waited long enough.
     `most_awaited`: the most calls whose answers were awaited at a time.
     """
 
     def __init__(self, handle: Callable[[commands.Command], wire.Reply]) -> None:
         self.hangs = False
         self.answers_late = False
+        self.answers_lost = False
         self.most_awaited = 0
         self._awaited = 0
         self.calls: list[commands.Command] = []
@@ -117,6 +120,8 @@ class EngineLine:
             while self.hangs:
                 await asyncio.sleep(0.01)
             answer = self.answer(payload)
+        if self.answers_lost:
+            raise TimeoutError
         while self.answers_late:
             await asyncio.sleep(0.01)
         return answer
@@ -286,7 +291,7 @@ def serve_in_thread(make_engine: Callable[[], Any], **settings: Any) -> Iterator
 
     thread = threading.Thread(target=run, name="server")
     thread.start()
-    first = started.get(timeout=30)
+    first = started.get(timeout=LIMIT_S)
     if isinstance(first, BaseException):
         raise first
     try:

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.demo.server import Server, any_free_port
 
@@ -97,7 +97,7 @@ async def clients(server: Server) -> AsyncIterator[dict[int, httpx.AsyncClient]]
     found: dict[int, httpx.AsyncClient] = {}
 
     async def one_more() -> bool:
-        client = httpx.AsyncClient(base_url=server.url, timeout=60, limits=ONE_CONNECTION)
+        client = httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S, limits=ONE_CONNECTION)
         opened.append(client)
         answer = await client.get("/vtoken/v1/config")
         found.setdefault(process_of(server, answer), client)
@@ -130,7 +130,7 @@ class Chats:
     async def _chat(self, number: int) -> None:
         messages = [{"role": "user", "content": f"Question {number}: " + "why? " * 20}]
         body = {"model": "demo", "messages": messages, "max_tokens": 80, "ignore_eos": True}
-        async with httpx.AsyncClient(base_url=self._url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=self._url, timeout=LIMIT_S) as client:
             while not self._stop:
                 answer = await client.post("/v1/chat/completions", json=body)
                 self.codes.append(answer.status_code)

@@ -21,7 +21,7 @@ import pytest
 
 from tests.support import data_parallel
 from tests.support.data_parallel import assert_both_engines_are_exact, complete, fleet
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.demo.server import Server
 
@@ -37,7 +37,7 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S) as client:
         yield client
 
 

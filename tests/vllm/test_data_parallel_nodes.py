@@ -19,6 +19,7 @@ import pytest
 from tests.support import data_parallel
 from tests.support.cli_harness import run
 from tests.support.data_parallel import assert_both_engines_are_exact, fleet
+from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.demo.server import Server, any_free_port
 
@@ -58,7 +59,7 @@ async def test_engines_on_two_nodes_are_exact_and_each_nodes_server_changes_its_
     nodes: list[Server], hf_model: Any
 ) -> None:
     for number, server in enumerate(nodes):
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S) as http:
             await assert_both_engines_are_exact(http, hf_model)
             found = await fleet(http)
             assert [row.engine for row in found.engines] == [2 * number, 2 * number + 1]
@@ -87,7 +88,7 @@ async def test_two_ranks_in_each_of_two_engines_are_exact(
 ) -> None:
     arguments = ["--data-parallel-size=2", "--tensor-parallel-size=2"]
     with data_parallel.server(demo_model, tmp_path, arguments) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S) as http:
             await assert_both_engines_are_exact(http, hf_model)
             answer = await http.patch("/vtoken/v1/config", json={"theta_f": 0.5})
             assert answer.status_code == 200, answer.text

@@ -19,7 +19,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.support import reference
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.demo.server import Server
@@ -66,7 +66,7 @@ def server(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S) as client:
         yield client
 
 
@@ -173,7 +173,7 @@ async def test_commands_are_answered_while_the_engine_is_idle(http: httpx.AsyncC
 
 async def begin_trial(server: Server, query: str, theta_f: float) -> wire.Trial:
     """Begin a trial with a client that disconnects after the response."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S) as client:
         answer = await client.patch(f"/vtoken/v1/config?{query}", json={"theta_f": theta_f})
     trial = msgspec.json.decode(answer.content, type=wire.PatchResult).trial
     assert trial is not None, answer.text
@@ -325,7 +325,7 @@ async def test_requests_are_found_by_what_their_clients_know(
     headers = {} if own is None else {"X-Request-Id": own}
     body = {"model": "demo", "max_tokens": 4, "temperature": 0, "ignore_eos": True} | body
     async with (
-        httpx.AsyncClient(base_url=server.url, timeout=60, headers=headers) as http,
+        httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S, headers=headers) as http,
         AsyncClient(server.url) as client,
     ):
         answer = await http.post(f"/v1/{path}", json=body)

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from tests.vllm.test_server import all_events, free_port
 from vtoken import wire
 from vtoken.demo.server import Server
@@ -81,7 +81,7 @@ async def test_a_policy_that_costs_quality_is_taken_back_with_its_figures(
         startup_timeout_s=240,
     )
     with server as running:
-        async with httpx.AsyncClient(base_url=running.url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=running.url, timeout=LIMIT_S) as http:
             asking = [asyncio.create_task(keep_asking(http, n)) for n in range(NUM_STREAMS)]
             answer = await http.patch(f"/vtoken/v1/config?{query}", json=change)
             assert answer.status_code == 200, answer.text

@@ -26,7 +26,7 @@ from websockets.asyncio.client import connect
 from tests.support import reference
 from tests.support.random_calls import call_at_random, described_operations
 from tests.support.routes import bearer, check_every_route
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.demo.server import Server, any_free_port
 from vtoken_api.metrics import METRICS, PREFIX
@@ -79,7 +79,7 @@ def server(demo_model: Path, folder: Path) -> Iterator[Server]:
 
 @pytest.fixture
 async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S) as client:
         yield client
 
 
@@ -239,7 +239,7 @@ async def raw_stream(server: Server) -> AsyncIterator[socket.socket]:
         ]
         raw.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
         raw.setblocking(False)
-        head = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(raw, 64), 60)
+        head = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(raw, 64), LIMIT_S)
         assert b"101" in head
         yield raw
 
@@ -299,7 +299,7 @@ async def test_a_killed_engine_is_reported_to_every_client_and_no_stale_state_is
         assert hello["type"] == "hello"
         assert not hello["can_control"]
         os.kill(engines[0], signal.SIGKILL)
-        await asyncio.wait_for(stream.wait_closed(), 60)
+        await asyncio.wait_for(stream.wait_closed(), LIMIT_S)
         assert stream.close_code in (
             4503,
             1012,

@@ -13,6 +13,7 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
+from tests.support.waiting import LIMIT_S
 from tests.vllm.conftest import DEFAULTS
 from vtoken import wire
 from vtoken.wire import commands
@@ -199,7 +200,7 @@ async def test_the_client_of_a_session_that_is_ended_gets_its_end(demo_model: Pa
             temperature=0, max_tokens=4, ignore_eos=True, output_kind=RequestOutputKind.DELTA
         )
         reasons, finished = [], []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             async for output in client.generate(turns(), params, "session"):
                 reasons.append(output.outputs[0].finish_reason)
                 finished.append(output.finished)

@@ -18,6 +18,7 @@ from tests.soak.oracle import Oracle
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import runtime_of
+from tests.support.waiting import LIMIT_S
 from vtoken.base.errors import InvariantViolation
 from vtoken.demo.server import ProcessGroup
 
@@ -127,7 +128,7 @@ def test_strict_a_server_fails_its_requests_and_its_health_and_names_the_invaria
     group = ProcessGroup(command, tmp_path / "server.log", environment)
     try:
         with httpx.Client(
-            base_url=f"http://127.0.0.1:{free_port}", timeout=120, trust_env=False
+            base_url=f"http://127.0.0.1:{free_port}", timeout=LIMIT_S, trust_env=False
         ) as http:
             assert wait_for_health(http, group, healthy=True), group.log_tail()
             body = {"model": "demo", "prompt": PROMPTS[0], "max_tokens": 200, "ignore_eos": True}
