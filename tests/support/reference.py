@@ -141,10 +141,11 @@ def trace(
     `watch(live, appended, output)` is called after every forward with the positions in the cache,
     how many of them it appended, and the model's output with its attentions and cache.
 
-    `draft`: tokens that are expected. Between two evictions they are computed in one forward, as
-    a verifier of speculative decoding does: what follows the first token that the model would not
-    choose is taken out of the cache again. It changes the time and not the result; then `evict` is
-    called more than once for some steps. A model with states and a run with `watch` take no draft.
+    `draft`: tokens that are expected. All are computed in one forward, as a verifier of
+    speculative decoding does; victims are masked from their step on. What follows the first token
+    that the model would not choose is taken out of the cache again. It changes the time and not the
+    result; then `evict` is called more than once for some steps. A model with states and a run with
+    `watch` take no draft.
     """
     has_states = not set(layer_types(model)) <= {"full_attention"} | WINDOWS
     cache = DynamicCache(config=model.config) if has_states else DynamicCache()
@@ -158,13 +159,18 @@ def trace(
             live = prune(cache, live, victims, full_layers(model))
             result.victims[step] = victims
         piece = prompt[start : start + size]
-        rows = forward(model, piece, start, cache, live, watch, num_rows=1)
+        rows = forward(model, piece, start, cache, live, watch, {}, num_rows=1)
     if has_states or watch is not None:
         draft = ()
-    ids = prompt[-1:]
+    ids, step = prompt[-1:], -1
+    masked: dict[int, set[int]] = {}
     while True:
-        # rows[i] follows ids[i], and ids[1:] are drafts.
-        for row, follower in zip(rows, [*ids[1:], None], strict=True):
+        # rows[i] follows ids[i], the input of `step + i`, and ids[1:] are drafts.
+        hidden: set[int] = set()
+        for i, (row, follower) in enumerate(zip(rows, [*ids[1:], None], strict=True)):
+            if victims := masked.get(i):
+                result.victims[step + i] = victims
+                hidden |= victims
             result.logits.append(row)
             result.tokens.append(int(row.argmax()))
             if len(result.tokens) == num_new:
@@ -173,19 +179,25 @@ def trace(
                 break
         step = len(result.tokens) - 1
         num_tokens = len(prompt) + step
-        if rejected := {position for position in live if position >= num_tokens}:
-            live = prune(cache, live, rejected)
+        if num_rejected := live[-1] + 1 - num_tokens:
+            for layer in cache.layers:
+                layer.keys = layer.keys[:, :, :-num_rejected]
+                layer.values = layer.values[:, :, :-num_rejected]
+            live = live[:-num_rejected]
+        if hidden:
+            live = prune(cache, live, hidden, full_layers(model))
         if victims := evict(num_tokens, list(live), step):
             live = prune(cache, live, victims, full_layers(model))
             result.victims[step] = victims
-        ids = [result.tokens[-1]]
+        ids, masked, visible = [result.tokens[-1]], {}, list(live)
         if result.tokens == [*draft[: step + 1]]:
             for ahead, token in enumerate(draft[step + 1 : num_new - 1], 1):
-                computed = num_tokens + ahead
-                if evict(computed, [*live, *range(num_tokens, computed)], step + ahead):
-                    break
+                visible.append(num_tokens + ahead - 1)
+                if victims := evict(num_tokens + ahead, list(visible), step + ahead):
+                    visible = left(visible, victims)
+                    masked[ahead] = victims
                 ids.append(token)
-        rows = forward(model, ids, num_tokens, cache, live, watch, num_rows=len(ids))
+        rows = forward(model, ids, num_tokens, cache, live, watch, masked, num_rows=len(ids))
 
 
 FULL = {"full_attention", "attention", "hybrid"}
@@ -209,18 +221,24 @@ def full_layers(model: Any) -> list[int]:
     ]
 
 
-def prune(
-    cache: DynamicCache, live: list[int], victims: set[int], layers: Sequence[int] | None = None
-) -> list[int]:
-    """Drop the rows of `victims` from `layers` (None: all) of `cache`; the positions left."""
+def left(live: list[int], victims: set[int]) -> list[int]:
+    """`live` without `victims`."""
     if unknown_ids := victims - set(live):
         raise ValueError(f"victims {sorted(unknown_ids)} are not live")
+    return [position for position in live if position not in victims]
+
+
+def prune(
+    cache: DynamicCache, live: list[int], victims: set[int], layers: Sequence[int]
+) -> list[int]:
+    """Drop the rows of `victims` from `layers` of `cache`; the positions left."""
+    kept = left(live, victims)
     rows = torch.tensor([row for row, position in enumerate(live) if position not in victims])
-    for layer in cache.layers if layers is None else [cache.layers[i] for i in layers]:
+    for layer in [cache.layers[i] for i in layers]:
         # keys, values: [1, H, tokens, D]
         layer.keys = layer.keys.index_select(2, rows)
         layer.values = layer.values.index_select(2, rows)
-    return [position for position in live if position not in victims]
+    return kept
 
 
 def hide(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -229,12 +247,18 @@ def hide(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
 
 
-def masks(model: Any, start: int, appended: int, live: list[int]) -> Any:
+def masks(
+    model: Any, start: int, appended: int, live: list[int], masked: Mapping[int, set[int]]
+) -> Any:
     """The attention mask of `appended` queries at positions start.., by kind of layer.
 
-    `live`: the positions in the caches of layers of full attention, before this forward.
+    `live`: the positions in the caches of layers of full attention, before this forward;
+    `masked[i]`: those that queries from the i-th on do not see there.
     """
     visible = torch.ones(appended, len(live) + appended, dtype=torch.bool).tril(len(live))
+    column = {position: n for n, position in enumerate([*live, *range(start, start + appended)])}
+    for i, victims in masked.items():
+        visible[i:, [column[position] for position in victims]] = False
     full_mask = hide(visible, model.dtype)
     kinds = set(layer_types(model))
     if kinds == {"full_attention"}:
@@ -266,16 +290,18 @@ def forward(
     cache: DynamicCache,
     live: list[int],
     watch: Watch | None,
+    masked: Mapping[int, set[int]],
     *,
     num_rows: int,
 ) -> torch.Tensor:
     """Append `ids` at positions start.. to cache and `live`; the logits [num_rows, V] of the last.
 
-    Queries see every cached token, and appended tokens up to themselves. The mask is explicit,
-    because the model would derive it from the cache's length instead of positions.
+    Queries see every cached token, and appended tokens up to themselves; those from the i-th on do
+    not see `masked[i]`. The mask is explicit, because the model would derive it from the cache's
+    length instead of positions.
     """
     appended = len(ids)
-    mask = masks(model, start, appended, live)
+    mask = masks(model, start, appended, live, masked)
     with torch.inference_mode():
         output = model(
             input_ids=torch.tensor([ids]),

