@@ -33,11 +33,13 @@ demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PO
 	@$(BIN)/vtoken demo $(if $(call on,$(HEADLESS)),--headless) $(if $(DURATION),--duration $(DURATION)) \
 		$(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(if $(ENGINES),--engines $(ENGINES)) $(ARGS)
 
-# Three workers keep two cores busy: servers that start wait.
+# Three workers keep two cores busy: servers that start wait. Each would compile all kernels.
 test: $(SETUP) ## the whole suite, on CPU [JOBS=3]
+	@$(BIN)/python -m tests.support.kernels
 	@$(BIN)/pytest -m "not gpu" -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(SETUP) ## tests without engine and torch, in less than two minutes [JOBS=4]
+	@$(BIN)/python -m tests.support.kernels
 	@$(BIN)/pytest -m "not vllm and not gpu and not slow" -n $(or $(JOBS),4) --dist worksteal \
 		$(addprefix --ignore=tests/,gpu vllm test_golden.py test_reference.py) $(ARGS)
 
