@@ -23,7 +23,7 @@ MAX_ALIGNMENT = 16  # bytes of the widest load
 COLUMNS_PER_PROGRAM = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _copy_slots_kernel(
     bases,  # [L] int64: address of each layer's row 0
     source,  # [k] int64

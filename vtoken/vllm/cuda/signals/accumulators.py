@@ -66,9 +66,11 @@ class DeviceAccumulator(Accumulator):
         The query is that of the newest token.
         """
         live_before, before, row = self.ids, self.data, self._next
-        known, columns = int(np.searchsorted(ids, self.num_tokens)), None
-        if known < len(live_before):
-            columns = np.searchsorted(live_before, ids[:known])
+        known, columns = len(ids) - (int(ids[-1]) + 1 - self.num_tokens), None
+        if known != len(live_before):  # else no token has died, the new ones included
+            known = int(np.searchsorted(ids, self.num_tokens))
+            if known < len(live_before):
+                columns = np.searchsorted(live_before, ids[:known])
         if columns is not None or not self._fits(len(ids)):
             self.data = before.new_empty(self.num_rows, self._room(len(ids)))
         self._count(ids, 1)
