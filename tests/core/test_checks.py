@@ -167,13 +167,18 @@ def orphan_readers(pool: PoolLiveness) -> None:
 
 
 def miscount_used(pool: PoolLiveness) -> None:
-    """Equation 3, first half."""
+    """Equation 3, first."""
     pool.counts[0] += 1
 
 
 def miscount_total(pool: PoolLiveness) -> None:
-    """Equation 3, second half; F (4) follows from both."""
+    """Equation 3, last; F (4) follows from it and the first."""
     pool.counts[1] -= 1
+
+
+def miscount_shared(pool: PoolLiveness) -> None:
+    """Equation 3, between them."""
+    pool.counts[2] += 1
 
 
 def name_free_block(pool: PoolLiveness) -> None:
@@ -182,7 +187,15 @@ def name_free_block(pool: PoolLiveness) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [miscount_live, orphan_readers, miscount_used, miscount_total, name_free_block]
+    "damage",
+    [
+        miscount_live,
+        orphan_readers,
+        miscount_used,
+        miscount_shared,
+        miscount_total,
+        name_free_block,
+    ],
 )
 def test_the_check_of_the_pool_notices(damage: Callable[[PoolLiveness], None]) -> None:
     pool = healthy().pool

@@ -134,12 +134,13 @@ def test_a_relocation_of_an_earlier_life_does_not_end_the_one_in_flight() -> Non
     engine = late("random", lag=1, batch_size=2)
     while not engine.runtime.relocator.num_in_flight_tokens:
         engine.step()
-    state = next(s for s in engine.runtime.state.requests.values() if s.in_flight_step)
-    earlier, name = state.in_flight_step, state.request_id
-    state.in_flight_step = earlier + 1  # preempted, back, and relocated again
+    state = engine.runtime.state
+    name = next(filter(state.in_flight_step, state.requests))
+    earlier = state.in_flight_step(name)
+    state.due.in_flight[state.tables.rows[name]] = earlier + 1  # preempted, back, relocated again
     moved = engine.runtime.relocator.num_planned_copies(earlier)
     engine.runtime.finish_step(WorkerReport(earlier, moved_tokens=moved), earlier)
-    assert engine.runtime.state.requests[name].in_flight_step == earlier + 1
+    assert state.in_flight_step(name) == earlier + 1
 
 
 # ---------------------------------------------------------------- manual compactions

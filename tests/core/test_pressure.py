@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.core.engine import CoreEngine
 from tests.support.core.windows import Windows
+from vtoken.base.arrays import Ints
 from vtoken.base.errors import RefusedError
 from vtoken.control.memory_pressure import memory_pressure
 from vtoken.control.outlook import Outlook
@@ -446,43 +447,94 @@ def test_the_sentence_of_an_eviction() -> None:
 SIZES = st.integers(1, 200)
 
 
-@given(
-    data=st.data(),
-    blocks=st.integers(0, 60),
-    size=st.sampled_from([1, 4, 16]),
-    drafts=st.sampled_from([0, 0, 3, 5]),
-)
-def test_shares_are_whole_blocks_down_to_the_floor(
-    data: st.DataObject, blocks: int, size: int, drafts: int
-) -> None:
-    k = data.draw(st.integers(1, 6))
-    live = np.array([data.draw(SIZES) for _ in range(k)])
-    givers = Givers(
-        live,
-        live + np.array([data.draw(st.integers(0, 100)) for _ in range(k)]),
-        np.array([data.draw(SIZES) for _ in range(k)]),
-        (live + drafts) // size + 1,
-        np.array([data.draw(st.integers(0, 1)) for _ in range(k)]),
-        np.array([data.draw(st.integers(1, 8)) for _ in range(k)]),
-        np.array([data.draw(st.integers(0, tokens - 1)) for tokens in live.tolist()]),
-        drafts,
+@st.composite
+def givers_of_blocks(draw: st.DrawFn) -> tuple[Givers, int]:
+    """Requests that give, and the size of a block."""
+    size, drafts = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([0, 0, 3, 5]))
+    k = draw(st.integers(1, 6))
+
+    def some(numbers: st.SearchStrategy[int]) -> Ints:
+        return np.array([draw(numbers) for _ in range(k)])
+
+    live = some(SIZES)
+    forgotten = np.array([draw(st.integers(0, tokens - 1)) for tokens in live.tolist()])
+    private = np.minimum((live + drafts) // size + 1, some(st.integers(0, 40)))
+    tokens, priority = live + some(st.integers(0, 100)), some(st.integers(0, 1))
+    return (
+        Givers(
+            live, tokens, some(SIZES), private, priority, some(st.integers(1, 8)), forgotten, drafts
+        ),
+        size,
     )
-    needed_blocks = givers.needed_blocks
+
+
+def plain_shares(givers: Givers, blocks: int, size: int) -> list[int]:
+    """`share_out`, turn by turn."""
+
+    def needed(live: int) -> int:
+        return (live + givers.max_drafts) // size + 1
+
+    live, floor, private = (part.tolist() for part in (givers.live, givers.floor, givers[3]))
+    most = [
+        max(0, min(needed(a) - needed(b), p)) for a, b, p in zip(live, floor, private, strict=True)
+    ]
+    given = [0] * len(live)
+    obsolete = [needed(a) - needed(a - int(f)) for a, f in zip(live, givers.forgotten, strict=True)]
+
+    def turn(i: int) -> tuple[bool, int, bool, float, int]:
+        share = (needed(live[i]) - given[i]) / int(givers.tokens[i])
+        is_last = most[i] - given[i] < givers.step_blocks[i]
+        return given[i] >= obsolete[i], -int(givers.priority[i]), is_last, -share, i
+
+    while blocks > 0 and any(given[i] < most[i] for i in range(len(live))):
+        i = min(turn(i) for i in range(len(live)) if given[i] < most[i])[-1]
+        left = most[i] - given[i]
+        if given[i] < obsolete[i]:
+            left = min(left, obsolete[i] - given[i])
+        given[i] += min(left, int(givers.step_blocks[i]))
+        blocks -= min(left, int(givers.step_blocks[i]))
+    return [
+        (needed(a) - g) * size - 1 - givers.max_drafts if g else a
+        for a, g in zip(live, given, strict=True)
+    ]
+
+
+@given(found=givers_of_blocks(), blocks=st.integers(0, 60))
+def test_shares_are_whole_blocks_down_to_the_floor(found: tuple[Givers, int], blocks: int) -> None:
+    (givers, size), drafts, live = found, found[0].max_drafts, found[0].live
+
+    def needed_blocks(tokens: Ints) -> Ints:
+        return (tokens + drafts) // size + 1
+
     kept = share_out(givers, blocks, block_size=size)
-    given = needed_blocks(live, size) - needed_blocks(kept, size)
+    assert kept.tolist() == plain_shares(givers, blocks, size)
+    given = needed_blocks(live) - needed_blocks(kept)
     assert (given <= givers.most_blocks(size)).all()
     assert (kept[given == 0] == live[given == 0]).all()
     assert (kept[given > 0] >= givers.floor[given > 0]).all()
     assert ((kept[given > 0] + 1 + drafts) % size == 0).all()
     most = int(givers.most_blocks(size).sum())
     assert min(blocks, most) <= given.sum() <= min(most, blocks + 8)
-    obsolete = needed_blocks(live, size) - needed_blocks(live - givers.forgotten, size)
+    obsolete = needed_blocks(live) - needed_blocks(live - givers.forgotten)
     obsolete = np.minimum(obsolete, givers.most_blocks(size))
     if (given > obsolete).any():
         assert (given >= obsolete).all()
     important = givers.priority == 0
     if (given > obsolete)[important].any():
         assert (given == givers.most_blocks(size))[~important].all()
+
+
+@given(found=givers_of_blocks(), blocks=st.integers(0, 60), data=st.data())
+def test_who_gives_nothing_changes_no_others_turn(
+    found: tuple[Givers, int], blocks: int, data: st.DataObject
+) -> None:
+    """So only those whose turn it is are asked for the fewest tokens that they can keep now."""
+    givers, size = found
+    kept = share_out(givers, blocks, block_size=size)
+    floor = givers.floor.copy()
+    for i in np.flatnonzero(kept == givers.live).tolist():
+        floor[i] += data.draw(SIZES)
+    assert (share_out(givers._replace(floor=floor), blocks, block_size=size) == kept).all()
 
 
 def test_whoever_keeps_the_largest_share_gives_first() -> None:

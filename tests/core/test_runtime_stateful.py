@@ -224,7 +224,7 @@ class Engine(RuleBasedStateMachine):
         runtime = self.engine.runtime
         assert runtime.counters.invariants.violations == 0
         assert not runtime.state.draft.other_rows(NO_IDS)
-        assert all(s.in_flight_step >= 0 for s in runtime.state.requests.values())
+        assert all(runtime.state.in_flight_step(name) >= 0 for name in runtime.state.requests)
         dead = sum(table.num_dead for table in runtime.tables)
         assert dead <= runtime.counters.tokens.evicted
 

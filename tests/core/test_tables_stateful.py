@@ -329,7 +329,26 @@ class Tables(RuleBasedStateMachine):
         counts = [int(pool.live[b]) for b in used]
         assert pool.num_partially_live() == sum(0 < n < self.size for n in counts)
         assert pool.num_low_utilization() == sum(2 * n <= self.size for n in counts)
-        assert pool.num_shared() == sum(self.holders(b) > 1 for b in used)
+        assert pool.num_shared == sum(self.holders(b) > 1 for b in used)
+        rows = self.tables.all_rows
+        blocks = [shadow.blocks for shadow in self.shadows.values()]
+        private = [sum(self.holders(b) == 1 for b in held) for held in blocks]
+        assert self.tables.num_private_blocks(rows).tolist() == private
+
+    @invariant()
+    def growth_is_what_the_places_of_the_next_tokens_need(self) -> None:
+        if not hasattr(self, "tables"):
+            return
+        rows, held = self.tables.all_rows, self.tables.columns.num_blocks
+        before = self.tables.columns.hole.copy()  # a query chooses no place
+        for recycling in (False, True):
+            grown = {n: self.tables.growth(rows, n, recycling=recycling) for n in (1, 5)}
+            assert (self.tables.columns.hole == before).all()
+            extents = self.tables.choose_places(recycling=recycling).next_extent
+            self.tables.columns.hole[:] = before
+            for num_new, blocks in grown.items():
+                needed = [-(-(extents[row] + num_new - 1) // self.size) for row in rows.tolist()]
+                assert blocks.tolist() == np.maximum(0, needed - held[rows]).tolist()
 
 
 Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

@@ -52,16 +52,16 @@ def free_nothing(engine: CoreEngine, hit: Hit) -> None:
 )
 def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
     """A request is relocated again before its relocation was reported."""
-    planner, requests = engine.runtime.round_planner, engine.runtime.state.requests
+    planner, state = engine.runtime.round_planner, engine.runtime.state
     original = planner._layouts
 
     def layouts(*args: Any) -> Any:
-        in_flight = {name: s.in_flight_step for name, s in requests.items() if s.in_flight_step}
-        for name in in_flight:
-            requests[name].in_flight_step = 0
+        in_flight, rows = state.due.in_flight, state.tables.all_rows
+        steps = in_flight[rows]
+        in_flight[rows] = 0
         found = list(original(*args))
-        for name, step in in_flight.items():
-            requests[name].in_flight_step = step
+        in_flight[rows] = steps
+        for _ in range(np.count_nonzero(steps)):
             hit()
         return found
 

@@ -70,12 +70,12 @@ class CachedPreview:
 
     def gain(self, runtime: Runtime) -> Gain:
         """What a round would still gain now."""
-        current, states = runtime.tables.get, runtime.state.requests
+        current, in_flight_step = runtime.tables.get, runtime.state.in_flight_step
         plans = [
             planned
             for planned in self.plans
             if current(planned.table.request_id) is planned.table
-            and not states[planned.table.request_id].in_flight_step
+            and not in_flight_step(planned.table.request_id)
         ]
         complete = len(plans) == len(self.plans)
         headroom = runtime.round_planner.headroom(runtime.config)

@@ -62,8 +62,8 @@ class Outlook:
     @cached_property
     def tokens(self) -> Ints:
         """The tokens that would die for these blocks [k]."""
-        givers = self.givers
-        tokens: Ints = givers.live - givers.kept(self.blocks, self._size)
+        kept = share_out(self.givers, self.givable_blocks, block_size=self._size)
+        tokens: Ints = self.givers.live - kept
         return tokens
 
     @cached_property

@@ -75,7 +75,7 @@ class StatusParts:
             used=pool.num_used,
             partially_live=pool.num_partially_live(),
             low_utilization=pool.num_low_utilization(),
-            shared=pool.num_shared(),
+            shared=pool.num_shared,
             headroom=runtime.config.headroom_blocks,
             withheld=min(free, self._facts.withheld_blocks),
         )

@@ -14,12 +14,65 @@ fill its blocks, so that packing it returns every block that it gives.
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 import numpy as np
 
 from vtoken.base.arrays import Ints
+from vtoken.base.compiled import kernel
+
+
+@kernel
+def _needed(live: int, max_drafts: int, size: int) -> int:
+    """Blocks for `live` tokens and those of the next step."""
+    return (live + max_drafts) // size + 1
+
+
+@kernel
+def count_most(givers: Givers, size: int, out: Ints) -> None:
+    """Write the most blocks that each request can give to `out` [k]."""
+    for i in range(len(out)):
+        spare = _needed(givers.live[i], givers.max_drafts, size)
+        spare -= _needed(givers.floor[i], givers.max_drafts, size)
+        out[i] = min(max(spare, 0), givers.private_blocks[i])
+
+
+@kernel
+def take_turns(givers: Givers, size: int, blocks: int, out: Ints) -> None:
+    """Write the live tokens that each request keeps to `out` [k], see `share_out`."""
+    k = len(out)
+    most, given, obsolete = np.empty(k, np.int64), np.zeros(k, np.int64), np.empty(k, np.int64)
+    count_most(givers, size, most)
+    for i in range(k):
+        remaining = givers.live[i] - givers.forgotten[i]
+        obsolete[i] = _needed(givers.live[i], givers.max_drafts, size)
+        obsolete[i] -= _needed(remaining, givers.max_drafts, size)
+    while blocks > 0:
+        first, first_turn = -1, (0.0, 0.0, 0.0, 0.0)
+        for i in range(k):
+            left = most[i] - given[i]
+            held = _needed(givers.live[i], givers.max_drafts, size) - given[i]
+            turn = (
+                1.0 * (given[i] >= obsolete[i]),
+                -1.0 * givers.priority[i],
+                1.0 * (left < givers.step_blocks[i]),
+                -held / givers.tokens[i],
+            )
+            if left and (first < 0 or turn < first_turn):
+                first, first_turn = i, turn
+        if first < 0:
+            break
+        left = min(obsolete[first], most[first]) - given[first]
+        if left <= 0:
+            left = most[first] - given[first]
+        gives = min(givers.step_blocks[first], left)
+        given[first] += gives
+        blocks -= gives
+    for i in range(k):
+        out[i] = givers.live[i]
+        if given[i]:
+            held = _needed(givers.live[i], givers.max_drafts, size) - given[i]
+            out[i] = held * size - 1 - givers.max_drafts
 
 
 class Givers(NamedTuple):
@@ -40,50 +93,17 @@ class Givers(NamedTuple):
     forgotten: Ints
     max_drafts: int = 0
 
-    def needed_blocks(self, live: Ints, block_size: int) -> Ints:
-        """Blocks for `live` [k] tokens and those of the next step."""
-        needed: Ints = (live + self.max_drafts) // block_size + 1
-        return needed
-
     def most_blocks(self, block_size: int) -> Ints:
         """The most blocks that each request can give [k]."""
-        needed = self.needed_blocks(self.live, block_size)
-        spare = needed - self.needed_blocks(self.floor, block_size)
-        most: Ints = np.clip(spare, 0, self.private_blocks)
+        most = np.empty(len(self.live), dtype=np.int64)
+        count_most(self, block_size, most)
         return most
-
-    def kept(self, given_blocks: Ints, block_size: int) -> Ints:
-        """The live tokens [k] that each request keeps when it gives so many whole blocks."""
-        needed = self.needed_blocks(self.live, block_size) - given_blocks
-        return np.where(given_blocks > 0, needed * block_size - 1 - self.max_drafts, self.live)
 
 
 def share_out(givers: Givers, blocks: int, *, block_size: int) -> Ints:
     """The live tokens [k] that each request keeps so that `blocks` blocks are given, or all that
     there are. Equal to `givers.live` where a request gives nothing.
     """
-    most = givers.most_blocks(block_size).tolist()
-    needed = givers.needed_blocks(givers.live, block_size)
-    tokens, priority = givers.tokens.tolist(), givers.priority.tolist()
-    step = givers.step_blocks.tolist()
-    remaining = givers.live - givers.forgotten
-    obsolete = (needed - givers.needed_blocks(remaining, block_size)).tolist()
-    given = [0] * len(most)
-
-    def turn(i: int) -> tuple[bool, int, bool, float, int]:
-        left, share = most[i] - given[i], (needed[i] - given[i]) / tokens[i]
-        return given[i] >= obsolete[i], -priority[i], left < step[i], -share, i
-
-    queue = [turn(i) for i in range(len(most)) if most[i]]
-    heapq.heapify(queue)
-    while blocks > 0 and queue:
-        i = queue[0][-1]
-        left = min(obsolete[i], most[i]) - given[i]
-        gives = min(step[i], left if left > 0 else most[i] - given[i])
-        given[i] += gives
-        blocks -= gives
-        if given[i] < most[i]:
-            heapq.heapreplace(queue, turn(i))
-        else:
-            heapq.heappop(queue)
-    return givers.kept(np.array(given, dtype=np.int64), block_size)
+    kept = np.empty(len(givers.live), dtype=np.int64)
+    take_turns(givers, block_size, blocks, kept)
+    return kept

@@ -27,7 +27,7 @@ a request that does not fit even then waits for an end, and nobody loses a token
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,19 +39,6 @@ from vtoken.core.runtime.state import RuntimeState
 from vtoken.core.tables.token_table import TokenTable
 
 SHORTAGE_VALID_STEPS = 8
-
-
-@dataclass(slots=True)
-class Arrival:
-    """A request known to the engine. `max_tokens`: prompt and output at most. `priority`: vLLM's.
-
-    `waits_since`: monotonic seconds of its arrival or of its last preemption.
-    """
-
-    num_prompt_tokens: int
-    max_tokens: int
-    priority: int = 0
-    waits_since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +84,19 @@ class Admission:
         self._state = state
         self._others = others
         self.max_chunk_tokens = max_chunk_tokens
-        self._arrivals: dict[str, Arrival] = {}
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
         self._admitted_step = -1
         self._demand = NO_DEMAND
         self._givable: tuple[int, int] = (-1, 0)  # step, blocks
 
-    def announce(
-        self, request_id: str, num_prompt_tokens: int, max_tokens: int, priority: int = 0
-    ) -> None:
-        self._arrivals[request_id] = Arrival(num_prompt_tokens, max_tokens, priority)
-
     def preempted(self, request_id: str, num_tokens: int) -> None:
         """A preempted request will compute `num_tokens` again before it decodes."""
-        arrival = self._arrivals.get(request_id)
+        arrival = self._state.arrivals.get(request_id)
         if arrival is not None:
             arrival.num_prompt_tokens = num_tokens
             arrival.waits_since = time.monotonic()
 
     def forget(self, request_id: str) -> None:
-        self._arrivals.pop(request_id, None)
         self._end_demand(request_id)
 
     def _end_demand(self, request_id: str) -> None:
@@ -188,13 +168,13 @@ class Admission:
 
     def num_prompt_tokens(self, request_id: str) -> int:
         """The tokens that a waiting request computes before it decodes."""
-        arrival = self._arrivals.get(request_id)
+        arrival = self._state.arrivals.get(request_id)
         return 0 if arrival is None else arrival.num_prompt_tokens
 
     def oldest_wait_s(self, now: float) -> float:
         """How long the request that waits longest has waited; 0 if none waits. `now`: monotonic."""
         held = self._state.requests
-        since = [a.waits_since for name, a in self._arrivals.items() if name not in held]
+        since = [a.waits_since for name, a in self._state.arrivals.items() if name not in held]
         return now - min(since, default=now)
 
     def reserves(self, config: VTokenConfig) -> bool:
@@ -227,7 +207,7 @@ class Admission:
         """How much longer the request of `demand` waits under `config` before others give; at most
         0: not longer.
         """
-        arrival = self._arrivals.get(demand.request_id)
+        arrival = self._state.arrivals.get(demand.request_id)
         if arrival is None:
             return 0.0
         return arrival.waits_since + config.evict_after_wait_ms / 1000 - now
@@ -239,7 +219,7 @@ class Admission:
         if not self.reserves(config):
             return 0
         growth = sum(self._growth(table, config) for table in self._state.tables)
-        arrival = None if request_id is None else self._arrivals.get(request_id)
+        arrival = None if request_id is None else self._state.arrivals.get(request_id)
         if request_id is not None and arrival is not None:
             prompt = arrival.num_prompt_tokens
             taken = self._blocks(prompt) + self.most_other_blocks(prompt, self.max_chunk_tokens)
@@ -250,7 +230,7 @@ class Admission:
         """The most blocks of a new request like `request_id` under `config`, and the most after its
         prompt; None if it would evict nothing.
         """
-        arrival, rules = self._arrivals.get(request_id), self._state.rules(request_id, config)
+        arrival, rules = self._state.arrivals.get(request_id), self._state.rules(request_id, config)
         if arrival is None or not self._compresses(rules):
             return None
         prompt, total = arrival.num_prompt_tokens, arrival.max_tokens
@@ -276,29 +256,21 @@ class Admission:
     def givers(self, rows: Ints) -> Givers:
         """The facts of the `rows` [k] that may give."""
         state, tables = self._state, self._state.tables
-        columns, names = tables.columns, tables.names
-        private, forgotten = columns.num_blocks[rows].copy(), np.zeros_like(rows)
-        if tables.pool.num_shared():
-            holders = tables.pool.holders
-            for i, row in enumerate(rows.tolist()):
-                blocks = tables.at(row).block_ids()
-                private[i] = np.count_nonzero(holders[blocks] == 1)
-        for i in np.flatnonzero(state.are_forgetting(rows)).tolist():
-            forgotten[i] = len(state.forgotten_ids(tables.at(rows[i])))
+        columns = tables.columns
+        forgotten = np.zeros_like(rows)
+        if state.forgotten:
+            for i in np.flatnonzero(state.are_forgetting(rows)).tolist():
+                forgotten[i] = len(state.forgotten_ids(tables.at(rows[i])))
         return Givers(
             columns.num_live[rows],
             columns.num_tokens[rows],
             state.due.floor[rows],
-            private,
-            np.array([self._priority(names[row]) for row in rows.tolist()], dtype=np.int64),
+            tables.num_private_blocks(rows),
+            state.due.priority[rows],
             np.maximum(1, -(-state.due.interval[rows] // state.geometry.block_size)),
             forgotten,
             state.max_drafts,
         )
-
-    def _priority(self, request_id: str) -> int:
-        arrival = self._arrivals.get(request_id)
-        return 0 if arrival is None else arrival.priority
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks` in all
@@ -326,7 +298,7 @@ class Admission:
         """The most blocks of all groups that the request will hold from now on; 0 if it evicts
         nothing.
         """
-        arrival = self._arrivals.get(request_id)
+        arrival = self._state.arrivals.get(request_id)
         rules = self._state.rules(request_id, config)
         if arrival is None or not self._compresses(rules):
             return 0

@@ -22,17 +22,18 @@ from vtoken.base.rows import Rows
 from vtoken.core.config.protection import NOTHING, Protection
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.runtime import kernels
+from vtoken.core.runtime.kernels import NEVER
 from vtoken.core.tables.columns import Columns
-from vtoken.wire import MAX_TOKENS
 
-NEVER = MAX_TOKENS << 1
 DUE_FACTS = np.dtype(
     [
         ("limit", np.int64),  # budget + interval
         ("floor", np.int64),  # the budget of requests that give under pressure, else `NEVER`
         ("target", np.int64),  # the live tokens that a due request is cut down to
         ("interval", np.int64),
+        ("priority", np.int64),  # vLLM's, lower is more important
         ("prefill_end", np.int64),  # tokens to compute before it decodes
+        ("in_flight", np.int64),  # step of its relocation that is not reported yet; 0: none
         ("in_prefill", np.bool_),
         ("in_decode", np.bool_),
         ("waits", np.bool_),  # it had no scores at its prompt's end
@@ -64,7 +65,9 @@ class DueColumns(Rows):
     floor: Ints
     target: Ints
     interval: Ints
+    priority: Ints
     prefill_end: Ints
+    in_flight: Ints
     in_prefill: Bools
     in_decode: Bools
     waits: Bools
@@ -77,14 +80,13 @@ class DueColumns(Rows):
         super()._set(facts)
         self.arrays = DueArrays(self.records)
 
-    def admit(
-        self, row: int, rules: VTokenConfig, prefill_end: int, protection: Protection
-    ) -> None:
-        """Set the columns of a new request that computes `prefill_end` tokens before it decodes."""
+    def admit(self, row: int, prefill_end: int, priority: int) -> None:
+        """Set the columns of a new request that computes `prefill_end` tokens before it decodes;
+        `set_rules` sets the others.
+        """
         self.extend(row + 1)
-        self.prefill_end[row] = prefill_end
-        self.waits[row] = False
-        self.set_rules(row, rules, protection)
+        self.prefill_end[row], self.priority[row] = prefill_end, priority
+        self.in_flight[row], self.waits[row] = 0, False
 
     def set_rules(self, row: int, rules: VTokenConfig, protection: Protection) -> None:
         """Set the rules in force for the request and the tokens they protect."""
@@ -107,9 +109,10 @@ class DueColumns(Rows):
         """Whether a request may become due by its length alone."""
         return bool(np.count_nonzero(self.limit < NEVER))
 
-    def giving(self) -> Ints:
-        """The rows of requests that give tokens under pressure in some phase."""
-        return np.flatnonzero(self.floor < NEVER)
+    def giving(self, columns: Columns) -> Ints:
+        """The rows of `columns` that may give tokens under pressure, now or later."""
+        out = np.empty(columns.num_rows, dtype=np.int64)
+        return out[: kernels.select_giving(columns.num_rows, columns.num_tokens, self.arrays, out)]
 
     def protected(self, rows: Ints) -> Ragged:
         """The protected spans of each of `rows` [k], as (start, end) pairs."""
@@ -121,7 +124,7 @@ class DueColumns(Rows):
     def select(self, rows: Ints, columns: Columns, *, gives: bool = False) -> Ints:
         """Those of `rows` [k] of `columns` that are due by length.
 
-        `gives`: those that may give tokens under pressure now.
+        `gives`: those that may give tokens under pressure now, and be relocated.
         """
         out = np.empty(len(rows), dtype=np.int64)
         found = kernels.select_due(

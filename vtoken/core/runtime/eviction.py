@@ -12,8 +12,8 @@ import numpy as np
 from vtoken.base.arrays import Bools, Ints, Ragged
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.sharing import keeps_dead_shared_blocks
-from vtoken.core.runtime.due import NEVER, phases
-from vtoken.core.runtime.kernels import is_due
+from vtoken.core.runtime.due import phases
+from vtoken.core.runtime.kernels import NEVER, is_due
 from vtoken.core.runtime.policy_runner import PolicyRunner
 from vtoken.core.runtime.shortage import Shortage, ShortageMonitor
 from vtoken.core.runtime.state import RuntimeState
@@ -84,7 +84,8 @@ class Evictor:
                 self._policy_runner.take_profiles(tables.at(row))
         due = self._not_moved(state.due.select(rows, tables.columns))
         if shortage.blocks:
-            able, least = self._able_to_give(rows)
+            able = state.due.select(rows, tables.columns, gives=True)
+            least = self._policy_runner.least
             due = np.append(due, self._shortages.share(able, least, shortage))
         if len(due) == 0:
             return NOTHING_DIED
@@ -102,21 +103,6 @@ class Evictor:
         late = rows[moved]
         state.due.waits[late] |= state.left_of_prompts(late) == 0
         return rows[~moved]
-
-    def _able_to_give(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Those of `rows` that may give and be relocated now, [k], and the fewest live tokens of
-        each: its floor, or what its forgotten tokens leave while its policy cannot choose.
-        """
-        state, tables = self._state, self._state.tables
-        above = state.due.select(rows, tables.columns, gives=True)
-        able = np.array(
-            [r for r in above.tolist() if not state.requests[tables.names[r]].in_flight_step],
-            dtype=np.int64,
-        )
-        most = [self._policy_runner.most_victims(tables.at(r)) for r in able.tolist()]
-        live = tables.columns.num_live[able]
-        least = np.maximum(state.due.floor[able], live - np.array(most, dtype=np.int64))
-        return able[least < live], least[least < live]
 
     def choose(self, rows: Ints) -> tuple[Ints, Ragged]:
         """The due `rows` [k] whose policy can choose, and their victims."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from vtoken.base.compiled import kernel
+from vtoken.wire import MAX_TOKENS
+
+NEVER = MAX_TOKENS << 1  # of a limit or a floor: above every number of tokens
 
 
 @kernel
@@ -24,8 +27,8 @@ def is_due(num_live, num_tokens, prefill_end, waits, limit, in_prefill, in_decod
 def select_due(rows, gives, num_live, num_tokens, dues, out):
     """Write the due ones of `rows` [k] to `out` [k]; returns their number.
 
-    `num_live`, `num_tokens`: by row. `gives`: those above their floor, not their limit. Resets
-    `waits` where a prompt ends.
+    `num_live`, `num_tokens`: by row. `gives`: those above their floor, not their limit, that have
+    no relocation in flight. Resets `waits` where a prompt ends.
     """
     found = 0
     for j in range(len(rows)):
@@ -33,10 +36,26 @@ def select_due(rows, gives, num_live, num_tokens, dues, out):
         due = dues.facts[r]
         if num_tokens[r] == due.prefill_end:
             due.waits = False
+        if gives and due.in_flight:
+            continue
         if is_due(
             num_live[r], num_tokens[r], due.prefill_end, due.waits,
             due.floor if gives else due.limit, due.in_prefill, due.in_decode,
         ):  # fmt: skip
+            out[found] = r
+            found += 1
+    return found
+
+
+@kernel
+def select_giving(num_rows, num_tokens, dues, out):
+    """Write the rows of requests that give, now or later in their lives, to `out`; returns their
+    number. `num_tokens`: by row.
+    """
+    found = 0
+    for r in range(min(num_rows, len(dues.facts))):
+        due = dues.facts[r]
+        if due.floor < NEVER and (due.in_decode or num_tokens[r] <= due.prefill_end):
             out[found] = r
             found += 1
     return found

@@ -76,13 +76,18 @@ class PolicyRunner:
             return False
         return self._inputs(policy, state.config, table.request_id) is not None
 
-    def most_victims(self, table: TokenTable) -> int:
-        """The most victims that can be named now: without scores, the forgotten tokens."""
-        if self.can_choose(table):
-            return table.num_live
-        if self.is_suspended(self._state.rules(table.request_id).policy):
-            return 0
-        return len(self._state.forgotten_ids(table))
+    def least(self, rows: Ints) -> Ints:
+        """The fewest live tokens that each of the giving `rows` [k] can be cut down to now [k]: its
+        floor, or what its forgotten tokens leave while its policy cannot choose.
+        """
+        state = self._state
+        least = state.due.floor[rows]
+        for i, table in enumerate(self._tables_of(rows)):
+            if not self.can_choose(table):
+                fails = self.is_suspended(state.rules(table.request_id).policy)
+                num_forgotten = 0 if fails else len(state.forgotten_ids(table))
+                least[i] = max(least[i], table.num_live - num_forgotten)
+        return least
 
     def victims(self, policy: Policy, rows: Ints) -> tuple[Ints, Ragged]:
         """Those of the due `rows` [k], requests of `policy`, for which it can choose now, and their

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,19 @@ from vtoken.base.arrays import Floats, Ints
 from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy
 from vtoken.policies.signals import Signal
+
+
+@dataclass(slots=True)
+class Arrival:
+    """A request known to the engine. `max_tokens`: prompt and output at most. `priority`: vLLM's.
+
+    `waits_since`: monotonic seconds of its arrival or of its last preemption.
+    """
+
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    waits_since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -90,7 +104,6 @@ class RequestState:
     retained_dead_blocks: frozenset[int] = frozenset()
     given_tokens: int = 0  # died because memory was short
     # Relocator
-    in_flight_step: int = 0  # step of the relocation that is not reported yet
     moved_tokens: int = 0
     # Scoring: what the policy and the shadow read, and what it was set for: rules, shadow, whether
     # the signals are kept at all

@@ -47,6 +47,7 @@ from vtoken.core.runtime.relocation.operations import Operations, record_operati
 from vtoken.core.runtime.relocation.pricing import RoundPricer
 from vtoken.core.runtime.relocation.relocator import Relocator
 from vtoken.core.runtime.relocation.round_planner import RoundPlanner
+from vtoken.core.runtime.requests import Arrival
 from vtoken.core.runtime.scoring import Scoring
 from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
 from vtoken.core.runtime.state import RuntimeState
@@ -178,8 +179,9 @@ class Runtime:
         `prompt`: further facts about the prompt.
         """
         prompt = Prompt(num_prompt_tokens) if prompt is None else prompt
-        self.state.announce(request_id, replace(rules or RequestRules(), prompt=prompt))
-        self.admission.announce(request_id, num_prompt_tokens, max_tokens, priority)
+        rules = replace(rules or RequestRules(), prompt=prompt)
+        arrival = Arrival(num_prompt_tokens, max_tokens, priority)
+        self.state.announce(request_id, rules, arrival)
         self.latency.arrived(request_id, time.monotonic())
 
     def announce_check(self, request_id: str) -> None:

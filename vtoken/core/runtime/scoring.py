@@ -23,7 +23,7 @@ from vtoken.base.arrays import Bools, Floats, Ints
 from vtoken.core.config.calibration import default_layer
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.protocol.step import StepPlan, WorkerReport
-from vtoken.core.runtime.due import NEVER
+from vtoken.core.runtime.kernels import NEVER
 from vtoken.core.runtime.requests import RequestState, SignalState
 from vtoken.core.runtime.state import RuntimeState
 from vtoken.policies import Policy
@@ -80,8 +80,9 @@ class Scoring:
         probed, want = [], []
         own, rules = state.request_rules, state.config
         due_soon = self.soon_due(rows)
-        if len(giving):
-            due_soon |= np.isin(rows, giving)
+        is_giving = np.zeros(len(state.due.facts), dtype=np.bool_)
+        is_giving[giving] = True
+        due_soon |= is_giving[rows]
         keeps = state.is_short_soon | (state.due.floor[rows] == NEVER)
         numbers = rows.tolist(), num_before.tolist(), due_soon.tolist(), keeps.tolist()
         for request_id, row, known_before, due, keep in zip(names, *numbers, strict=True):

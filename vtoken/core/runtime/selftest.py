@@ -24,7 +24,7 @@ from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import Geometry
 
-NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 64, 4, 2
+NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 28, 4, 2
 PROMPT_TOKENS, NUM_STEPS = 30, 6
 PROTECTED = ((5, 6), (9, 11))  # spans of one request
 SHARED_BLOCKS = 3  # prefix cache hits of the second request
@@ -38,6 +38,7 @@ PHASES: tuple[dict[str, Any], ...] = (
     RANDOM | EAGER | {"experiment": {"planner": "pack"}, "verify_ratio": 1.0},
     RANDOM | EAGER | {"prefix_sharing": "copy"},  # out of shared blocks
     {"policy": {"name": "h2o"}, "reclamation": "off"},  # the lowest scores of many requests
+    RANDOM | {"evict_when": "pressure", "headroom_blocks": NUM_BLOCKS // 2},  # blocks are short
 )
 
 
@@ -154,6 +155,7 @@ class _Serving:
         runtime.finish_step(report, plan.step)
         for table in runtime.tables:
             runtime.evictor.is_due(table, runtime.config)
+        runtime.admission.can_give()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,9 +171,8 @@ class ShortageMonitor:
 
     def _growth(self, rows: Ints, prefilling: Sequence[tuple[str, int]]) -> tuple[int, int]:
         """`growth` of decoding `rows` and of `prefilling`."""
-        prompts, extents = self.prompt_growth(prefilling), self._next_extents(rows)
-        now = self._decode_growth(rows, extents, 1)
-        soon = max(now, self._decode_growth(rows, extents, AHEAD_STEPS))
+        prompts, now = self.prompt_growth(prefilling), self._decode_growth(rows, 1)
+        soon = max(now, self._decode_growth(rows, AHEAD_STEPS))
         return now + prompts, soon + prompts
 
     def _shortage(self, now_blocks: int, growth_blocks: int, free_blocks: int) -> Shortage:
@@ -185,26 +184,15 @@ class ShortageMonitor:
             free_blocks,
         )
 
-    def _next_extents(self, rows: Ints) -> Ints:
-        """The places that one more token of each of `rows` [k] requires [k]."""
-        state = self._state
-        if not state.tables.any_virtual:
-            return state.tables.columns.extent[rows] + 1
+    def _decode_growth(self, rows: Ints, steps: int) -> int:
+        """Blocks of all groups that `rows` take in `steps` steps if every draft is accepted."""
+        state, num_new = self._state, steps * (1 + self._state.max_drafts)
         # A hole may take the next token, if its block is writable and no draft follows.
         recycling = state.config.recycles and not state.max_drafts
-        places = state.tables.choose_places(recycling=recycling)
-        return np.array(places.next_extent, dtype=np.int64)[rows]
-
-    def _decode_growth(self, rows: Ints, extents: Ints, steps: int) -> int:
-        """Blocks of all groups that `rows` take in `steps` steps if every draft is accepted;
-        `extents`: `_next_extents`.
-        """
-        columns, num_new = self._state.tables.columns, steps * (1 + self._state.max_drafts)
-        needed = -(-(extents + num_new - 1) // self._state.geometry.block_size)
-        own = np.maximum(0, needed - columns.num_blocks[rows])
+        own = state.tables.growth(rows, num_new, recycling=recycling)
         if not self._others:
             return int(own.sum())
-        taking, tokens = own > 0, columns.num_tokens[rows]
+        taking, tokens = own > 0, state.tables.columns.num_tokens[rows]
         for group in self._others:  # most requests stay within their last block
             taking |= -(-(tokens + num_new) // group.block_size) > -(-tokens // group.block_size)
         rows, own = rows[taking], own[taking]
@@ -214,6 +202,8 @@ class ShortageMonitor:
         """Blocks of all groups that the next chunks, of prompts or of drafts, take;
         `max_step_tokens` tokens at most.
         """
+        if not prefilling:
+            return 0
         tables, num_left = self._state.tables, self._max_step_tokens
         rows: list[int] = []
         chunks: list[int] = []
@@ -251,12 +241,17 @@ class ShortageMonitor:
         most = int(ADMISSION_US / block_us) if block_us else config.batch_size
         return shortage.to_give(max(1, min(most, config.batch_size)))
 
-    def share(self, rows: Ints, least: Ints, shortage: Shortage) -> Ints:
+    def share(self, rows: Ints, least: Callable[[Ints], Ints], shortage: Shortage) -> Ints:
         """Those of `rows` [k] that give in this step; sets the live tokens that each keeps, at
-        least `least` [k].
+        least `least(rows)` [k].
+
+        Only those whose turn it is are asked, and all if one of them cannot give down to its floor:
+        a request that gives nothing changes no other's turn.
         """
-        blocks = self.to_give(shortage, self._state.config)
-        kept, gives = self._shared_out(rows, least, blocks)
+        blocks, floor = self.to_give(shortage, self._state.config), self._state.due.floor[rows]
+        kept, gives = self._shared_out(rows, floor, blocks)
+        if (least(rows[gives]) > floor[gives]).any():
+            kept, gives = self._shared_out(rows, least(rows), blocks)
         self._state.due.target[rows[gives]] = kept[gives]
         return rows[gives]
 
@@ -281,7 +276,7 @@ class ShortageMonitor:
         steps = AHEAD_STEPS + 1 + state.report_lag_steps
         left = state.left_of_prompts(rows)
         chunks = min(int(np.maximum(left, 0).sum()), steps * self._max_step_tokens)
-        growth = self._decode_growth(rows, self._next_extents(rows), steps)
+        growth = self._decode_growth(rows, steps)
         for size in (state.geometry.block_size, *(group.block_size for group in self._others)):
             growth += -(-chunks // size)
         shortage = self._shortage(growth, growth, state.store.num_free_blocks())

@@ -26,7 +26,7 @@ from vtoken.core.runtime.due import DueColumns
 from vtoken.core.runtime.events import EventLog
 from vtoken.core.runtime.given import FinishedLog, GivenTally
 from vtoken.core.runtime.latency import LatencyMeter
-from vtoken.core.runtime.requests import RequestState
+from vtoken.core.runtime.requests import Arrival, RequestState
 from vtoken.core.runtime.wasted_moves import LastMoves
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.core.tables.token_tables import TokenTables
@@ -74,6 +74,7 @@ class RuntimeState:
         self.requests: dict[str, RequestState] = {}  # requests with a table
         self.last_moves: dict[str, LastMoves] = {}  # of those that were relocated
         self.request_rules: dict[str, RequestRules] = {}  # of announced requests
+        self.arrivals: dict[str, Arrival] = {}  # of announced requests, without the canary's
         self.own_policies: dict[str, Policy] = {}  # of requests with their own policy
         # Spans of tokens that die first, of announced requests that have such; a preempted one too.
         self.forgotten: dict[str, Spans] = {}
@@ -101,13 +102,14 @@ class RuntimeState:
         """Create the table and columns of a request that gets its first blocks in this step."""
         table = self.tables.add(request.request_id)
         self.requests[request.request_id] = request
-        self.due.admit(
-            table.row,
-            self.rules(request.request_id),
-            request.prefill_end,
-            self.protection(request.request_id),
-        )
-        self._report_missing_words(request.request_id)
+        arrival = self.arrivals.get(request.request_id)
+        priority = 0 if arrival is None else arrival.priority
+        self.due.admit(table.row, request.prefill_end, priority)
+        self._set_rules(request.request_id, table.row)
+
+    def _set_rules(self, request_id: str, row: int) -> None:
+        self.due.set_rules(row, self.rules(request_id), self.protection(request_id))
+        self._report_missing_words(request_id)
 
     def release(self, request_id: str) -> None:
         """Remove a request that releases its blocks, also from the step being planned."""
@@ -152,8 +154,7 @@ class RuntimeState:
         if self._due_under is not self.config:
             self._due_under = self.config
             for request_id, row in self.tables.rows.items():
-                self.due.set_rules(row, self.rules(request_id), self.protection(request_id))
-                self._report_missing_words(request_id)
+                self._set_rules(request_id, row)
 
     def take_draft(self) -> StepDraft:
         """Take the draft of the planned step; the next step starts with an empty one."""
@@ -187,9 +188,13 @@ class RuntimeState:
             return self.config, self.revision
         return self._effective
 
-    def announce(self, request_id: str, rules: RequestRules) -> None:
-        """Set the rules of a request that has arrived."""
+    def announce(
+        self, request_id: str, rules: RequestRules, arrival: Arrival | None = None
+    ) -> None:
+        """Set the rules of a request that has arrived; `arrival`: what it waits for."""
         self.request_rules[request_id] = rules
+        if arrival is not None:
+            self.arrivals[request_id] = arrival
         if rules.policy is not None:
             self.own_policies[request_id] = rules.policy
         if rules.forget:
@@ -198,6 +203,7 @@ class RuntimeState:
     def forget(self, request_id: str) -> None:
         """Remove the rules of a request that has ended."""
         self.request_rules.pop(request_id, None)
+        self.arrivals.pop(request_id, None)
         self.own_policies.pop(request_id, None)
         self.forgotten.pop(request_id, None)
 
@@ -297,12 +303,14 @@ class RuntimeState:
         needed: Ints = (num_live + self.max_drafts) // self.geometry.block_size + 1
         return needed
 
+    def in_flight_step(self, request_id: str) -> int:
+        """The step of the request's relocation that is not reported yet; 0 if there is none."""
+        row = self.tables.rows.get(request_id)
+        return 0 if row is None else int(self.due.in_flight[row])
+
     def giving_rows(self) -> Ints:
         """The rows that may give tokens under pressure, now or later in their lives."""
-        rows = self.due.giving()
-        if len(rows) == 0:
-            return rows
-        return rows[self.due.in_decode[rows] | (self.left_of_prompts(rows) >= 0)]
+        return self.due.giving(self.tables.columns)
 
     @property
     def evicts_by_length(self) -> bool:

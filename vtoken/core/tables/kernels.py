@@ -24,7 +24,8 @@ Equations that hold before and after every kernel, for each row:
     naive_live[k] = |{t : t // S = k, index_of[t] >= 0}|     num_naive = |{k : naive_live[k] > 0}|
 
 and for the pool: readers[slot] = live tokens in the slot, over all rows; live[b] = slots of b with
-a reader; holders[b] = rows that hold b; counts = [held blocks, slots with a reader].
+a reader; holders[b] = rows that hold b; counts = [held blocks, slots with a reader,
+blocks with several holders].
 
 `cols` are the `TableArrays` of the columns, `pool` the pool's `PoolArrays`. A kernel that refuses a
 request returns a code, writes the numbers of the error message to `detail` [3] and leaves that
@@ -63,6 +64,7 @@ def _hold(b, number, pool):
         pool.counts[0] += 1
         pool.usage[b] = USED
     else:
+        pool.counts[2] += pool.holders[b] == 1
         pool.usage[b] = USED | SHARED
     pool.holders[b] += 1
     pool.owner[b] = number
@@ -77,6 +79,7 @@ def _drop(b, number, pool):
         pool.owner[b] = 0
         return
     if pool.holders[b] == 1:
+        pool.counts[2] -= 1
         pool.usage[b] = USED
     if pool.owner[b] == number:
         pool.owner_stale[b] = True
@@ -199,6 +202,17 @@ def append(first, rows, totals, added, s, cols, pool, slots, starts, written, co
 
 
 @kernel
+def num_private(rows, cols, holders, out):
+    """Count the blocks of each row that it alone holds into `out` [k]."""
+    for j in range(len(rows)):
+        fact = cols.facts[rows[j]]
+        out[j] = 0
+        first = fact.first_block + fact.gap
+        for i in range(first, first + fact.num_blocks):
+            out[j] += holders[cols.block_id[i]] == 1
+
+
+@kernel
 def truncate(rows, totals, s, cols, pool):
     """Remove the newest tokens of the requests `rows` [k], which keep `totals` [k]: the inverse of
     `append`. Their places are as if never written; no block leaves a table.
@@ -239,6 +253,38 @@ def truncate(rows, totals, s, cols, pool):
 
 
 @kernel
+def _next_hole(fact, s, cols):
+    """The first dead place of the row in a block that is not read-only; -1: there is none."""
+    base = fact.first_block + fact.gap
+    p = fact.front
+    while p < fact.extent and cols.token_at[base * s + p] >= 0:
+        p += 1
+    fact.front = p
+    while p < fact.extent:
+        if cols.readonly[base + p // s]:
+            p = (p // s + 1) * s
+        elif cols.token_at[base * s + p] >= 0:
+            p += 1
+        else:
+            return p
+    return -1
+
+
+@kernel
+def growth(rows, num_new, recycling, s, cols, out):
+    """Write how many blocks beyond those held each row takes for `num_new` more tokens to `out`
+    [k]; with `recycling` the first one takes a hole, if there is one.
+    """
+    for j in range(len(rows)):
+        fact = cols.facts[rows[j]]
+        start = fact.extent
+        if fact.virtual:
+            has_hole = recycling and fact.extent != fact.num_live and _next_hole(fact, s, cols) >= 0
+            start = fact.extent - 1 if has_hole else _append_start(fact, s, cols)
+        out[j] = max(0, (start + num_new + s - 1) // s - fact.num_blocks)
+
+
+@kernel
 def choose_places(s, recycling, num_rows, cols, next_extent, start_of):
     """Choose where each request writes next: a hole in `facts.hole`, or `start_of`.
 
@@ -256,19 +302,7 @@ def choose_places(s, recycling, num_rows, cols, next_extent, start_of):
             if fact.extent != fact.num_live:
                 spare = spare or fact.num_blocks > fact.num_live // s + 1
                 if recycling:
-                    base = fact.first_block + fact.gap
-                    p = fact.front
-                    while p < fact.extent and cols.token_at[base * s + p] >= 0:
-                        p += 1
-                    fact.front = p
-                    while p < fact.extent:
-                        if cols.readonly[base + p // s]:
-                            p = (p // s + 1) * s
-                        elif cols.token_at[base * s + p] >= 0:
-                            p += 1
-                        else:
-                            fact.hole = p
-                            break
+                    fact.hole = _next_hole(fact, s, cols)
         start_of[r] = start
         next_extent[r] = fact.extent if fact.hole >= 0 else start + 1
     return spare

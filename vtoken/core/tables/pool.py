@@ -6,7 +6,7 @@ arrays with every change of a table. N blocks of S slots; slot = block * S + off
 Invariants, maintained incrementally (`check` recomputes them):
 1. live[b] = |{o : readers[b * S + o] > 0}|                     (n_b of the paper)
 2. readers[b, :] = 0 where holders[b] = 0
-3. num_used = |{b : holders[b] > 0}|,  num_live = sum of live
+3. num_used = |{b : holders[b] > 0}|,  num_shared = |{b : holders[b] > 1}|,  num_live = sum of live
 4. F = 1 - num_live / (num_used * S), 0 for an empty pool        (paper 2.3.1)
 5. usage[b] = 0 for a free block, FLAG_USED for a held one, and FLAG_SHARED too where holders[b] > 1
 6. owner[b] = number of the newest holder, 0 where holders[b] = 0; `owner_stale[b]` means the newest
@@ -44,7 +44,8 @@ class PoolArrays(NamedTuple):
 class PoolLiveness:
     """`readers` [N * S]; `live`, `holders`, `usage`, `owner`, `owner_stale` [N].
 
-    `counts`: num_used and num_live. Raises UnsupportedError when the pool is too large to count.
+    `counts`: num_used, num_live and num_shared. Raises UnsupportedError when the pool is too large
+    to count.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -65,7 +66,7 @@ class PoolLiveness:
         self.usage = np.zeros(num_blocks, dtype=np.uint8)
         self.owner = np.zeros(num_blocks, dtype=np.uint16)
         self.owner_stale = np.zeros(num_blocks, dtype=np.bool_)
-        self.counts: Ints = np.zeros(2, dtype=np.int64)
+        self.counts: Ints = np.zeros(3, dtype=np.int64)
         self.arrays = PoolArrays(
             self.readers,
             self.live,
@@ -105,8 +106,9 @@ class PoolLiveness:
         """How many of `blocks`, which may contain one twice, no request holds."""
         return int(np.count_nonzero(self.holders[[*{*blocks}]] == 0))
 
+    @property
     def num_shared(self) -> int:
-        return int(np.count_nonzero(self.usage > FLAG_USED))
+        return int(self.counts[2])
 
     def check(self) -> None:
         """Recompute every count; raises InvariantViolation with both numbers."""
@@ -131,13 +133,13 @@ class PoolLiveness:
             raise InvariantViolation(
                 "I2", f"usage[{b}] = {self.usage[b]}, but {self.holders[b]} requests hold it"
             )
-        used = int(np.count_nonzero(self.holders))
-        if used != self.num_used or int(live.sum()) != self.num_live:
-            raise InvariantViolation(
-                "I2",
-                f"num_used = {self.num_used} (counted {used}), "
-                f"num_live = {self.num_live} (counted {int(live.sum())})",
-            )
+        for name, counted in (
+            ("num_used", int(np.count_nonzero(self.holders))),
+            ("num_live", int(live.sum())),
+            ("num_shared", int(np.count_nonzero(self.holders > 1))),
+        ):
+            if counted != getattr(self, name):
+                raise InvariantViolation("I2", f"{name} = {getattr(self, name)}, counted {counted}")
 
 
 def _usage(holders: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:

@@ -201,6 +201,14 @@ class TokenTables:
                 f"its table has {self.columns.num_tokens[row]}",
             )
 
+    def growth(self, rows: Ints, num_new: int, *, recycling: bool) -> Ints:
+        """The blocks [k] that each of `rows` [k] takes, beyond those it holds, for `num_new` more
+        tokens; with `recycling` the first one may take a hole.
+        """
+        out = np.empty(len(rows), dtype=np.int64)
+        kernels.growth(rows, num_new, recycling, self.block_size, self.columns.arrays, out)
+        return out
+
     def choose_places(self, *, recycling: bool) -> Places:
         """Choose where each request's next single token goes: a hole if `recycling`, or the end."""
         columns = self.columns
@@ -210,6 +218,14 @@ class TokenTables:
         )
         num_tokens = columns.num_tokens.tolist()
         return Places(num_tokens, next_extent.tolist(), start.tolist(), bool(spare))
+
+    def num_private_blocks(self, rows: Ints) -> Ints:
+        """How many of the blocks of each of `rows` [k] nobody else holds [k]."""
+        if not self.pool.num_shared:
+            return self.columns.num_blocks[rows]
+        out = np.empty(len(rows), dtype=np.int64)
+        kernels.num_private(rows, self.columns.arrays, self.pool.holders, out)
+        return out
 
     # ------------------------------------------------------------ eviction and relocation
 

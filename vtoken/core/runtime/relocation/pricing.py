@@ -15,7 +15,8 @@ from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.sharing import keeps_dead_shared_blocks
 from vtoken.core.planning.worth import MAX_STEPS, Estimate, RequestColumns, Worth, estimate_round
 from vtoken.core.protocol.step import NO_IDS
-from vtoken.core.runtime.due import NEVER, phases
+from vtoken.core.runtime.due import phases
+from vtoken.core.runtime.kernels import NEVER
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.state import RuntimeState
 from vtoken.core.tables.token_table import TokenTable
@@ -67,9 +68,7 @@ class RoundPricer:
         columns, rows = tables.columns, tables.all_rows
         live, blocks = columns.num_live[rows], columns.num_blocks[rows]
         rows = rows[(columns.extent[rows] > live) & (blocks > state.needed_blocks(live))]
-        requests, names = state.requests, tables.names
-        waits = [requests[names[row]].in_flight_step > 0 for row in rows.tolist()]
-        rows = rows[~np.array(waits, dtype=np.bool_)]
+        rows = rows[due.in_flight[rows] == 0]
         if len(rows) == 0:
             return NOTHING
         facts = _Facts(

@@ -106,9 +106,7 @@ class Relocator:
             return 0
         needed = state.needed_blocks(columns.num_live[rows])
         excess = np.maximum(0, columns.num_blocks[rows] - needed) * (columns.virtual[rows] != 0)
-        names, requests = state.tables.names, state.requests
-        held = [not requests[names[row]].in_flight_step for row in rows.tolist()]
-        return int(excess[np.array(held, dtype=np.bool_)].sum())
+        return int((excess * (state.due.in_flight[rows] == 0)).sum())
 
     def forget_step(self) -> None:
         """Reset the plans for a new step."""
@@ -136,9 +134,9 @@ class Relocator:
 
     def _check_one_pass(self, plan: StepPlan) -> None:
         """Check that the copies are of requests that still hold their blocks, and in any order."""
-        requests, step = self._state.requests, self._state.step
+        step = self._state.step
         for name in self.planned:
-            if name not in requests or requests[name].in_flight_step != step:
+            if self._state.in_flight_step(name) != step:
                 self._state.violated(
                     InvariantViolation("I4", f"{name} has released the blocks of its plan")
                 )
@@ -249,12 +247,10 @@ class Relocator:
 
     def _waits_for_reports(self) -> bool:
         """Whether a request with excess blocks is skipped because of a relocation in flight."""
-        tables, requests = self._state.tables, self._state.requests
-        names = {m.relocation.request_id for ms in self._in_flight.values() for m in ms}
-        return any(
-            requests[name].in_flight_step and self._planner.has_excess(tables[name])
-            for name in names.intersection(requests)
-        )
+        state, rows = self._state, self._state.tables.all_rows
+        since = state.due.in_flight[rows]
+        waiting = rows[(since > 0) & (since < state.step)]
+        return any(self._planner.has_excess(state.tables.at(row)) for row in waiting.tolist())
 
     def _reclaim(
         self,
@@ -296,14 +292,9 @@ class Relocator:
         state, size = self._state, self._state.geometry.block_size
         table = state.tables[plan.request_id]
         request = state.requests[plan.request_id]
-        if request.in_flight_step:
-            state.violated(
-                InvariantViolation(
-                    "I4",
-                    f"{plan.request_id} has a relocation of step {request.in_flight_step} "
-                    "in flight",
-                )
-            )
+        if earlier := state.in_flight_step(plan.request_id):
+            detail = f"{plan.request_id} has a relocation of step {earlier} in flight"
+            state.violated(InvariantViolation("I4", detail))
         num_shed = plan.num_shed_blocks
         fresh = state.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
         bound = plan.bind(fresh, size)
@@ -329,7 +320,7 @@ class Relocator:
             ids = table.live_ids()
             state.draft.retained[table.row] = Retained(ids, table.slots_of(ids))
         state.rebound(table)
-        request.in_flight_step = state.step
+        state.due.in_flight[table.row] = state.step
         request.moved_tokens += plan.num_moved_tokens
         state.last_moves.setdefault(plan.request_id, LastMoves()).moved(bound.token_ids, state.step)
         moving = InFlight.of(
@@ -376,18 +367,17 @@ class Relocator:
 
     def _is_in_flight(self, request_id: str | None) -> bool:
         """Whether this request, or any request for None, has a relocation in flight."""
-        requests = self._state.requests
+        state = self._state
         if request_id is None:
-            return any(request.in_flight_step for request in requests.values())
-        return request_id in requests and bool(requests[request_id].in_flight_step)
+            return bool(state.due.in_flight[state.tables.all_rows].any())
+        return bool(state.in_flight_step(request_id))
 
     def _record(self, moving: InFlight, step: int, copy_us: int, fault: str | None) -> None:
         moved = moving.relocation
         moved.copy_us = copy_us
         moving.count(self._state.counters.reclamation)
-        request = self._state.requests.get(moved.request_id)
-        if request is not None and request.in_flight_step == step:  # else the request was restarted
-            request.in_flight_step = 0
+        if self._state.in_flight_step(moved.request_id) == step:  # else the request was restarted
+            self._state.due.in_flight[self._state.tables.rows[moved.request_id]] = 0
         self._state.events.add(
             self._state.step, "relocation", moving.summary, msgspec.structs.asdict(moved)
         )

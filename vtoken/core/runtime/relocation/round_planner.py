@@ -112,18 +112,17 @@ class RoundPlanner:
 
     def movable(self, request_ids: Iterable[str] | None = None) -> list[TokenTable]:
         """Tables that a round considers, most empty slots first; without any, it frees nothing."""
-        tables, requests = self._state.tables, self._state.requests
-        columns, size = tables.columns, self._state.geometry.block_size
+        tables, columns = self._state.tables, self._state.tables.columns
+        size, in_flight = self._state.geometry.block_size, self._state.due.in_flight
         if request_ids is None:
             rows = tables.all_rows
         else:
             rows = np.array([tables[name].row for name in request_ids], dtype=np.int64)
         needed = self._state.needed_blocks(columns.num_live[rows])
         excess = columns.num_blocks[rows] > needed  # `num_excess_blocks` > 0
-        rows = rows[excess & (columns.virtual[rows] != 0)]
+        rows = rows[excess & (columns.virtual[rows] != 0) & (in_flight[rows] == 0)]
         order = np.argsort(columns.num_live[rows] - columns.num_blocks[rows] * size, kind="stable")
-        found = map(tables.at, rows[order].tolist())
-        return [table for table in found if not requests[table.request_id].in_flight_step]
+        return [tables.at(row) for row in rows[order].tolist()]
 
     def _plan(
         self,
