@@ -75,7 +75,7 @@ WITHOUT_VLLM = _kernels(600)
 WITH_VLLM = [
     Step(
         "environment",
-        120,
+        240,  # it compiles the bytecode of what it imports
         "imports, versions, the kit's files",
         ("scripts.gpu_kit.environment",),
         takes=("--device",),
