@@ -114,7 +114,7 @@ WITH_VLLM = [
 
 
 def environment() -> dict[str, str]:
-    """For a step: the kit's modules and packages, and nothing written outside the kit.
+    """For a step: the kit's modules and packages, and caches in the kit's folder.
 
     Without vLLM the machine's numpy is used if there is one.
     """
