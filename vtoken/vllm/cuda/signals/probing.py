@@ -48,17 +48,20 @@ class DeviceProbe:
         ranks: Ranks,
     ) -> None:
         self._layers, self._tables = layers, tables
-        groups: dict[Any, list[ProbedRequest]] = {}  # by `ProbedRequest.row_key`
+        by_signal: dict[Signal, list[ProbedRequest]] = {}
         self._chunks: list[ProbedRequest] = []
         for request in probed:
             if request.num_new == 1 and request.first < len(tables.pages):
-                groups.setdefault(request.row_key[1:], []).append(request)
+                by_signal.setdefault(request.signal, []).append(request)
             else:
                 request.slots = tables.slots(rows[request.request_id], len(request.ids))
                 self._chunks.append(request)
+        groups: dict[Any, dict[Signal, list[ProbedRequest]]] = {}  # by `ProbedRequest.row_key`
+        for signal, own in by_signal.items():
+            groups.setdefault(own[0].row_key[1:], {})[signal] = own
         self._singles = [
-            _SingleQueries(key, group, rows, staging, constants, ranks)
-            for key, group in groups.items()
+            _SingleQueries(key, of_group, rows, staging, constants, ranks)
+            for key, of_group in groups.items()
         ]
         self.in_torch = self._chunks + [p for group in self._singles for p in group.in_torch]
         self._saved = {number for group in self._singles for number in group.signal.layers}
@@ -89,23 +92,20 @@ class _SingleQueries:
     def __init__(
         self,
         key: Any,
-        requests: Sequence[ProbedRequest],
+        by_signal: Mapping[Signal, list[ProbedRequest]],
         rows: Mapping[str, int],
         staging: Staging,
         constants: Constants,
         ranks: Ranks,
     ) -> None:
-        self.key = key
-        self.signal, self._heads = requests[0].signal, requests[0].heads
+        self.key, self.signal = key, next(iter(by_signal))
+        self._heads = ranks.heads
         self._constants = constants
-        by_request = {p.request_id: p for p in requests}
+        by_request = {p.request_id: p for own in by_signal.values() for p in own}
         self._row_of = {request_id: row for row, request_id in enumerate(by_request)}
         self._first = Table([p.first for p in by_request.values()], staging)
         self._rows = Table([rows[name] for name in by_request], staging)
         self._lengths = Table([len(p.ids) for p in by_request.values()], staging)
-        by_signal: dict[Signal, list[ProbedRequest]] = {}
-        for request in requests:
-            by_signal.setdefault(request.signal, []).append(request)
         self.in_torch: list[ProbedRequest] = []
         self._added: list[Additions] = []
         for signal, own in by_signal.items():
