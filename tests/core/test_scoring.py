@@ -388,6 +388,20 @@ def test_every_cut_follows_a_reading_of_its_own_as_soon_as_it_is_due(
     assert [step - 1 - lag for step in died] == [step for step in read if step + 1 + lag <= 40]
 
 
+@pytest.mark.parametrize(("anchor", "keeps"), [("seen", True), ("live", False)])
+def test_a_signal_whose_anchor_is_of_all_tokens_seen_is_kept_between_readings(
+    anchor: str, keeps: bool
+) -> None:
+    config = {"policy": {"name": "keydiff", "params": {"anchor": anchor}}, "budget_tokens": 24}
+    engine = giving(CoreEngine(config=config | {"evict_when": "pressure"}))
+    engine.add("a", 30, max_tokens=100)
+    plans = [engine.step() for _ in range(12)]
+    between = [plan for plan in plans[1:] if not plan.want_scores]
+    assert between
+    assert plans[0].want_scores
+    assert {bool(plan.signals) for plan in between} == {keeps}
+
+
 def test_control_a_reading_from_before_a_token_died_does_not_hold() -> None:
     kept = SignalState(Signal("key_norm", layers=(2,)), KNorm(), requested=True)
     kept.ask(3, 40, 0)

@@ -111,7 +111,8 @@ class Scoring:
                 kept_signal.requested = wanted or (of_keys and kept_signal.requested)
                 if wanted:
                     want.append((request_id, signal))
-                if wanted or not of_keys:
+                # The worker keeps what an earlier reading has seen only while it keeps the signal.
+                if wanted or not of_keys or (kept_signal.requested and signal.anchor == "seen"):
                     kept += (signal,)
                 attends |= not of_keys
             if kept:
