@@ -107,7 +107,7 @@ class CUDACopyEngine:
 
     def _copy(self, source: Ints, destination: Ints) -> None:
         move = self._direct
-        if np.isin(source, destination).any():
+        if not set(source.tolist()).isdisjoint(destination.tolist()):
             move = self._gathering
             if len(source) > self._gathering.chunk:
                 raise InvariantViolation(
