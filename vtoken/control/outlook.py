@@ -103,17 +103,10 @@ class Outlook:
             return ""
         if self._config.reclamation != "auto":
             return "resume"
-        enough = self._is_enough_given and found.blocks <= self.givable_blocks
+        enough = found.is_enough_given and found.blocks <= self.givable_blocks
         if enough and demand is not None and self.patience_left_s(demand) > 0:
             return "patience"
         return "giving" if enough else "end"
-
-    @property
-    def _is_enough_given(self) -> bool:
-        """Whether the first waiting request fits with all that is free and can be given."""
-        found = self.standing
-        needed = found.asked_blocks + found.future_blocks
-        return found.asked_blocks == 0 or needed <= found.free_blocks + found.givable_blocks
 
     @cached_property
     def shortage(self) -> Shortage:
@@ -121,8 +114,8 @@ class Outlook:
         runtime, config, demand = self._runtime, self._config, self._runtime.admission.demand
         if self.givable_blocks == 0:
             return NO_SHORTAGE
-        asked = 0
-        if demand is not None and self._is_enough_given and self.patience_left_s(demand) <= 0:
+        asked, enough = 0, self.standing.is_enough_given
+        if demand is not None and enough and self.patience_left_s(demand) <= 0:
             asked = demand.needed_blocks
         now, soon = runtime.shortages.growth()
         free = runtime.state.store.num_free_blocks()

@@ -20,8 +20,8 @@ its prompt alone. An idle pool, and one that only sessions hold, admits any requ
 
 Under `evict_when: pressure`, blocks that running requests can still give (`givable_blocks`) need
 not be free: they are there when a running request grows. What the new request takes at once must be
-free, so it waits until others have given that (`asked_blocks`). It asks only for what can be given:
-a request that does not fit even then waits for an end, and nobody loses a token for it.
+free, so it waits until others have given that (`shortage`). It asks only for what can be given: a
+request that does not fit even then waits for an end, and nobody loses a token for it.
 """
 
 from __future__ import annotations
@@ -182,19 +182,6 @@ class Admission:
         reclaims = config.reclamation == "auto" and config.experiment.admission != "stock"
         return reclaims and self._state.may_evict
 
-    def asked_blocks(self, now: float, growth_blocks: int) -> int:
-        """Blocks that must be free for the first waiting request, if others may give for it.
-
-        0 within `evict_after_wait_ms` of its arrival, and if all that can be given is not enough.
-        `now`: monotonic seconds; `growth_blocks`: what running requests take in the coming step.
-        """
-        demand, config = self.demand, self._state.config
-        if demand is None or self.patience_left_s(demand, now, config) > 0:
-            return 0
-        needed = demand.needed_blocks + self.reserved_blocks(demand, config, growth_blocks)
-        free = self._state.store.num_free_blocks()
-        return demand.needed_blocks if needed <= free + self._sum_givable() else 0
-
     def reserved_blocks(self, demand: Demand, config: VTokenConfig, growth_blocks: int) -> int:
         """What the request of `demand` leaves to running ones under `config`, which take
         `growth_blocks` before it is tried again.
@@ -241,17 +228,18 @@ class Admission:
         """Blocks that running requests can give until each is at its floor."""
         step, blocks = self._givable
         if step != self._state.step:
-            blocks = self._sum_givable()
+            blocks = self.givable_now()
             self._givable = self._state.step, blocks
         return blocks
 
-    def _sum_givable(self) -> int:
+    def givable_now(self) -> int:
+        """`givable_blocks` of this moment, before and after some gave in a step."""
         givers = self.givers(self._state.giving_rows())
         return int(givers.most_blocks(self._state.geometry.block_size).sum())
 
     def can_give(self) -> bool:
         """Whether a request could give a block now."""
-        return self._sum_givable() > 0
+        return self.givable_now() > 0
 
     def givers(self, rows: Ints) -> Givers:
         """The facts of the `rows` [k] that may give."""

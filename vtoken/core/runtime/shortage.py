@@ -77,6 +77,12 @@ class Shortage:
             needed = max(needed, self.asked_blocks + self.future_blocks - self.givable_blocks)
         return max(0, needed - self.free_blocks)
 
+    @property
+    def is_enough_given(self) -> bool:
+        """Whether the first waiting request fits with all that is free and can be given."""
+        needed = self.asked_blocks + self.future_blocks
+        return self.asked_blocks == 0 or needed <= self.free_blocks + self.givable_blocks
+
     def to_give(self, most_asked: int) -> int:
         """Blocks that requests give in this step; at most `most_asked` for a waiting request."""
         growth = self.growth_blocks + self.headroom_blocks - self.free_blocks
@@ -179,10 +185,28 @@ class ShortageMonitor:
         return Shortage(
             now_blocks,
             growth_blocks,
-            self._admission.asked_blocks(time.monotonic(), now_blocks),
+            self._asked(now_blocks),
             self._state.config.headroom_blocks,
             free_blocks,
         )
+
+    def _asked(self, now_blocks: int) -> int:
+        """Blocks that must be free for the first waiting request, if others may give for it.
+
+        0 within `evict_after_wait_ms` of its arrival, and if all that can be given is not enough.
+        `now_blocks`: what running requests take in the coming step.
+        """
+        admission, config = self._admission, self._state.config
+        demand = admission.demand
+        if demand is None or admission.patience_left_s(demand, time.monotonic(), config) > 0:
+            return 0
+        standing = Shortage(
+            asked_blocks=demand.needed_blocks,
+            free_blocks=self._state.store.num_free_blocks(),
+            future_blocks=admission.reserved_blocks(demand, config, now_blocks),
+            givable_blocks=admission.givable_now(),
+        )
+        return demand.needed_blocks if standing.is_enough_given else 0
 
     def _decode_growth(self, rows: Ints, steps: int) -> int:
         """Blocks of all groups that `rows` take in `steps` steps if every draft is accepted."""
