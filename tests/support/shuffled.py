@@ -375,8 +375,9 @@ def accumulators(lengths: list[int], kind: str, over_layers: Any, radius: int) -
                 (n, i, known[i], columns[i], number % rows, b.shape[1], a.shape[1])
                 for i, (n, b, a) in enumerate(zip(counts, before, now, strict=True))
             ]
+            addresses = [[data.data_ptr() for data in own] for own in (before, now)]
             added = Additions(
-                *(signal, Table.of(entries, staging), Addresses((before, now), staging)),
+                *(signal, Table.of(entries, staging), Addresses(addresses, staging)),
                 *(kept, rows, max(lengths) + 5, before, now),
             )
             signal_kernels.accumulate(guarded.of(query), added)
@@ -384,7 +385,8 @@ def accumulators(lengths: list[int], kind: str, over_layers: Any, radius: int) -
         outbox = guarded.buffer(sum(lengths), dtype=torch.float32, fill=None)
         taken = [(n, starts[i], rows, now[i].shape[1]) for i, n in enumerate(counts)]
         table = Table.of(taken, staging)
-        readings = Readings(signal, table, Addresses((now,), staging), now)
+        bases = Addresses([[data.data_ptr() for data in now]], staging)
+        readings = Readings(signal, table, bases, now)
         values = signal_kernels.read_accumulators(readings)
         signal_kernels.pool(signal, values, table, outbox)
         return outbox

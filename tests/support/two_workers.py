@@ -25,7 +25,7 @@ from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.layers import AttentionLayer
 from vtoken.vllm.cuda.signals.scores import DeviceScores
 from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
-from vtoken.vllm.worker.probe import probe
+from vtoken.vllm.worker.probe import ProbedRequest, probe
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import HostScores, PendingScores
 
@@ -171,6 +171,7 @@ class Worker:
         return executor._pending_scores
 
     def forward(self, step: PhysicalStep, batch: Batch, query: torch.Tensor) -> None:  # noqa: ARG002
+        ProbedRequest.read(step.probed)
         for layer, cache in enumerate(self.life.caches):
             probe(step.probed, layer, query, keys_of(cache), scale=0.3, soft_cap=5.0)
 

@@ -35,6 +35,7 @@ from vtoken.vllm.cuda.copies.streams import HostStreams
 from vtoken.vllm.cuda.layout import slot_rows
 from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
 from vtoken.vllm.worker.executor import Batch, PhysicalStep
+from vtoken.vllm.worker.probe import ProbedRequest
 
 pytestmark = pytest.mark.vllm
 
@@ -51,6 +52,7 @@ class NumbaWorker(Worker):
     """The worker on a CPU: rows of single queries from Numba's kernels."""
 
     def forward(self, step: PhysicalStep, batch: Batch, query: torch.Tensor) -> None:  # noqa: ARG002
+        ProbedRequest.read(step.probed)
         probe = StepProbe(step.probed, len(self.life.caches[0]), S)
         layout = KVLayout(Placement(0, 2 * DIM, 1), Placement(DIM, 2 * DIM, 1))
         for layer, cache in enumerate(self.life.caches):

@@ -92,7 +92,8 @@ class Accumulator:
         sum [1, n] if `signal.sums_rows`.
         """
         columns, given = self._align(ids), self._kind.of_query(rows)
-        self._count(ids, num_queries)
+        self._count(int(ids[-1]) + 1, num_queries)
+        self.ids = ids
         if self._sums:
             columns[0] += self._kind.over_queries(given)
         else:
@@ -113,17 +114,14 @@ class Accumulator:
         columns = self.data[:, : len(self.ids)]
         return self._arrays.pooled(self.signal, columns[0] if self._sums else self._read(columns))
 
-    def _count(self, ids: Ints, num_queries: int) -> None:
-        """Take the live `ids` [n], of which the newest are those of a step's queries."""
-        num_tokens = int(ids[-1]) + 1
+    def _count(self, num_tokens: int, num_queries: int) -> None:
+        """Take a step's queries, those of the newest of `num_tokens` tokens."""
         self._complete &= self.num_tokens + num_queries == num_tokens
         self.num_tokens = num_tokens
         self.num_queries += num_queries
-        self.ids = ids
 
-    def _fits(self, num_ids: int) -> bool:
-        """Whether there are enough columns for `num_ids` tokens, and not far too many."""
-        columns: int = self.data.shape[1]
+    def _fits(self, num_ids: int, columns: int) -> bool:
+        """Whether `columns` are enough for `num_ids` tokens, and not far too many."""
         return num_ids <= columns <= 4 * num_ids + 64
 
     def _room(self, num_ids: int) -> int:
@@ -138,7 +136,7 @@ class Accumulator:
         tokens_died = known < len(before)
         if tokens_died:
             kept = self._arrays.take(kept, np.searchsorted(before, ids[:known]))
-        if not self._fits(num_ids):
+        if not self._fits(num_ids, self.data.shape[1]):
             self.data = self._arrays.zeros(self.num_rows, self._room(num_ids), self._dtype)
             self.data[:, :known] = kept
         elif tokens_died:

@@ -17,6 +17,7 @@ from vtoken.vllm.cpu.compiled_probe import StepProbe
 from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
 from vtoken.vllm.cpu.layout import KVLayout
 from vtoken.vllm.worker.executor import PhysicalStep
+from vtoken.vllm.worker.probe import ProbedRequest
 
 
 class SideBuffer:
@@ -78,6 +79,7 @@ class StepContext:
                 requests.index[buffered], slots, requests.num_new[buffered]
             )
         if step.probed:
+            ProbedRequest.read(step.probed)
             self.probe = StepProbe(step.probed, self.num_blocks, self.block_size)
 
     @property

@@ -265,9 +265,7 @@ class StepExecutor:
             mirror.accumulators for mirror in self.mirrors.values()
         )
         if probed:
-            rows = self.mirrors.rows_of([name for name, *_ in probed])
-            live = self.mirrors.live(rows)
-            step.probed = ProbedRequest.of_many(probed, live, self.ranks.heads, self._drafts)
+            step.probed = ProbedRequest.of_many(probed, self.ranks.heads, self._drafts)
 
     def reject(self, rejected: Mapping[str, int]) -> None:
         """Take back the newest tokens of requests with drafts, by name how many, and their queries.

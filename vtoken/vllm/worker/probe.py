@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from vtoken.base.arrays import Ints, Ragged
+from vtoken.base.arrays import Ints
 from vtoken.core.protocol.mirror import Mirror
+from vtoken.core.protocol.step import NO_IDS
 from vtoken.policies.signals import SIMILAR, AnchoredKeyKind, Signal
 from vtoken.vllm.drafts import NO_DRAFTS
 from vtoken.vllm.worker.heads import RankHeads
@@ -30,16 +31,18 @@ MAX_COSINES = 1 << 20  # the same on a host: beyond the core's cache it takes tw
 MIN_COSINE_ROWS = 64  # so that keys are read once for many rows
 MAX_KEYS = 4096  # tokens whose float32 keys are in memory at once
 ALL_HEADS = RankHeads()
+NO_SLOTS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(slots=True)
 class ProbedRequest:
     """Queries `first` .. `first + num_new` of the batch belong to the request of `mirror`.
 
-    `ids` [n], `slots` [n]: its live tokens, the querying ones included. `rows` [P, k, n]: the
-    attention of the layers so far for each of the signal's `parts`, the input of `folded`; None
-    before the first layer. Slots and rows are on the cache's device. While the newest `num_drafts`
-    queries may still be rejected, `rows` has one row a query; `reject` brings it into its form.
+    `ids` [n], `slots` [n]: its live tokens, the querying ones included, after `read`. `rows`
+    [P, k, n]: the attention of the layers so far for each of the signal's `parts`, the input of
+    `folded`; None before the first layer. Slots and rows are on the cache's device. While the
+    newest `num_drafts` queries may still be rejected, `rows` has one row a query; `reject` brings
+    it into its form.
     """
 
     request_id: str
@@ -47,39 +50,50 @@ class ProbedRequest:
     num_new: int
     mirror: Mirror
     signal: Signal
-    ids: Ints
-    slots: torch.Tensor
+    ids: Ints = field(default_factory=lambda: NO_IDS)
+    slots: torch.Tensor = field(default_factory=lambda: NO_SLOTS)
     heads: RankHeads = ALL_HEADS
     rows: torch.Tensor | None = None
     num_drafts: int = 0
 
     @classmethod
     def of(cls, request_id: str, first: int, num_new: int, mirror: Mirror) -> list[ProbedRequest]:
-        """One for each signal of `mirror`, next to each other."""
-        rows = np.array([mirror.row], dtype=np.int64)
-        return cls.of_many([(request_id, first, num_new, mirror)], mirror.mirrors.live(rows))
+        """One for each signal of `mirror`, next to each other, with its tokens."""
+        found = cls.of_many([(request_id, first, num_new, mirror)])
+        cls.read(found)
+        return found
 
     @classmethod
     def of_many(
         cls,
         requests: Sequence[tuple[str, int, int, Mirror]],
-        live: tuple[Ragged, Ragged],
         heads: RankHeads = ALL_HEADS,
         drafts: Mapping[str, int] = NO_DRAFTS,
     ) -> list[ProbedRequest]:
-        """`of` for several requests; `live`: the ids and slots of their live tokens; `drafts`: how
-        many of their queries are drafts, by name.
+        """`of` for several requests, without their tokens, which not all need; `drafts`: how many
+        of their queries are drafts, by name.
         """
-        ids, slots = live
-        places = torch.from_numpy(slots.values).split(slots.counts.tolist())
         return [
             cls(
-                *(request_id, first, num_new, mirror, signal, ids.of(i), places[i], heads),
-                num_drafts=drafts.get(request_id, 0),
+                *(request_id, first, num_new, mirror, signal, NO_IDS, NO_SLOTS, heads, None),
+                drafts.get(request_id, 0),
             )
-            for i, (request_id, first, num_new, mirror) in enumerate(requests)
+            for request_id, first, num_new, mirror in requests
             for signal in mirror.accumulators
         ]
+
+    @staticmethod
+    def read(probed: Sequence[ProbedRequest]) -> None:
+        """Read the live tokens of `probed` from their mirrors, which are up to date."""
+        if not probed:
+            return
+        places = {row: i for i, row in enumerate(dict.fromkeys(p.mirror.row for p in probed))}
+        rows = np.fromiter(places, np.int64, len(places))
+        ids, slots = probed[0].mirror.mirrors.live(rows)
+        of_row = torch.from_numpy(slots.values).split(slots.counts.tolist())
+        for request in probed:
+            i = places[request.mirror.row]
+            request.ids, request.slots = ids.of(i), of_row[i]
 
     @property
     def num_rows(self) -> int:

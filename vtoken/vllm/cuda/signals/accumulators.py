@@ -41,12 +41,11 @@ class DeviceArrays:
 class Addition(NamedTuple):
     """What the kernel does to one accumulator, see `Additions`.
 
-    It writes all of `now` where that is not `before`. `columns` [known]: where the `known` tokens
-    were that stay; None: where they are.
+    It writes all of the accumulator's `data` where that is not `before`. `columns` [known]: where
+    the `known` tokens were that stay; None: where they are.
     """
 
     before: torch.Tensor
-    now: torch.Tensor
     known: int
     columns: Ints | None
     row: int
@@ -55,24 +54,54 @@ class Addition(NamedTuple):
 class DeviceAccumulator(Accumulator):
     """An accumulator whose single queries a kernel may add.
 
-    `data` [rows, columns]: column j is that of the live token `ids[j]`.
+    `data` [rows, columns]: column j is that of the live token `ids[j]`. `num_columns` and `address`
+    are its own, read once, since torch takes longer than the rest of a step's account.
     """
 
-    data: torch.Tensor
+    _ids: Ints
+    _num_ids: int  # of `ids`, also while the newest are not in `_ids`
 
-    def advance(self, ids: Ints) -> Addition:
-        """Account for a row over the live `ids` [n], which the kernel adds.
+    @property
+    def data(self) -> torch.Tensor:
+        return self._data
 
-        The query is that of the newest token.
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        self._data, self.num_columns, self.address = data, data.shape[1], data.data_ptr()
+
+    @property
+    def ids(self) -> Ints:
+        grown = self._num_ids - len(self._ids)
+        if grown:  # the newest tokens, which all live
+            newest = np.arange(self.num_tokens - grown, self.num_tokens)
+            self._ids = np.concatenate((self._ids, newest))
+        return self._ids
+
+    @ids.setter
+    def ids(self, ids: Ints) -> None:
+        self._ids, self._num_ids = ids, len(ids)
+
+    def lost_tokens(self, num_live: int, num_tokens: int) -> bool:
+        """Whether a token has died since the last row, of a request that has `num_live` live ones
+        among `num_tokens`.
         """
-        live_before, before, row = self.ids, self.data, self._next
-        known, columns = len(ids) - (int(ids[-1]) + 1 - self.num_tokens), None
-        if known != len(live_before):  # else no token has died, the new ones included
+        return self._num_ids + num_tokens - self.num_tokens != num_live
+
+    def advance(self, num_live: int, num_tokens: int, ids: Ints | None) -> Addition:
+        """Account for a row over `num_live` tokens, which the kernel adds.
+
+        The query is that of the newest of `num_tokens` tokens. `ids` [num_live]: the live ones;
+        None if none has died since the last row.
+        """
+        before, row, known, columns = self._data, self._next, self._num_ids, None
+        if ids is not None:
             known = int(np.searchsorted(ids, self.num_tokens))
-            if known < len(live_before):
-                columns = np.searchsorted(live_before, ids[:known])
-        if columns is not None or not self._fits(len(ids)):
-            self.data = before.new_empty(self.num_rows, self._room(len(ids)))
-        self._count(ids, 1)
+            if known < self._num_ids:
+                columns = np.searchsorted(self.ids, ids[:known])
+            self.ids = ids
+        if columns is not None or not self._fits(num_live, self.num_columns):
+            self.data = before.new_empty(self.num_rows, self._room(num_live))
+        self._count(num_tokens, 1)
+        self._num_ids = num_live
         self._next = (row + 1) % self.num_rows
-        return Addition(before, self.data, known, columns, row)
+        return Addition(before, known, columns, row)

@@ -12,12 +12,14 @@ tokens are live and not on their slots. Both ways only launch; the host never wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from vtoken.base.arrays import Ints
+from vtoken.core.protocol.mirror import Mirror, Mirrors
 from vtoken.policies.signals import Signal
 from vtoken.vllm.cuda.copies.staging import Staging
 from vtoken.vllm.cuda.pages import PageTables
@@ -50,12 +52,15 @@ class DeviceProbe:
         self._layers, self._tables = layers, tables
         by_signal: dict[Signal, list[ProbedRequest]] = {}
         self._chunks: list[ProbedRequest] = []
+        num_rows, signal, own = len(tables.pages), None, self._chunks
         for request in probed:
-            if request.num_new == 1 and request.first < len(tables.pages):
-                by_signal.setdefault(request.signal, []).append(request)
-            else:
-                request.slots = tables.slots(rows[request.request_id], len(request.ids))
+            if request.num_new != 1 or request.first >= num_rows:
                 self._chunks.append(request)
+                continue
+            if request.signal is not signal:  # hashing it takes longer than the rest
+                signal = request.signal
+                own = by_signal.setdefault(signal, [])
+            own.append(request)
         groups: dict[Any, dict[Signal, list[ProbedRequest]]] = {}  # by `ProbedRequest.row_key`
         for signal, own in by_signal.items():
             groups.setdefault(own[0].row_key[1:], {})[signal] = own
@@ -64,6 +69,9 @@ class DeviceProbe:
             for key, of_group in groups.items()
         ]
         self.in_torch = self._chunks + [p for group in self._singles for p in group.in_torch]
+        ProbedRequest.read(self.in_torch)
+        for request in self._chunks:
+            request.slots = tables.slots(rows[request.request_id], len(request.ids))
         self._saved = {number for group in self._singles for number in group.signal.layers}
 
     def add_layer(self, number: int, query: torch.Tensor) -> None:
@@ -80,6 +88,30 @@ class DeviceProbe:
         """Add single queries to their accumulators, after the forward."""
         for group in self._singles:
             group.run(self._layers, self._tables.pages, ranks)
+
+
+class _Requests(NamedTuple):
+    """The requests of some single queries, as columns. `rows` [R]: those of their mirrors."""
+
+    mirrors: Mirrors
+    rows: Ints
+    num_live: list[int]
+    num_tokens: list[int]
+    row_of: dict[str, int]  # by name
+
+    @classmethod
+    def of(cls, mirrors: Sequence[Mirror], names: Iterable[str]) -> _Requests:
+        table = mirrors[0].mirrors
+        rows = np.array([mirror.row for mirror in mirrors], dtype=np.int64)
+        counts = table.columns.num_live[rows].tolist(), table.columns.num_tokens[rows].tolist()
+        return cls(table, rows, *counts, dict(zip(names, range(len(rows)), strict=True)))
+
+    def live(self, which: list[int]) -> dict[int, Ints]:
+        """The ids of the live tokens of the requests `which`."""
+        if not which:
+            return {}
+        ids, _ = self.mirrors.live(self.rows[which])
+        return {row: ids.of(i) for i, row in enumerate(which)}
 
 
 class _SingleQueries:
@@ -102,17 +134,18 @@ class _SingleQueries:
         self._heads = ranks.heads
         self._constants = constants
         by_request = {p.request_id: p for own in by_signal.values() for p in own}
-        self._row_of = {request_id: row for row, request_id in enumerate(by_request)}
+        requests = _Requests.of([p.mirror for p in by_request.values()], by_request)
+        self._row_of = requests.row_of
         self._first = Table([p.first for p in by_request.values()], staging)
         self._rows = Table([rows[name] for name in by_request], staging)
-        self._lengths = Table([len(p.ids) for p in by_request.values()], staging)
+        self._lengths = Table(requests.num_live, staging)
         self.in_torch: list[ProbedRequest] = []
         self._added: list[Additions] = []
         for signal, own in by_signal.items():
             if signal.kind not in KINDS:
                 self.in_torch += own
             elif signal.is_linear or ranks.agreed:  # ranks that differ exchange nothing
-                self._added.append(_additions(signal, own, self._row_of, staging))
+                self._added.append(_additions(signal, own, requests, staging))
 
     def run(self, layers: Sequence[AttentionLayer], pages: torch.Tensor, ranks: Ranks) -> None:
         found = self._attention(layers, pages)
@@ -159,33 +192,47 @@ class _SingleQueries:
 
 
 def _additions(
-    signal: Signal, requests: Sequence[ProbedRequest], row_of: Mapping[str, int], staging: Staging
+    signal: Signal, probed: Sequence[ProbedRequest], requests: _Requests, staging: Staging
 ) -> Additions:
-    """Account for the single queries of `requests` in their accumulators of `signal`."""
-    entries: list[tuple[int, ...]] = []
-    bases: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-    kept: list[Any] = []
-    num_kept = num_rows = width = 0
-    for request in requests:
+    """Account for the single queries `probed` in their accumulators of `signal`."""
+    accumulators: list[DeviceAccumulator] = []
+    rows, num_live, num_tokens = [], requests.num_live, requests.num_tokens
+    lost: list[int] = []  # rows of requests that lost tokens since their last query
+    for request in probed:
         accumulator = request.mirror.accumulators[signal]
         assert isinstance(accumulator, DeviceAccumulator)
-        before, now, known, columns, row = accumulator.advance(request.ids)
-        start = -1
+        row = requests.row_of[request.request_id]
+        if accumulator.lost_tokens(num_live[row], num_tokens[row]):
+            lost.append(row)
+        accumulators.append(accumulator)
+        rows.append(row)
+    live = requests.live(lost)
+    entries: list[tuple[int, ...]] = []
+    addresses: tuple[list[int], list[int]] = ([], [])
+    tensors: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    kept: list[Ints] = []
+    num_kept = width = 0
+    for row, accumulator in zip(rows, accumulators, strict=True):
+        size, address, length = accumulator.num_columns, accumulator.address, num_live[row]
+        before, known, columns, query = accumulator.advance(length, num_tokens[row], live.get(row))
+        now, start = accumulator.data, -1
         if columns is not None:
             start, num_kept = num_kept, num_kept + known
             kept.append(columns)
-        sizes = before.shape[1], now.shape[1]
-        entries.append((len(request.ids), row_of[request.request_id], known, start, row, *sizes))
-        bases[0].append(before)
-        bases[1].append(now)
-        num_rows = accumulator.num_rows
-        width = max(width, len(request.ids) if now is before else now.shape[1])
+        entries.append((length, row, known, start, query, size, accumulator.num_columns))
+        addresses[0].append(address)
+        addresses[1].append(accumulator.address)
+        tensors[0].append(before)
+        tensors[1].append(now)
+        written = length if now is before else accumulator.num_columns
+        if written > width:
+            width = written
     return Additions(
         signal,
         Table.of(entries, staging),
-        Addresses(bases, staging),
+        Addresses(addresses, staging),
         Table(np.concatenate(kept), staging) if num_kept else None,
-        num_rows,
+        accumulators[0].num_rows,
         width,
-        *bases,
+        *tensors,
     )

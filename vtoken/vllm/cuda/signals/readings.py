@@ -119,18 +119,19 @@ class SignalReadings:
     def _put_attention(
         self, signal: Signal, names: list[str], mirrors: Mirrors, staging: Staging
     ) -> None:
-        entries, read = [], []
+        entries, read, addresses = [], [], []
         for name in names:
             accumulator = mirrors[name].accumulators.get(signal)
             if not isinstance(accumulator, DeviceAccumulator) or not accumulator.is_warm:
                 continue
-            ids, data = accumulator.ids, accumulator.data
+            ids = accumulator.ids
             start = self._own(name, signal, ids, accumulator.num_tokens)
             num_rows = min(accumulator.num_queries, accumulator.num_rows)
-            entries.append((len(ids), start, num_rows, data.shape[1]))
-            read.append(data)
+            entries.append((len(ids), start, num_rows, accumulator.num_columns))
+            addresses.append(accumulator.address)
+            read.append(accumulator.data)
         if read:
-            table, bases = Table.of(entries, staging), Addresses((read,), staging)
+            table, bases = Table.of(entries, staging), Addresses((addresses,), staging)
             self._read.append(Readings(signal, table, bases, read))
 
     def _own(self, name: str, signal: Signal, ids: Ints, num_tokens: int) -> int:

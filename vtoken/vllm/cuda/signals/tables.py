@@ -45,8 +45,8 @@ class Addresses:
 
     __slots__ = ("_section", "host")
 
-    def __init__(self, tensors: Sequence[Sequence[torch.Tensor]], staging: Staging) -> None:
-        self.host = np.array([[t.data_ptr() for t in row] for row in tensors], dtype=np.int64)
+    def __init__(self, addresses: Sequence[Sequence[int]], staging: Staging) -> None:
+        self.host = np.array(addresses, dtype=np.int64)
         self._section = staging.put(self.host.view(np.int32))
 
     @property
