@@ -178,16 +178,16 @@ def probe_scores(
     """
     width = scores.shape[1]
     chunk = max(1, MAX_LOGITS // (query.shape[1] * width))
-    for start in range(0, len(scores), chunk):
-        part = slice(start, start + chunk)
+    requests = seq_lens, scores, queries, rows
+    parts = [requests]
+    if chunk < len(scores):  # else no tensor is sliced, which costs the host 1.5 µs each
+        parts = [*zip(*(tensor.split(chunk) for tensor in requests), strict=True)]
+    for part in parts:
         _probe_chunk(
             query,
             key,
             table,
-            seq_lens[part],
-            scores[part],
-            queries[part],
-            rows[part],
+            *part,
             heads,
             sinks,
             scale,
