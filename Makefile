@@ -126,7 +126,7 @@ soak: $(SETUP) ## real engines under random traffic and changes, every check on 
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20) $(ARGS)
 
 gpu-kit: $(SETUP) ## the checks of docs/gpu.md for a GPU machine without network, into dist/ [WITH_VLLM=1] [KIT_PYTHON=3.12] [KIT_THERE=FILE] [KIT_MIB=]
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m scripts.gpu_kit $(if $(call on,$(WITH_VLLM)),--with-vllm) \
+	@$(BIN)/python -m scripts.gpu_kit $(if $(call on,$(WITH_VLLM)),--with-vllm) \
 		$(if $(KIT_PYTHON),--pythons $(KIT_PYTHON)) $(if $(KIT_THERE),--there "$(KIT_THERE)") \
 		$(if $(KIT_MIB),--mib $(KIT_MIB)) $(ARGS)
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -38,7 +39,7 @@ def install(
     `without`: needed by some and left out; None: nothing that is needed is added. Raises
     subprocess.CalledProcessError, after uv's own message, if there is no such wheel.
     """
-    command = ["uv", "pip", "install", "--quiet", "--no-build", "--target", str(folder)]
+    command = [_uv(), "pip", "install", "--quiet", "--no-build", "--target", str(folder)]
     command += ["--python-platform", PLATFORM, "--python-version", python]
     with tempfile.TemporaryDirectory() as made:
         if without is None:
@@ -54,6 +55,12 @@ def install(
     for path in [*folder.glob("*.dist-info/RECORD"), folder / ".lock"]:
         path.unlink(missing_ok=True)
     shutil.rmtree(folder / "bin", ignore_errors=True)
+
+
+def _uv() -> str:
+    """The uv that `make setup` put beside this Python, else the one on PATH."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return shutil.which("uv", path=places) or "uv"
 
 
 def pins(constraints: Path) -> dict[str, str]:
