@@ -97,6 +97,7 @@ async def test_a_policy_that_costs_quality_is_taken_back_with_its_figures(
             config = await until(after_the_trial, "the trial ends", limit_s=200, every_s=0.5)
             for task in asking:
                 task.cancel()
+            await asyncio.wait(asking)
             assert config.desired.policy.name == "none"
             (event,) = [e for e in await all_events(http) if "reverted" in e.data]
             status = msgspec.json.decode(
