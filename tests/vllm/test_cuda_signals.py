@@ -124,10 +124,11 @@ def test_control_an_outbox_that_later_steps_write_is_noticed(
 
     run = SignalReadings.run
 
-    def into_memory(self: SignalReadings, pages: torch.Tensor, ranks: Any) -> torch.Tensor:
-        found = run(self, pages, ranks)
-        memory[: len(found)] = found
-        return memory[: len(found)]
+    def into_memory(self: SignalReadings, pages: torch.Tensor, ranks: Any) -> None:
+        run(self, pages, ranks)
+        if (found := self.outbox) is not None:
+            memory[: len(found)] = found
+            self.outbox = memory[: len(found)]
 
     monkeypatch.setattr(SignalReadings, "run", into_memory)
     assert run_two_workers(0, late_steps=3)[0] != []
@@ -152,12 +153,16 @@ def test_control_ids_taken_when_the_answer_is_read_are_noticed(
                 same_number = len(now) == len(ids)
                 yield key, ((now, int(now[-1]) + 1) if same_number else (ids, num_tokens))
 
+        def __or__(self, other: Any) -> Any:
+            return Now(super().__or__(other))
+
+    def send_late(self: DeviceScores, values: Any, owners: Any) -> PendingScores:
+        if self._readings is not None:
+            self._readings.owners = Now(self._readings.owners)
+        return send(self, values, owners)
+
     monkeypatch.setattr(DeviceScores, "finish", finish_and_note)
-    monkeypatch.setattr(
-        DeviceScores,
-        "_send",
-        lambda self, outbox, values, owners: send(self, outbox, values, Now(owners)),
-    )
+    monkeypatch.setattr(DeviceScores, "_send", send_late)
     assert run_two_workers(0, late_steps=3)[0] != []
 
 

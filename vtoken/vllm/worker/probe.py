@@ -75,8 +75,9 @@ class ProbedRequest:
         """
         return [
             cls(
-                *(request_id, first, num_new, mirror, signal, NO_IDS, NO_SLOTS, heads, None),
-                drafts.get(request_id, 0),
+                *(request_id, first, num_new, mirror, signal),
+                heads=heads,
+                num_drafts=drafts.get(request_id, 0),
             )
             for request_id, first, num_new, mirror in requests
             for signal in mirror.accumulators

@@ -39,7 +39,7 @@ class Scores:
     """Turns the rows of a worker's probes into scores.
 
     `keys(layer)` is the layer's keys as a view [N, S, Hkv, D], read by `num_heads` query heads of
-    this rank. A host and a device differ in the methods without a body.
+    this rank. A host and a device differ in the methods that they define.
     """
 
     def __init__(self, keys: Keys, num_heads: int) -> None:
@@ -72,18 +72,8 @@ class Scores:
         Adds this stage's part to the `shares` of the earlier ones. On the last stage the result,
         called once and from any thread, returns `WorkerReport.scores`; it may wait for the device.
         """
-        raise NotImplementedError
-
-    def _values(
-        self,
-        probed: Sequence[ProbedRequest],
-        wanted: Sequence[SignalKey],
-        mirrors: Mapping[str, Mirror],
-        ranks: Ranks,
-        stages: Stages,
-        shares: Shares,
-    ) -> Tensors:
-        """`finish` for the `wanted` scores, up to their transfer: none before the last stage."""
+        shares = Shares() if shares is None else shares
+        probed, wanted = self._by_kernels(probed, plan.want_scores, ranks)
         for request, rows in accumulator_rows(probed, ranks, stages, shares):
             accumulator = request.mirror.accumulators[request.signal]
             accumulator.add(request.ids, self._rows(rows), request.num_new)
@@ -91,7 +81,23 @@ class Scores:
         requested.read_accumulators()
         requested.read_keys(self._keys, self._num_heads, ranks)
         requested.add_to(shares, ranks)
-        return completed(shares) if stages.is_last and stages.agreed else {}
+        complete = stages.is_last and stages.agreed
+        return self._send(completed(shares) if complete else {}, shares.owners)
+
+    def _by_kernels(
+        self,
+        probed: Sequence[ProbedRequest],
+        wanted: Sequence[SignalKey],
+        ranks: Ranks,  # noqa: ARG002
+    ) -> tuple[Sequence[ProbedRequest], Sequence[SignalKey]]:
+        """Launch the kernels for all requests at once; what they leave of `probed` and `wanted`."""
+        return probed, wanted
+
+    def _send(self, values: Tensors, owners: Owners) -> PendingScores:
+        """Start the transfer of `values[key]` [n], which belong to the tokens in `owners[key]`, and
+        of what kernels read.
+        """
+        raise NotImplementedError
 
 
 class HostScores(Scores):
@@ -107,18 +113,7 @@ class HostScores(Scores):
     def _upload(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array)
 
-    def finish(
-        self,
-        probed: Sequence[ProbedRequest],
-        plan: StepPlan,
-        mirrors: Mapping[str, Mirror],
-        ranks: Ranks,
-        stages: Stages = ONE_STAGE,
-        shares: Shares | None = None,
-    ) -> PendingScores:
-        shares = Shares() if shares is None else shares
-        values = self._values(probed, plan.want_scores, mirrors, ranks, stages, shares)
-        owners = shares.owners
+    def _send(self, values: Tensors, owners: Owners) -> PendingScores:
         scores = {
             key: by_id(owners[key][0], found.numpy(), owners[key][1])
             for key, found in values.items()

@@ -31,7 +31,8 @@ KEY_KINDS = {"key_norm", "key_difference"}
 class SignalReadings:
     """The readings of one step.
 
-    `owners`: the tokens that the numbers belong to, in the order of the outbox. `anchors`: by
+    `owners`: the tokens that the numbers belong to, in the order of `outbox` [numbers], which later
+    steps do not write; None before `run`, and where nothing is read. `anchors`: by
     signal, see `KeyReadings`, with `num_anchors` rows, those of the mirrors; they stay from step to
     step.
     """
@@ -44,6 +45,7 @@ class SignalReadings:
         num_anchors: int,
     ) -> None:
         self.owners: Owners = {}
+        self.outbox: torch.Tensor | None = None
         self._layers, self._constants = layers, constants
         self._anchors, self._num_anchors = anchors, num_anchors
         self._num_numbers = 0
@@ -141,8 +143,10 @@ class SignalReadings:
         self._num_numbers += len(ids)
         return start
 
-    def run(self, pages: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        """Launch the readings; the outbox [numbers], which later steps do not write."""
+    def run(self, pages: torch.Tensor, ranks: Ranks) -> None:
+        """Launch the readings into a new `outbox`."""
+        if not self._read:
+            return
         from vtoken.vllm.cuda.signals import kernels
 
         found: dict[int, torch.Tensor] = {}
@@ -161,4 +165,4 @@ class SignalReadings:
         outbox = torch.empty(self._num_numbers, dtype=torch.float32, device=pages.device)
         for number, of in enumerate(read):
             kernels.pool(of.signal, folded(of.signal, found[number]), of.entries, outbox)
-        return outbox
+        self.outbox = outbox

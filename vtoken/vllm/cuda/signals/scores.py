@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from vtoken.base.arrays import Floats, Ints
-from vtoken.core.protocol.mirror import Mirror, Mirrors
+from vtoken.core.protocol.mirror import Mirrors
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Accumulator, Signal, by_id
 from vtoken.vllm.cuda.copies.staging import Staging
@@ -36,7 +36,7 @@ from vtoken.vllm.cuda.signals.readings import SignalReadings
 from vtoken.vllm.worker.probe import ProbedRequest
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import PendingScores, Scores
-from vtoken.vllm.worker.stages import ONE_STAGE, Owners, Shares, Stages, Tensors
+from vtoken.vllm.worker.stages import Owners, SignalKey, Tensors
 
 
 class DeviceScores(Scores):
@@ -89,29 +89,17 @@ class DeviceScores(Scores):
                 *(plan.want_scores, mirrors, rows, in_torch, self._staging, ranks.heads)
             )
 
-    def finish(
-        self,
-        probed: Sequence[ProbedRequest],
-        plan: StepPlan,
-        mirrors: Mapping[str, Mirror],
-        ranks: Ranks,
-        stages: Stages = ONE_STAGE,
-        shares: Shares | None = None,
-    ) -> PendingScores:
-        shares = Shares() if shares is None else shares
-        probe, readings = self.probe, self._readings
-        self.probe = self._readings = None
+    def _by_kernels(
+        self, probed: Sequence[ProbedRequest], wanted: Sequence[SignalKey], ranks: Ranks
+    ) -> tuple[Sequence[ProbedRequest], Sequence[SignalKey]]:
+        probe, self.probe = self.probe, None
         if probe is not None:
             probe.run(ranks)
             probed = probe.in_torch
-        outbox: torch.Tensor | None = None
-        owners: Owners = {}
-        if readings is not None and readings.owners:
-            owners = readings.owners
-            outbox = readings.run(self._tables.pages, ranks)
-        rest = [key for key in plan.want_scores if key not in owners]
-        values = self._values(probed, rest, mirrors, ranks, stages, shares)
-        return self._send(outbox, values, owners | {key: shares.owners[key] for key in values})
+        if self._readings is not None:
+            self._readings.run(self._tables.pages, ranks)
+            wanted = [key for key in wanted if key not in self._readings.owners]
+        return probed, wanted
 
     def _rows(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
@@ -119,14 +107,18 @@ class DeviceScores(Scores):
     def _upload(self, array: Ints) -> torch.Tensor:
         return upload(array, self._device)
 
-    def _send(self, outbox: torch.Tensor | None, values: Tensors, owners: Owners) -> PendingScores:
-        """Start the transfer of `outbox` and then `values`, in the order of `owners`."""
+    def _send(self, values: Tensors, owners: Owners) -> PendingScores:
+        readings, self._readings = self._readings, None
+        owners = {key: owners[key] for key in values}
+        outbox: torch.Tensor | None = None
+        if readings is not None:
+            owners, outbox = readings.owners | owners, readings.outbox
         if not owners:
             return dict
-        streams = self._streams
         sent = outbox
         if values or sent is None:
             sent = torch.cat([*([] if outbox is None else [outbox]), *values.values()])
+        streams = self._streams
         downloads: list[torch.Tensor] = []
         streams.wait(Stream.REPORT, streams.record(Stream.MAIN))
         streams.launch(Stream.REPORT, lambda: downloads.append(download(sent)))
