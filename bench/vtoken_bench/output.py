@@ -146,7 +146,7 @@ def _write(result: Result, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 
-def _cell(value: str | float | None) -> str:
+def shown_cell(value: str | float | None) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
@@ -162,7 +162,7 @@ def as_text(result: Result) -> str:
     """The tables, aligned for a terminal, below the sentences."""
     lines = [f"\n{sentence}" for sentence in result.sentences]
     for table in result.tables:
-        cells = [table.columns, *[[_cell(value) for value in row] for row in table.rows]]
+        cells = [table.columns, *[[shown_cell(value) for value in row] for row in table.rows]]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines += ["", table.title]
         for row in cells:
@@ -204,7 +204,7 @@ def as_markdown(result: Result, images: Sequence[str] = (), word: str = "") -> s
 
 def _row(cells: Sequence[str | int | float | None]) -> str:
     """A row of a Markdown table; a bar within a cell would end it."""
-    return "| " + " | ".join(_cell(cell).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(shown_cell(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:

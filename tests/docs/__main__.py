@@ -1,13 +1,13 @@
 """`python -m tests.docs`, or `make tables`: rewrite what is made from code.
 
-These are tables of docs/, and the examples in the API descriptions.
+These are tables of docs/, figures in prose, and the examples in the API descriptions.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from tests.docs import examples
+from tests.docs import examples, figures
 from tests.docs.tables import DOCS, TABLES
 from tests.support import compiled
 
@@ -22,6 +22,13 @@ for table in (*TABLES, compiled.TABLE):
     after = table.filled_in(before)
     page.write_text(after)
     print(f"docs/{table.page}: {table.name} {said(before, after)}")
+
+for file in figures.PAGES:
+    before = file.read_text()
+    after = figures.filled_in(before)
+    file.write_text(after)
+    if after != before:
+        print(f"{file.name}: figures written")
 
 before, after = examples.FILE.read_text(), asyncio.run(examples.make())
 examples.FILE.write_text(after)
