@@ -381,7 +381,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lines_of_unknown_types_are_skipped(tmp_path: Path, name: str) -> None:
-    """As this version's `text` lines should have been by the one before."""
+    """As the `text` lines of 0.3.0 are."""
     file, messages = tmp_path / name, [message for message, _ in stream(60)]
     with RecordingWriter(file, source="test") as writer:
         recorder = Recorder(writer, keyframe_s=4.0)
@@ -395,37 +395,3 @@ def test_lines_of_unknown_types_are_skipped(tmp_path: Path, name: str) -> None:
     assert index.error is None
     assert index.last_ts == messages[-1].ts
     assert index.keyframes
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_text_of_every_moment_is_found(tmp_path: Path, name: str) -> None:
-    file = tmp_path / name
-    with RecordingWriter(file, source="test", holds_text=True) as writer:
-        recorder = Recorder(writer, keyframe_s=4.0)
-        for message, _ in stream(100):
-            recorder.take(msgspec.json.encode(message), message)
-            if message.seq % 10 == 3:
-                page = wire.TextPage(
-                    request_id=f"r{message.seq // 10 % 2}",
-                    step=message.seq,
-                    start=0,
-                    total=0,
-                    rows=[],
-                )
-                recorder.text(page)
-    assert file.stat().st_mode & 0o777 == 0o600
-    index = indexed(file)
-    with RecordingReader(file) as reader:
-        assert reader.header is not None
-        assert reader.header.holds_text
-        for seq in (91, 14, 58, 13, 4, 100):
-            text = index.text_before("r0", START_TS + (seq - 1) / 5)
-            assert text is not None
-            reader.seek(text.place)
-            line = reader.next().line  # type: ignore[union-attr]
-            assert isinstance(line, wire.TextLine)
-            newest = max(range(3, seq + 1, 20))  # of r0
-            assert (line.page.request_id, line.page.step) == ("r0", newest)
-            assert line.ts == text.ts == START_TS + (newest - 1) / 5
-    assert index.text_before("r0", START_TS) is None
-    assert index.text_before("r9", START_TS + 90) is None

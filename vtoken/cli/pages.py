@@ -82,7 +82,6 @@ EXAMPLES = {
     "record": [
         "vtoken record incident.jsonl.gz --last 10m",
         "vtoken record incident.jsonl.gz --duration 5m",
-        "vtoken record incident.jsonl.gz --duration 5m --with-text",
     ],
     "console": [
         "vtoken console",

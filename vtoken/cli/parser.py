@@ -362,8 +362,3 @@ def _add_record(record: argparse.ArgumentParser) -> None:
     span.add_argument(
         "--last", type=duration_s, metavar="T", help="download the flight recorder's last T"
     )
-    record.add_argument(
-        "--with-text",
-        action="store_true",
-        help="include the text of requests, if the server shows it; the file has mode 0600",
-    )

@@ -45,18 +45,6 @@ class RequestText:
         self.tokens, self.shadow = tokens, page.shadow
         self.num_prompt, self.step = page.prompt_tokens, page.step
 
-    def page(self) -> wire.TextPage:
-        """The entire text as one document."""
-        return wire.TextPage(
-            request_id=self.request_id,
-            step=self.step,
-            start=0,
-            total=len(self.tokens),
-            rows=self.tokens,
-            prompt_tokens=self.num_prompt,
-            shadow=self.shadow,
-        )
-
 
 def refresh_text(text: RequestText, num_dead: int, revision: int) -> Steps[None]:
     """Update a request's text: fetch its new tokens, or all of them if `num_dead` (dead tokens of

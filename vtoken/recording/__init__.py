@@ -1,7 +1,7 @@
 """Recordings of the stream: written line by line, read without loading the complete file.
 
 A recording is text, one JSON document a line, gzip-compressed if its name ends in `.gz`: a header,
-then stream messages in order of arrival, audit lines and, optionally, text of requests.
+then stream messages in order of arrival, and audit lines. It never holds text of requests.
 
 1. A killed writer loses at most the last `FLUSH_S`; everything written before stays readable.
 2. An existing file is never overwritten. A damaged part costs nothing but itself.
@@ -9,7 +9,7 @@ then stream messages in order of arrival, audit lines and, optionally, text of r
 """
 
 from vtoken.recording.errors import RecordingError, RecordingExistsError
-from vtoken.recording.index import Index, Keyframe, Mark, Text, scan
+from vtoken.recording.index import Index, Keyframe, Mark, scan
 from vtoken.recording.lines import Place
 from vtoken.recording.reader import Entry, RecordingReader
 from vtoken.recording.recorder import Recorder
@@ -26,6 +26,5 @@ __all__ = [
     "RecordingExistsError",
     "RecordingReader",
     "RecordingWriter",
-    "Text",
     "scan",
 ]

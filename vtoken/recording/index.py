@@ -1,6 +1,6 @@
-"""The index of a recording: key frames, marked events and texts of requests, by time.
+"""The index of a recording: key frames and marked events, by time.
 
-One pass over the file builds it, without decoding blocks, requests or text. Times are the server's
+One pass over the file builds it, without decoding blocks or requests. Times are the server's
 Unix seconds made monotonic: after a backward jump of its clock, time stays constant until the clock
 has caught up.
 """
@@ -43,24 +43,12 @@ class Mark:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text line; `ts` is that of the previous message."""
-
-    ts: float
-    place: Place
-
-
 @dataclass(slots=True)
 class Index:
-    """The index; it grows while `scan` runs and is `complete` once the end is reached.
-
-    `texts`: by request id, in the order of the file.
-    """
+    """The index; it grows while `scan` runs and is `complete` once the end is reached."""
 
     keyframes: list[Keyframe] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    texts: dict[str, list[Text]] = field(default_factory=dict)
     first_ts: float = 0.0
     last_ts: float = 0.0
     num_lines: int = 0
@@ -79,28 +67,11 @@ class Index:
         at = bisect.bisect_right(self.keyframes, ts, key=lambda frame: frame.ts)
         return self.keyframes[max(0, at - 1)]
 
-    def text_before(self, request_id: str, ts: float) -> Text | None:
-        """The newest text of a request at `ts` or earlier; None if there is none."""
-        texts = self.texts.get(request_id, [])
-        at = bisect.bisect_right(texts, ts, key=lambda text: text.ts)
-        return texts[at - 1] if at else None
-
-    def add_text(self, request_id: str, ts: float, place: Place) -> None:
-        """Add a text line, unless it is indexed already."""
-        texts = self.texts.setdefault(request_id, [])
-        if not texts or texts[-1].place.number < place.number:
-            texts.append(Text(ts, place))
-
-
-class _PeekPage(msgspec.Struct):
-    request_id: str
-
 
 class _Peek(msgspec.Struct):
     type: str
     ts: float = 0.0
     event: wire.Event | None = None
-    page: _PeekPage | None = None
 
 
 _peeks: Decoder[_Peek] = Decoder(_Peek)
@@ -120,8 +91,6 @@ def scan(reader: RecordingReader, index: Index) -> Iterator[Index]:
             peek = reader.parse(_peeks, place, line)
             if peek is None:
                 continue
-            if peek.type == "text" and peek.page is not None:
-                index.add_text(peek.page.request_id, index.last_ts, place)
             if peek.type not in MESSAGES:
                 continue
             if not index.first_ts:

@@ -1,4 +1,4 @@
-"""Records one stream: its messages in order of arrival, key frames, the audit log, and text."""
+"""Records one stream: its messages in order of arrival, key frames, and the audit log."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})
 
 
 class Recorder:
-    """Writes every message passed to `take`, and a key frame every `keyframe_s` seconds.
-
-    `state`: the state reduced from the messages, without events; empty while it is unknown.
-    """
+    """Writes every message passed to `take`, and a key frame every `keyframe_s` seconds."""
 
     def __init__(self, writer: RecordingWriter, *, keyframe_s: float = KEYFRAME_S) -> None:
         self.num_messages = 0
         self._writer = writer
         self._keyframe_s = keyframe_s
         self._keyframe_ts = 0.0  # on the server's clock
-        self._ts = 0.0  # of the newest message
-        self.state = StreamState()
+        self._state = StreamState()  # of the messages, without events; empty while it is unknown
         self._encoder = msgspec.json.Encoder()
         self._audited: set[tuple[float, str, str, int]] = set()
 
@@ -41,12 +37,11 @@ class Recorder:
             self._writer.begin_member()
         self._writer.write(text)
         self.num_messages += 1
-        self._ts = message.ts
         try:
             # A key frame contains no events, so none are stored.
-            self.state = replace(apply(self.state, message), events=())
+            self._state = replace(apply(self._state, message), events=())
         except ResyncNeeded:
-            self.state = StreamState()
+            self._state = StreamState()
         if isinstance(message, wire.Hello | wire.Snapshot):
             self._keyframe_ts = message.ts
         elif abs(message.ts - self._keyframe_ts) >= self._keyframe_s:  # also after a jump back
@@ -62,12 +57,8 @@ class Recorder:
         if seen:
             self._audited = set(seen)
 
-    def text(self, page: wire.TextPage) -> None:
-        """Write the complete text of a request, read after the newest message."""
-        self._writer.write(self._encoder.encode(wire.TextLine(ts=self._ts, page=page)))
-
     def _write_keyframe(self) -> None:
-        messages = keyframe(self.state)
+        messages = keyframe(self._state)
         if messages is not None:
             self._writer.begin_member()
             for message in messages:

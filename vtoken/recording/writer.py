@@ -21,14 +21,13 @@ FLUSH_S = 1.0
 FLIGHT_RECORDER = "flight recorder"  # `source` of its recordings; else the server's URL
 
 
-def header_line(source: str, *, holds_text: bool = False) -> bytes:
+def header_line(source: str) -> bytes:
     """The first line of a recording, without its newline."""
     header = wire.RecordingHeader(
-        schema=wire.RECORDING_SCHEMA if holds_text else wire.SCHEMA_VERSION,
+        schema=wire.SCHEMA_VERSION,
         vtoken_version=__version__,
         created_ts=time.time(),
         source=source,
-        holds_text=holds_text,
     )
     return msgspec.json.encode(header)
 
@@ -36,12 +35,10 @@ def header_line(source: str, *, holds_text: bool = False) -> bytes:
 class RecordingWriter:
     """A new recording at `path`, compressed if the name ends in `.gz`.
 
-    Only its owner may read it (mode 0600) if it is `private`, or `holds_text` of requests.
+    Only its owner may read it (mode 0600) if it is `private`.
     """
 
-    def __init__(
-        self, path: Path, *, source: str, holds_text: bool = False, private: bool = False
-    ) -> None:
+    def __init__(self, path: Path, *, source: str, private: bool = False) -> None:
         """Creates the file and writes the header; raises RecordingError."""
         self.path = path
         self.num_lines = 0
@@ -49,7 +46,7 @@ class RecordingWriter:
         self._deflate = None if path.suffix != ".gz" else _deflate()
         self._flushed_at = time.monotonic()
         try:
-            mode = 0o600 if holds_text or private else 0o666  # less the umask
+            mode = 0o600 if private else 0o666  # less the umask
             new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             self._file = open(new, "wb", buffering=0)  # noqa: SIM115 - `close` closes it
         except FileExistsError as error:
@@ -57,7 +54,7 @@ class RecordingWriter:
         except OSError as error:
             raise self._failed(error) from error
         try:
-            self.write(header_line(source, holds_text=holds_text))
+            self.write(header_line(source))
             self.flush()
         except RecordingError:
             self._file.close()

@@ -16,7 +16,7 @@ import msgspec
 
 from vtoken import wire
 from vtoken.base.documents import Decoder
-from vtoken.recording import Entry, Index, Place, RecordingError, RecordingReader, Text, scan
+from vtoken.recording import Entry, Index, Place, RecordingError, RecordingReader, scan
 from vtoken.sentences import clock
 from vtoken.wire.reducer import MAX_EVENTS, ResyncNeeded
 from vtoken_console.feed.connection import State
@@ -62,7 +62,6 @@ class Replay:
         self._at_end = False
         self._skipping = False  # to the next key frame, after a gap
         self._moment = moment  # None after the initial seek
-        self._text: tuple[Text, wire.TextLine] | None = None  # cache of the newest read
         self._changed = asyncio.Event()
 
     # ------------------------------------------------------------ controls
@@ -125,34 +124,6 @@ class Replay:
 
     def _now_ts(self) -> float:
         return self._playhead.ts(time.monotonic())
-
-    # ------------------------------------------------------------ text
-
-    @property
-    def holds_text(self) -> bool:
-        """Whether the recording may hold text of requests."""
-        header = self._reader.header
-        return bool(self.index.texts) or (header is not None and header.holds_text)
-
-    async def text(self, request_id: str) -> wire.TextLine | None:
-        """The newest text of a request at or before the current position, or None.
-
-        Raises RecordingError.
-        """
-        text = self.index.text_before(request_id, self.replay.ts)
-        if text is None:
-            return None
-        if self._text is None or self._text[0] != text:
-            self._text = text, await asyncio.to_thread(self._read_text, text)
-        return self._text[1]
-
-    def _read_text(self, text: Text) -> wire.TextLine:
-        with RecordingReader(self._path) as reader:
-            reader.seek(text.place)
-            entry = reader.next()
-        if entry is None or not isinstance(entry.line, wire.TextLine):
-            raise RecordingError(self._path, "has changed since it was opened", text.place.number)
-        return entry.line
 
     # ------------------------------------------------------------ playing
 
@@ -264,14 +235,11 @@ class Replay:
 
     def _message(self, entry: Entry, data: FeedData) -> wire.StreamMessage | None:
         """The message of a line. An audit entry is added to `data` at once, because no message
-        depends on it. A text line is indexed, in case the file has grown since the scan.
+        depends on it.
         """
         line = entry.line
         if isinstance(line, wire.AuditLine):
             data.add_audit([line.entry])
-        elif isinstance(line, wire.TextLine):
-            if self.index.complete:
-                self.index.add_text(line.page.request_id, self._clock_ts, entry.place)
         elif not isinstance(line, wire.RecordingHeader):
             return line
         return None

@@ -261,24 +261,13 @@ class Dashboard(Screen[None]):
                 await self.open_request(str(request_id))
 
     async def open_request(self, request_id: str, *, in_place: bool = False) -> None:
-        """Opens a request's page; in a recording with text, the page of the recorded text.
-
-        `in_place`: replaces the top page.
-        """
+        """Opens a request's page. `in_place`: replaces the top page."""
         from vtoken_console.screens.request import RequestScreen
 
-        source, replay = self._session.source, self._session.replay
+        source = self._session.source
         if source is None:
             return
-        page: Screen[None]
-        if replay is not None and replay.holds_text:
-            from vtoken_console.screens.recorded_text import RecordedTextScreen
-
-            page = RecordedTextScreen(replay, request_id)
-        else:
-            page = RequestScreen(
-                source, request_id, self.open_block, read_only=self._session.read_only
-            )
+        page = RequestScreen(source, request_id, self.open_block, read_only=self._session.read_only)
         if in_place:
             await self.app.switch_screen(page)
         else:

@@ -99,7 +99,7 @@ class TextPanel(LinesWidget, can_focus=True):
         self._ranks: Sequence[float] = ()
         self._scores: Sequence[float] = ()
         self._num_prompt = 0
-        self._policy = self._read_at = ""
+        self._policy = ""
         self._sides = Side(), Side()  # the policy in force, the shadow policy
         self._top = 0
         self._rows = 1
@@ -115,14 +115,12 @@ class TextPanel(LinesWidget, can_focus=True):
         policy: str,
         scores: Sequence[float],
         ranks: Sequence[float],
-        read_at: str = "",
     ) -> None:
         """Shows `tokens` [T] with their newest `scores` and `ranks` 0..1 (NaN: none; may be shorter
-        than T). `read_at`: when the text was read, in a replay.
+        than T).
         """
         self._tokens, self._shadow, self._num_prompt = tokens, shadow, num_prompt
         self._policy, self._scores, self._ranks, self._problem = policy, scores, ranks, ()
-        self._read_at = read_at
         actual, shadowed = self._sides
         actual.dead = _dead(tokens, [token.live for token in tokens])
         shadowed.dead = _dead(
@@ -183,8 +181,6 @@ class TextPanel(LinesWidget, can_focus=True):
             lines.append(merge(line))
         where = f"lines {self._top + 1:,}–{min(total, self._top + room):,} of {total:,}"
         title = f"text · {len(self._tokens):,} tokens"
-        if self._read_at:
-            title += f" · {self._read_at}"
         if shadow is not None:
             title += f" · {shadow.agreed:,} of {shadow.evicted:,} victims the same"
         self.set_titles(title, where + " · follows" * self.follows)
