@@ -19,6 +19,7 @@ from vtoken import wire
 from vtoken_api import changes
 
 BASE = "/vtoken/v1"
+GUARD = 'guards=[{"metric":"preemptions","above":0}]'
 
 
 @pytest.fixture
@@ -321,7 +322,7 @@ async def test_an_undo_that_would_restore_different_things_is_refused(
 async def test_one_engines_guard_reverts_the_trial_of_all(
     http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
 ) -> None:
-    result = await patch(http, "?guard_preemptions=0&guard_for_s=300", theta_f=0.5)
+    result = await patch(http, f"?{GUARD}&guard_for_s=300", theta_f=0.5)
     assert result.trial is not None
     assert result.trial.engines == [0, 1]
     cores[1].runtime.counters.requests.preempted += 1
@@ -344,7 +345,7 @@ async def test_a_trial_of_one_engine_reverts_alone(
     http: httpx.AsyncClient, cores: list[LiveEngine]
 ) -> None:
     await patch(http, theta_f=0.5)
-    await patch(http, "?engine=1&guard_preemptions=0&guard_for_s=300", batch_size=9)
+    await patch(http, f"?engine=1&{GUARD}&guard_for_s=300", batch_size=9)
     cores[1].runtime.counters.requests.preempted += 1
     cores[1].steps(1)
     assert cores[1].runtime.config.batch_size != 9
@@ -375,7 +376,7 @@ async def entries_of(served: Served) -> list[tuple[str, str, int | None]]:
     return [(e.action, e.actor, e.engine) for e in entries]
 
 
-HELD = "guard_preemptions=0&guard_for_s=1"
+HELD = f"{GUARD}&guard_for_s=1"
 CANARY = "?canary_engine=1"
 
 
@@ -404,7 +405,7 @@ async def test_others_follow_one_engine_when_its_guards_have_held(
 async def test_engine_whose_guard_is_crossed_is_followed_by_none(
     http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
 ) -> None:
-    await patch(http, f"{CANARY}&guard_preemptions=0&guard_for_s=300", theta_f=0.5)
+    await patch(http, f"{CANARY}&{GUARD}&guard_for_s=300", theta_f=0.5)
     cores[1].runtime.counters.requests.preempted += 1
     cores[1].steps(1)
 
@@ -434,7 +435,8 @@ async def test_change_that_the_others_cannot_follow_is_taken_back_everywhere(
 async def test_guard_without_evidence_lets_nobody_follow(
     http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
 ) -> None:
-    await patch(http, f"{CANARY}&guard_inter_token_p95_ms=50&guard_for_s=1", theta_f=0.5)
+    guard = '{"metric":"latency_seconds{kind=inter_token,quantile=0.95}","above":0.05}'
+    await patch(http, f"{CANARY}&guards=[{guard}]&guard_for_s=1", theta_f=0.5)
 
     async def entered() -> bool:
         return (await entries_of(served))[1:] == [

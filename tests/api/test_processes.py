@@ -33,6 +33,7 @@ from vtoken_api.state.lock import FileLock
 from vtoken_api.state.pending import SUFFIX, Making, Pending
 
 ANA = {"X-VToken-Actor": "ana"}
+GUARD = 'guards=[{"metric":"preemptions","above":0}]'
 
 
 @contextlib.contextmanager
@@ -477,7 +478,7 @@ async def test_owner_that_is_asked_to_end_hands_over_while_it_still_serves(
 async def test_rollout_outlives_the_owner() -> None:
     with cores_of(2) as cores:
         async with api_processes(2, cores) as (owner, other):
-            query = "?canary_engine=1&guard_preemptions=0&guard_for_s=2"
+            query = f"?canary_engine=1&{GUARD}&guard_for_s=2"
             await patch(other, query, theta_f=0.5)
             await owner.kill()
 
@@ -495,7 +496,7 @@ async def test_rollout_outlives_the_owner() -> None:
 async def test_trial_outlives_the_owner_and_is_reverted_on_all_engines_once() -> None:
     with cores_of(2) as cores:
         async with api_processes(2, cores) as (owner, other):
-            query = "?guard_preemptions=0&guard_for_s=300"
+            query = f"?{GUARD}&guard_for_s=300"
             trial = await patch(other, query, theta_f=0.5)
             await owner.kill()
             cores[1].runtime.counters.requests.preempted += 1

@@ -294,6 +294,8 @@ async def test_undo_restores_the_revision_before_as_a_new_one(
 
 # ---------------------------------------------------------------- on trial
 
+NO_PREEMPTIONS = 'guards=[{"metric":"preemptions","above":0}]'
+
 
 async def actions(http: httpx.AsyncClient) -> list[tuple[str, str]]:
     """Actor and action of every audit entry."""
@@ -302,11 +304,11 @@ async def actions(http: httpx.AsyncClient) -> list[tuple[str, str]]:
 
 
 async def test_a_change_on_trial_is_shown_confirmed_and_audited(http: httpx.AsyncClient) -> None:
-    query = "confirm_within_s=60&guard_preemptions=2&guard_for_s=30"
+    query = f"confirm_within_s=60&{NO_PREEMPTIONS}&guard_for_s=30"
     answer = await http.patch(f"/config?{query}", json={"theta_f": 0.5})
     trial = read(answer, wire.PatchResult).trial
     assert trial is not None
-    assert trial.guard == wire.GuardLimits(preemptions=2)
+    assert trial.guards == [wire.Guard(metric="preemptions", above=0)]
     config = read(await http.get("/config"), wire.ConfigDocument)
     assert config.trial == trial
     assert (config.revision, config.effective_revision) == (2, 1)
@@ -321,20 +323,22 @@ async def test_a_change_on_trial_is_shown_confirmed_and_audited(http: httpx.Asyn
     assert (await actions(http))[-2:] == [("127.0.0.1", "trial"), ("bob", "confirm")]
 
 
-async def test_guards_are_a_list_beside_which_their_older_names_are_accepted(
+async def test_guards_are_a_list_and_shown_with_their_values(
     http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
-    guards = [{"metric": "tokens{state=dead}", "above": 1e6, "below": None}]
-    query = {"guards": json.dumps(guards), "guard_inter_token_p95_ms": "500"}
+    p95 = "latency_seconds{kind=inter_token,quantile=0.95}"
+    guards = [
+        {"metric": "tokens{state=dead}", "above": 1e6, "below": None},
+        {"metric": p95, "above": 0.5},
+    ]
+    query = {"guards": json.dumps(guards)}
     answer = await http.patch("/config", params=query, json={"theta_f": 0.5})
     trial = read(answer, wire.PatchResult).trial
     assert trial is not None
-    p95 = "latency_seconds{kind=inter_token,quantile=0.95}"
     assert trial.guards == [
         wire.Guard(metric="tokens{state=dead}", above=1e6),
         wire.Guard(metric=p95, above=0.5, min_count=wire.GUARD_COUNT),
     ]
-    assert trial.guard == wire.GuardLimits(inter_token_p95_ms=500)
     core.steps(2)
     status = read(await http.get("/status"), wire.Status)
     assert [guard.metric for guard in status.guards] == [guard.metric for guard in trial.guards]
@@ -344,7 +348,7 @@ async def test_guards_are_a_list_beside_which_their_older_names_are_accepted(
 async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
     http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
-    await http.patch("/config?guard_preemptions=0", json={"theta_f": 0.5})
+    await http.patch(f"/config?{NO_PREEMPTIONS}", json={"theta_f": 0.5})
     core.runtime.counters.requests.preempted += 1
     core.steps()
     config = read(await http.get("/config"), wire.ConfigDocument)
@@ -368,16 +372,7 @@ async def test_the_engine_reverts_a_passed_guard_and_the_audit_log_shows_it(
         ("confirm_within_s=1.5", "confirm_within_s"),
         ("confirm_within_s=1e3", "confirm_within_s"),
         ("confirm_within_s=5&confirm_within_s=6", "confirm_within_s"),
-        ("guard_inter_token_p95_ms=nan", "guard_inter_token_p95_ms"),
-        ("guard_inter_token_p95_ms=0", "guard_inter_token_p95_ms"),
-        ("guard_preemptions=-1", "guard_preemptions"),
-        ("guard_preemptions=1000001", "guard_preemptions"),
-        ("guard_preemptions=1.5", "guard_preemptions"),
-        ("guard_canary_agreement=1.5", "guard_canary_agreement"),
-        ("guard_canary_logprob_lost=101", "guard_canary_logprob_lost"),
-        ("guard_canary_agreement=0.5&guard_canary_count=0", "guard_canary_count"),
-        ("guard_canary_agreement=0.5&guard_canary_count=201", "guard_canary_count"),
-        ("guard_preemptions=1&guard_canary_count=5", "guard_canary_count"),
+        ("guard_preemptions=1", "guard_preemptions"),
         ("guards=preemptions", "guards"),
         ('guards=["preemptions"]', "guards"),
         ('guards=[{"metric":"preemptions","above":1}', "guards"),

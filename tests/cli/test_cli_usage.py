@@ -18,7 +18,6 @@ from vtoken.cli.pages import EPILOG
 from vtoken.cli.parser import make_parser
 from vtoken.client import Server
 from vtoken.client.server import DEFAULT_URL
-from vtoken.wire import GUARD_COUNT
 
 
 @pytest.mark.parametrize(
@@ -169,13 +168,6 @@ async def test_help_and_version_import_nothing_heavy() -> None:
         sys.executable, "-c", code, stdout=asyncio.subprocess.DEVNULL
     )
     assert await process.wait() == 0
-
-
-def test_help_names_the_default_of_a_guard_on_the_canary() -> None:
-    text = make_parser().parse_args(["config", "set", "theta_f=0"]).parser.format_help()
-    assert f"minimum of checked requests for these two guards ({GUARD_COUNT})" in " ".join(
-        text.split()
-    )
 
 
 def test_help_names_the_default_server() -> None:

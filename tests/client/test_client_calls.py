@@ -107,12 +107,10 @@ async def test_change_is_applied_audited_and_undone(either: Either, core: LiveEn
     assert [entry.actor for entry in entries] == ["ana@127.0.0.1"] * 3
 
 
-async def test_guards_and_their_older_names_are_sent(either: Either) -> None:
+async def test_guards_are_sent_without_what_is_not_given(either: Either) -> None:
     guard = wire.Guard(metric="f", above=0.9)
-    result = await either.ask("patch_config", {"theta_f": 0.5}, guards=[guard], guard_preemptions=2)
-    assert result.trial.guards == [guard, wire.Guard(metric="preemptions", above=2)]
-    with pytest.raises(TypeError, match="guard_speed"):
-        await either.ask("patch_config", {"theta_f": 0.1}, guard_speed=2)
+    result = await either.ask("patch_config", {"theta_f": 0.5}, guards=[guard])
+    assert result.trial.guards == [guard]
 
 
 CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (

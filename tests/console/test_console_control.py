@@ -16,6 +16,7 @@ from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.base.quantities import time_text
+from vtoken.wire import Guard
 from vtoken_api.state import recorder
 from vtoken_console.changes.descriptions import irreversible
 from vtoken_console.changes.trials import countdown, parse_terms
@@ -147,8 +148,7 @@ async def test_guard_reverts_and_its_alert_stays_until_dismissed(
     async with running(served.url, size=(160, 36)) as (app, pilot):
         await open_trial(app, pilot, "tab", *"500", "tab", "0", "enter")
         await until(lambda: trial(core) is not None, "no trial")
-        guard = trial(core).guard
-        assert (guard.inter_token_p95_ms, guard.preemptions) == (500, 0)
+        assert [guard.above for guard in trial(core).guards] == [0.5, 0]
         await pilot.press("escape")
         await until(lambda: "p95 inter-token <= 500 ms" in screen_text(app), "guard not shown")
         slow = itertools.count()
@@ -376,21 +376,21 @@ def test_lower_floor_is_said_to_take_tokens_only_while_memory_is_short() -> None
 
 
 def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
-    terms = parse_terms("2.5", {"guard_inter_token_p95_ms": "", "guard_preemptions": " 3 "})
-    assert (terms["confirm_within_s"], terms["guard_inter_token_p95_ms"]) == (150, None)
-    assert (terms["guard_preemptions"], terms["guards"]) == (3, [])
-    guarded = parse_terms("", {"guard_canary_agreement": "0.9"}, "f > 0.5; rate(preemptions)<1;")
-    assert (guarded["confirm_within_s"], guarded["guard_canary_agreement"]) == (None, 0.9)
-    assert [guard.metric for guard in guarded["guards"]] == ["f", "rate(preemptions)"]
+    terms = parse_terms("2.5", {"inter_token_p95": "", "preemptions": " 3 "})
+    assert terms == {"confirm_within_s": 150, "guards": [Guard(metric="preemptions", above=3)]}
+    guarded = parse_terms("", {"inter_token_p95": "40"}, "f > 0.5; rate(preemptions)<1;")
+    assert guarded["confirm_within_s"] is None
+    assert [(guard.metric, guard.limit) for guard in guarded["guards"]] == [
+        ("latency_seconds{kind=inter_token,quantile=0.95}", 0.04),
+        ("f", 0.5),
+        ("rate(preemptions)", 1),
+    ]
     for minutes, name, text, others in (
-        ("-1", "guard_preemptions", "", ""),
-        ("", "guard_inter_token_p95_ms", "0", ""),
-        ("", "guard_preemptions", "1.5", ""),
-        ("", "guard_preemptions", "-1", ""),
-        ("", "guard_canary_agreement", "90", ""),
-        ("", "guard_canary_logprob_lost", "-1", ""),
-        ("", "guard_canary_logprob_lost", "nan", ""),
-        ("1", "guard_preemptions", "", "f"),
+        ("-1", "preemptions", "", ""),
+        ("", "preemptions", "-1", ""),
+        ("", "canary_agreement", "90", ""),
+        ("", "canary_logprob_lost", "nan", ""),
+        ("1", "preemptions", "", "f"),
     ):
         with pytest.raises(ValueError, match="is not"):
             parse_terms(minutes, {name: text}, others)

@@ -40,7 +40,7 @@ async def test_terms_typed_right_after_the_trial_key_reach_the_fields(served: Se
     async with running(served.url) as (app, _):
         burst(app, "t", "left", "ctrl+t", "backspace", *"12", "tab", *"40")
         await until(lambda: isinstance(app.screen, TrialScreen), "no dialog")
-        p95 = "#guard_inter_token_p95_ms"
+        p95 = "#inter_token_p95"
         await until(lambda: app.screen.query_one(p95, Input).value == "40", "not typed")
         assert app.screen.query_one("#minutes", Input).value == "12"
 

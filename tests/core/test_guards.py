@@ -15,7 +15,7 @@ from vtoken.base.errors import RefusedError
 from vtoken.control.guard_watch import RATE_WINDOW_S, Rate
 from vtoken.core.runtime.canary import Check
 from vtoken.core.runtime.given import kept_share
-from vtoken.wire import GUARD_COUNT, Guard, GuardLimits, Trial
+from vtoken.wire import GUARD_COUNT, Guard, Trial
 from vtoken.wire.guards import checked, guard_text, held_text, offered, parse_guard, series_of
 from vtoken.wire.metrics import METRICS
 
@@ -156,32 +156,6 @@ def test_a_guard_of_a_newer_engine_is_shown_with_the_name_that_it_has() -> None:
     guard = Guard(metric="new_thing{a=b}", below=3, min_count=7, value=5.0, count=2)
     assert guard_text(guard) == "new_thing{a=b} < 3 over 7 samples or more"
     assert held_text(guard) == "new_thing{a=b} >= 3 (now 5), 2 of 7 samples"
-
-
-# ---------------------------------------------------------------- older names
-
-
-def test_a_trial_of_an_older_server_or_recording_is_read_as_guards() -> None:
-    old = (
-        b'{"revision": 2, "actor": "ann", "started_ts": 1.0, "guard": {"inter_token_p95_ms": 40, '
-        b'"preemptions": 0, "canary_agreement": 0.9, "canary_logprob_lost": null, '
-        b'"canary_count": 30}}'
-    )
-    assert msgspec.json.decode(old, type=Trial).guards == [
-        Guard(metric=P95, above=0.04),
-        Guard(metric="preemptions", above=0),
-        Guard(metric=AGREEMENT, below=0.9, min_count=30),
-    ]
-
-
-def test_an_older_reader_finds_the_guards_that_it_knows() -> None:
-    guards = checked([Guard(metric=P95, above=0.04), Guard(metric="f", above=0.5)])
-    trial = Trial(revision=2, actor="ann", started_ts=1.0, guards=guards)
-    assert trial.guard == GuardLimits(inter_token_p95_ms=40)
-    read = msgspec.json.decode(msgspec.json.encode(trial), type=Trial)
-    assert read.guards == guards
-    unknown = Trial(revision=2, actor="ann", started_ts=1.0, guards=guards[1:])
-    assert unknown.guard is None
 
 
 # ---------------------------------------------------------------- what a value is

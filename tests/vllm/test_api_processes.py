@@ -158,7 +158,7 @@ async def test_changes_compaction_and_trial_under_traffic_are_alike_in_all_proce
             return bool(found.state == "done")
 
         await until(ended, "the compaction does not end")
-        terms = "?confirm_within_s=300&guard_preemptions=1000"
+        terms = '?confirm_within_s=300&guards=[{"metric":"preemptions","above":1000}]'
         trial = await call(
             three, wire.PatchResult, "PATCH", f"/config{terms}", json={"theta_f": 0.4}
         )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import itertools
+import json
 import re
 import socket
 import sys
@@ -215,7 +216,8 @@ async def test_the_engine_ends_a_trial_whose_client_disconnected(
     idle = await begin_trial(server, "confirm_within_s=1", 0.91)
     assert (await ended(http)).effective == before.effective
     async with Traffic(http):
-        loaded = await begin_trial(server, "guard_inter_token_p95_ms=0.02", 0.92)
+        guard = {"metric": "latency_seconds{kind=inter_token,quantile=0.95}", "above": 2e-5}
+        loaded = await begin_trial(server, f"guards=[{json.dumps(guard)}]", 0.92)
         assert (await ended(http)).effective == before.effective
     reasons = {
         event.data["reverted"]: (event.data["actor"], event.data["reason"])
@@ -372,7 +374,7 @@ async def test_command_line_and_client_work_together_on_a_busy_server(
         assert "is on trial" in output
         trial = (await client.config()).trial
         assert trial is not None
-        assert trial.guard == wire.GuardLimits(inter_token_p95_ms=30_000.0)
+        assert trial.guards[0].above == 30
         assert "confirmed" in await vtoken(server, "confirm")
         started = await client.compact()
         assert (await client.wait_operation(started.id)).state == "done"

@@ -19,7 +19,6 @@ from vtoken.cli.values import assignments
 from vtoken.client import Client, calls
 from vtoken.client.calls import Call
 from vtoken.client.request_text import RequestText
-from vtoken.wire.guards import GuardAliases
 
 
 def config(arguments: Namespace, client: Client) -> int:
@@ -151,7 +150,6 @@ def _patch(arguments: Namespace, patch: dict[str, Any]) -> Call[wire.PatchResult
         guards=arguments.guards,
         guard_for_s=arguments.guard_for,
         canary_engine=arguments.canary_engine,
-        **{name: getattr(arguments, name) for name in GuardAliases.__struct_fields__},
     )
 
 

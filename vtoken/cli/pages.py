@@ -100,7 +100,7 @@ EXAMPLES = {
     "config set": [
         "vtoken config set theta_f=0.1 batch_size=64",
         "vtoken config set budget_ratio=0.33 --dry-run",
-        "vtoken config set theta_f=0.1 --confirm-within 5m --guard-p95 40ms --guard-preemptions 0",
+        "vtoken config set theta_f=0.1 --guard-p95 40ms --guard 'preemptions>0'",
         "vtoken config set policy.name=h2o probe.every_steps=4",
         "vtoken config set theta_f=0.1 --all --fleet production.fleet",
     ],

@@ -14,8 +14,7 @@ from vtoken.cli.values import (
     fps,
     guard,
     interval_s,
-    latency_ms,
-    number,
+    p95_guard,
     port,
     positive,
     size,
@@ -204,33 +203,13 @@ def _trial_flags() -> argparse.ArgumentParser:
         "'canary_agreement{group=evicting}<0.9 over 30', 'rate(generated_tokens)<100'; "
         "metrics: docs/metrics.md",
     )
-    for flag, name, kind, metavar, text in (
-        (
-            "p95",
-            "inter_token_p95_ms",
-            latency_ms,
-            "T",
-            "the p95 inter-token latency exceeds T: 40ms",
-        ),
-        ("preemptions", "preemptions", count, "N", "more than N are preempted"),
-        ("agreement", "canary_agreement", number, "R", "the canary's agreement is below R: 0.9"),
-        (
-            "logprob-lost",
-            "canary_logprob_lost",
-            number,
-            "X",
-            "the canary's log-probability lost, in nats a token, is above X",
-        ),
-    ):
-        trial.add_argument(
-            f"--guard-{flag}", dest=f"guard_{name}", type=kind, metavar=metavar, help=f"if {text}"
-        )
     trial.add_argument(
-        "--guard-canaries",
-        type=positive,
-        dest="guard_canary_count",
-        metavar="N",
-        help="minimum of checked requests for these two guards (20)",
+        "--guard-p95",
+        type=p95_guard,
+        action="append",
+        dest="guards",
+        metavar="T",
+        help="if the p95 inter-token latency exceeds T: 40ms",
     )
     trial.add_argument(
         "--guard-for", type=whole_seconds, metavar="T", help="how long the guards are active"

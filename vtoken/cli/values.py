@@ -39,13 +39,6 @@ def whole_seconds(text: str) -> int:
     return int(seconds)
 
 
-def latency_ms(text: str) -> float:
-    """Milliseconds of `40ms` or `0.04s`; the unit is required."""
-    if text[-1:].isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}ms or {text}s")
-    return round(duration_s(text) * 1e3, 6)
-
-
 def positive(text: str) -> int:
     value = count(text)
     if value < 1:
@@ -79,6 +72,15 @@ def guard(text: str) -> Guard:
         return parse_guard(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def p95_guard(text: str) -> Guard:
+    """The guard on an inter-token latency of `40ms` or `0.04s`; the unit is required."""
+    from vtoken.wire import Guard
+
+    if text[-1:].isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; expected {text}ms or {text}s")
+    return Guard(metric="latency_seconds{kind=inter_token,quantile=0.95}", above=duration_s(text))
 
 
 def fps(text: str) -> float:

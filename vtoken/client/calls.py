@@ -18,7 +18,6 @@ from msgspec import structs
 from vtoken import wire
 from vtoken.base.documents import Decoder
 from vtoken.client.server import Server
-from vtoken.wire.guards import GuardAliases
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +68,6 @@ def patch_config(
     guards: Sequence[wire.Guard] = (),
     guard_for_s: int | None = None,
     canary_engine: int | None = None,
-    **aliases: Any,
 ) -> Call[wire.PatchResult]:
     """Merge-patch the configuration atomically, between two engine steps.
 
@@ -77,8 +75,7 @@ def patch_config(
     change nothing; a read token is enough. `confirm_within_s` puts the change on trial: the engine
     reverts it unless `confirm` arrives in time. `guards`: the engine also reverts it if one of
     these metrics crosses its limit within `guard_for_s` seconds. `canary_engine`: the engine that
-    tries the change first; the others follow when its guards have held. `aliases`: the arguments of
-    `vtoken.wire.guards.GuardAliases`, each a guard and its limit at once.
+    tries the change first; the others follow when its guards have held.
     """
     params = _params(
         validate_only="true" if validate_only else None,
@@ -86,7 +83,6 @@ def patch_config(
         guards=_guards(guards),
         guard_for_s=guard_for_s,
         canary_engine=canary_engine,
-        **structs.asdict(GuardAliases(**aliases)),
     )
     headers = {"Content-Type": "application/merge-patch+json"} | _if_match(revision)
     content = msgspec.json.encode(patch)

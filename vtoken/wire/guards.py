@@ -13,14 +13,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from vtoken.base.errors import RefusedError
 from vtoken.base.quantities import number_text, time_text
-from vtoken.wire import GUARD_COUNT, MAX_GUARD_COUNT, MAX_GUARDS, Guard, GuardLimits, Status
+from vtoken.wire import GUARD_COUNT, MAX_GUARD_COUNT, MAX_GUARDS, Guard, Status
 from vtoken.wire.metrics import METRICS, Evidence, Labels, Metric
 
 BY_NAME = {metric.name: metric for metric in METRICS if metric.guards}
@@ -206,47 +204,3 @@ def _known(guard: Guard) -> Series:
     except RefusedError:
         samples = "" if guard.min_count is None else "samples"
         return Series(Metric(guard.metric, "gauge", "", lambda _: (), samples=samples))
-
-
-# ---------------------------------------------------------------- names of older releases
-
-
-class GuardAliases(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Query parameters, and arguments of the client, that name a guard and its limit at once."""
-
-    guard_inter_token_p95_ms: Annotated[
-        Annotated[float, Meta(ge=0.001, le=3_600_000.0)] | None,
-        Meta(description="alias: guards on latency_seconds{kind=inter_token,quantile=0.95}, above"),
-    ] = None
-    guard_preemptions: Annotated[
-        Annotated[int, Meta(ge=0, le=1_000_000)] | None,
-        Meta(description="alias: guards on preemptions, above"),
-    ] = None
-    guard_canary_agreement: Annotated[
-        Annotated[float, Meta(ge=0.0, le=1.0)] | None,
-        Meta(description="alias: guards on canary_agreement{group=evicting}, below"),
-    ] = None
-    guard_canary_logprob_lost: Annotated[
-        Annotated[float, Meta(ge=0.0, le=100.0)] | None,
-        Meta(description="alias: guards on canary_logprob_lost{group=evicting}, above"),
-    ] = None
-    guard_canary_count: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_GUARD_COUNT)] | None,
-        Meta(description="alias: min_count of the two guards on the canary"),
-    ] = None
-
-    def named_guards(self) -> list[Guard]:
-        """The guards that are meant; raises RefusedError for a count without a guard on it."""
-        given = {name: getattr(self, name) for name in GuardAliases.__struct_fields__}
-        limits = GuardLimits(
-            **{name[len("guard_") :]: value for name, value in given.items() if value is not None}
-        )
-        counted = (self.guard_canary_agreement, self.guard_canary_logprob_lost)
-        if self.guard_canary_count is not None and counted == (None, None):
-            raise RefusedError(
-                "guard_canary_count needs a guard on the canary, but none is given",
-                field="guard_canary_count",
-                value=self.guard_canary_count,
-                bound="only with guard_canary_agreement or guard_canary_logprob_lost",
-            )
-        return limits.guards()

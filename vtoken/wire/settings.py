@@ -291,51 +291,6 @@ class Guard(Doc):
         return math.nan if found is None else found
 
 
-# Field of `GuardLimits` -> metric, side, and the unit of the limit in units of the metric.
-NAMED_LIMITS: dict[str, tuple[str, Literal["above", "below"], float]] = {
-    "inter_token_p95_ms": ("latency_seconds{kind=inter_token,quantile=0.95}", "above", 1e-3),
-    "preemptions": ("preemptions", "above", 1),
-    "canary_agreement": ("canary_agreement{group=evicting}", "below", 1),
-    "canary_logprob_lost": ("canary_logprob_lost{group=evicting}", "above", 1),
-}
-
-
-class GuardLimits(Doc):
-    """The guards that had fields of their own, before `Guard` named any metric."""
-
-    inter_token_p95_ms: float | None = None
-    preemptions: int | None = None
-    canary_agreement: float | None = None
-    canary_logprob_lost: float | None = None
-    canary_count: int = GUARD_COUNT  # the canary's `min_count`
-
-    @staticmethod
-    def of(guards: list[Guard]) -> GuardLimits | None:
-        """The limits among `guards` that have a field; None without any."""
-        limits = GuardLimits()
-        for name, (metric, side, unit) in NAMED_LIMITS.items():
-            for guard in guards:
-                limit = getattr(guard, side)
-                if guard.metric != metric or limit is None:
-                    continue
-                limit = round(limit / unit, 9)
-                setattr(limits, name, math.floor(limit) if name == "preemptions" else limit)
-                if name.startswith("canary_"):
-                    limits.canary_count = guard.min_count or GUARD_COUNT
-        return None if limits == GuardLimits() else limits
-
-    def guards(self) -> list[Guard]:
-        """The same as guards."""
-        found = []
-        for name, (metric, side, unit) in NAMED_LIMITS.items():
-            limit = getattr(self, name)
-            if limit is not None:
-                guard = Guard(metric=metric, **{side: round(limit * unit, 12)})
-                guard.min_count = self.canary_count if name.startswith("canary_") else None
-                found.append(guard)
-        return found
-
-
 class Trial(Doc):
     """A change that is reverted unless confirmed in time, or when a guard's limit is crossed."""
 
@@ -343,18 +298,11 @@ class Trial(Doc):
     actor: str
     started_ts: float
     expires_ts: float | None = None  # None: guarded only
-    guard: GuardLimits | None = None  # of `guards`, for readers that do not know them
     guard_until_ts: float | None = None
     changes: dict[str, list[Any]] = {}  # field -> [old, new]
     guards: list[Guard] = []
     engines: list[int] = []  # that try the change together; []: this one alone
     followers: list[int] = []  # engines that make the change when it is kept here
-
-    def __post_init__(self) -> None:
-        if self.guards:
-            self.guard = GuardLimits.of(self.guards)
-        elif self.guard is not None:  # of an older server
-            self.guards = self.guard.guards()
 
 
 class Made(Doc):

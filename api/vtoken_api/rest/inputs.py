@@ -21,7 +21,6 @@ from starlette.requests import ClientDisconnect, Request
 from vtoken import wire
 from vtoken.wire.bounds import fault, read_json
 from vtoken.wire.commands import TrialSeconds
-from vtoken.wire.guards import GuardAliases
 from vtoken_api.limits import BODY_TIMEOUT_S, MAX_BODY_BYTES
 from vtoken_api.problems import refuse
 from vtoken_api.state.segments import MAX_AGE_S
@@ -124,8 +123,8 @@ class GuardParameter(wire.Guard, forbid_unknown_fields=True, omit_defaults=True)
     """A guard as a client asks for it; `value` and `count` are ignored."""
 
 
-class PatchQuery(GuardAliases, frozen=True):
-    """Besides aliases, the fields have the names of `vtoken.wire.commands.PatchConfig`."""
+class PatchQuery(Model, frozen=True):
+    """The fields have the names of `vtoken.wire.commands.PatchConfig`."""
 
     engine: ChangeRank = None
     validate_only: ValidateOnly = False
@@ -157,10 +156,10 @@ class PatchQuery(GuardAliases, frozen=True):
     ] = None
 
     def terms(self) -> dict[str, Any]:
-        """The terms of a trial as arguments of `PatchConfig`; raises RefusedError."""
+        """The terms of a trial as arguments of `PatchConfig`."""
         return {
             "confirm_within_s": self.confirm_within_s,
-            "guards": [*self.guards, *self.named_guards()],
+            "guards": list(self.guards),
             "guard_for_s": self.guard_for_s,
         }
 

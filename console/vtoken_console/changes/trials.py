@@ -5,8 +5,9 @@ Times are server times.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -14,11 +15,30 @@ if TYPE_CHECKING:
 DEFAULT_MINUTES = 5
 
 
-LIMITS = {  # of the form: alias of a guard -> what it is about, and its unit
-    "guard_inter_token_p95_ms": ("inter-token p95 is above", "ms"),
-    "guard_preemptions": ("preemptions are above", "since the change"),
-    "guard_canary_agreement": ("agreement is below", "0..1, of the canary"),
-    "guard_canary_logprob_lost": ("log-prob. lost is above", "nats a token"),
+class Limit(NamedTuple):
+    """A guard with a field of its own in the form: what it is about, its unit, what is accepted."""
+
+    label: str
+    unit: str
+    guard: str  # up to the number
+    scale: float = 1.0  # of the form's unit in the metric's
+    most: float = math.inf
+
+
+LIMITS = {
+    "inter_token_p95": Limit(
+        "inter-token p95 is above",
+        "ms",
+        "latency_seconds{kind=inter_token,quantile=0.95}>",
+        scale=1e-3,
+    ),
+    "preemptions": Limit("preemptions are above", "since the change", "preemptions>"),
+    "canary_agreement": Limit(
+        "agreement is below", "0..1, of the canary", "canary_agreement{group=evicting}<", most=1.0
+    ),
+    "canary_logprob_lost": Limit(
+        "log-prob. lost is above", "nats a token", "canary_logprob_lost{group=evicting}>"
+    ),
 }
 
 
@@ -28,34 +48,33 @@ def parse_terms(minutes: str, limits: Mapping[str, str], others: str = "") -> di
     `limits`: by the names of `LIMITS`. `others`: guards on any metric, `f > 0.5; givers < 1`.
     Raises ValueError with field, value and bound.
     """
-    import msgspec  # here, to keep the first frame fast
-
-    from vtoken.wire.bounds import fault
-    from vtoken.wire.guards import GuardAliases, parse_guard
+    from vtoken.wire.guards import parse_guard  # here, to keep the first frame fast
 
     within = _number("minutes", minutes)
     if within is not None and not within >= 1 / 60:
         raise ValueError(f"minutes = {within:g} is not above 0")
-    given = {name: _number(name, text) for name, text in limits.items()}
-    guards = [parse_guard(text) for text in others.split(";") if text.strip()]
-    if within is None and not guards and all(limit is None for limit in given.values()):
+    texts = []
+    for name, text in limits.items():
+        limit, value = LIMITS[name], _number(name, text)
+        if value is None:
+            continue
+        if not 0 <= value <= limit.most:
+            raise ValueError(f"{name} = {value:g} is not in 0..{limit.most:g}")
+        texts.append(f"{limit.guard}{value * limit.scale:.15g}")
+    texts += [text for text in others.split(";") if text.strip()]
+    if within is None and not texts:
         raise ValueError("a trial needs a time limit or guard; enter applies without a trial")
-    try:
-        msgspec.convert(given, GuardAliases)
-    except msgspec.ValidationError as error:
-        raise ValueError(fault(error, given, GuardAliases).detail) from None
     seconds = None if within is None else max(1, round(within * 60))
-    return {"confirm_within_s": seconds, "guards": guards, **given}
+    return {"confirm_within_s": seconds, "guards": [parse_guard(text) for text in texts]}
 
 
 def _number(name: str, text: str) -> float | None:
     if not text.strip():
         return None
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         raise ValueError(f"{name} = {text!r} is not a number") from None
-    return int(value) if value.is_integer() else value
 
 
 def countdown(seconds: float) -> str:

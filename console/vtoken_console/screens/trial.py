@@ -47,9 +47,9 @@ class TrialScreen(ModalScreen[dict[str, Any] | None]):
             subtitle = "tab next   enter start   esc cancel"
             page.border_subtitle = terminal_text(self, subtitle)
             yield from self._term("minutes", "unless kept within", "minutes", str(DEFAULT_MINUTES))
-            for name, (label, unit) in LIMITS.items():
-                shown = f"{unit}, now {now}" if unit == "ms" else unit
-                yield from self._term(name, f"if {label}", shown)
+            for name, limit in LIMITS.items():
+                shown = f"{limit.unit}, now {now}" if limit.unit == "ms" else limit.unit
+                yield from self._term(name, f"if {limit.label}", shown)
             yield from self._term("others", "if another metric crosses", hint="f > 0.5; givers < 1")
             yield self._text
 
