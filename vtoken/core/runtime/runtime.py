@@ -195,10 +195,12 @@ class Runtime:
         if request_id not in state.requests:
             return
         num_dead = num_tokens = 0
+        is_check = request_id == self.canary.request_id
+        preempted = preempted and not is_check
         if preempted:
             table = state.tables[request_id]
             num_dead, num_tokens = table.num_dead, table.num_tokens
-        elif request_id != self.canary.request_id:
+        elif not is_check:
             self._note_end(request_id)
         self.relocator.drop(request_id)
         state.release(request_id)
@@ -222,7 +224,7 @@ class Runtime:
                 },
             )
         else:
-            self.counters.requests.finished += request_id != self.canary.request_id
+            self.counters.requests.finished += not is_check
             self.forget(request_id)
 
     def _note_end(self, request_id: str) -> None:

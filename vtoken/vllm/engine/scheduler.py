@@ -34,7 +34,7 @@ from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
 from vtoken.vllm.drafts import num_drafts, num_rejected
-from vtoken.vllm.engine.canary.checks import Checks
+from vtoken.vllm.engine.canary.scheduler import CanarySchedulerMixin
 from vtoken.vllm.engine.coordinator import VTokenCoordinatorMixin
 from vtoken.vllm.engine.groups import other_groups
 from vtoken.vllm.engine.manager import VLLMBlockStore
@@ -79,21 +79,21 @@ def _geometry(config: Any, num_blocks: int, group: ManagedGroup) -> Geometry:
     )
 
 
-class VTokenSchedulerMixin:
-    """Put before a vLLM scheduler class in the bases."""
+class VTokenSchedulerMixin(Scheduler):
+    """Everything but the quality canary, which stands before it in the bases."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config: Any = self.vllm_config  # type: ignore[attr-defined]
-        kv_cache_config: Any = self.kv_cache_config  # type: ignore[attr-defined]
+        config: Any = self.vllm_config
+        kv_cache_config: Any = self.kv_cache_config
         support.check_config(config)
         support.check_scheduler(config, is_async=isinstance(self, AsyncScheduler))
         num_stages = config.parallel_config.pipeline_parallel_size
         support.check_kv_cache(kv_cache_config, VTokenAttentionSpec, num_stages=num_stages)
         group = ManagedGroup.of(kv_cache_config)
-        coordinator = VTokenCoordinatorMixin.adopt(self.kv_cache_manager.coordinator, group)  # type: ignore[attr-defined]
+        coordinator = VTokenCoordinatorMixin.adopt(self.kv_cache_manager.coordinator, group)
         self._manager = manager = coordinator.managed
-        others = other_groups(coordinator, group, kv_cache_config, config, self.requests)  # type: ignore[attr-defined]
+        others = other_groups(coordinator, group, kv_cache_config, config, self.requests)
         settings = read_settings(config.additional_config or {})
         log.info("vToken: %s", selftest.run())
         geometry = _geometry(config, kv_cache_config.num_blocks, group)
@@ -111,10 +111,10 @@ class VTokenSchedulerMixin:
             max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
             borrows_blocks=config.device_config.device_type == "cpu",
-            vocabulary=VLLMVocabulary(config.model_config, self.requests),  # type: ignore[attr-defined]
+            vocabulary=VLLMVocabulary(config.model_config, self.requests),
             calibration=calibration.profile,
             other_groups=others,
-            num_sampled=lambda request_id: self.requests[request_id].num_output_tokens,  # type: ignore[attr-defined]
+            num_sampled=lambda request_id: self.requests[request_id].num_output_tokens,
         )
         self._chats = VLLMChats(config.model_config, settings.chat_template)
         manager.runtime = self.vtoken
@@ -138,18 +138,15 @@ class VTokenSchedulerMixin:
             end_request=self._end_request,
         )
         self.vtoken_controller.note_started()
-        self.vtoken_canary = Checks(self, self.vtoken)
         self._by_priority = config.scheduler_config.policy == "priority"
 
     # ------------------------------------------------------------ the step
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         self.vtoken_controller.before_step()
-        self.vtoken_canary.before_step()
         self.vtoken.begin_step(*self._upcoming())
-        output = super().schedule(throttle_prefills)  # type: ignore[misc]
+        output = super().schedule(throttle_prefills)
         plan = self.vtoken.commit_step(self._scheduled(list(output.num_scheduled_tokens)))
-        self.vtoken_canary.after_step()
         if self.vtoken.concerns_worker(plan):
             output.vtoken = plan
         return output
@@ -162,42 +159,42 @@ class VTokenSchedulerMixin:
         drafts = num_drafts(scheduler_output)
         if drafts:  # before vLLM ends requests
             self.vtoken.truncate(num_rejected(drafts, model_runner_output))
-        result = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        result = super().update_from_output(scheduler_output, model_runner_output)
         self._check_lengths(drafts)
-        self.vtoken_canary.take_outputs(result)
+        self._note_outputs(result)
+        return result
+
+    def _note_outputs(self, outputs: dict[int, Any]) -> None:
+        """Count what a step has sampled; vLLM keys `outputs` by client."""
         now = time.monotonic()
         served: list[str] = []
         num_tokens = 0
-        for client in result.values():
+        for client in outputs.values():
             for output in client.outputs:
                 if output.new_token_ids:
                     served.append(output.request_id)
                     num_tokens += len(output.new_token_ids)
         self.vtoken.sampled(served, num_tokens, now)
         self._note_step(now)
-        return result
 
     def _check_lengths(self, request_ids: Iterable[str]) -> None:
-        requests, held = self.requests, self.vtoken.tables  # type: ignore[attr-defined]
+        requests, held = self.requests, self.vtoken.tables
         counts = {i: requests[i].num_computed_tokens for i in request_ids if i in held}
         self.vtoken.check_lengths(counts)
 
     def _upcoming(self) -> tuple[list[str], list[tuple[str, int]], list[tuple[str, int]]]:
         """Requests that decode next; requests in prefill, with the bound of their next chunk; those
         that decode drafts too, with the number of their tokens.
-
-        Without a check of the canary: no request gives a token or moves for it.
         """
         if self.vtoken.idle:
             return [], [], []  # nothing can be due
         ready, prefilling, drafting = [], [], []
         requests, chunk = self.vtoken.state.requests, self.vtoken.admission.max_chunk_tokens
-        check = self.vtoken_canary.request
-        for request in self.running:  # type: ignore[attr-defined]
+        for request in self._may_be_due():
             state = requests.get(request.request_id)
             num_tokens = request.num_tokens + request.num_output_placeholders
             num_left = num_tokens - request.num_computed_tokens
-            if state is None or num_left < 1 or request is check:
+            if state is None or num_left < 1:
                 continue
             if request.num_computed_tokens < state.prefill_end:
                 prefilling.append((request.request_id, min(num_left, chunk)))
@@ -207,19 +204,13 @@ class VTokenSchedulerMixin:
                     drafting.append((request.request_id, 1 + len(request.spec_token_ids)))
         return ready, prefilling, drafting
 
-    def _reserve_prefill_lookahead(
-        self, request: Any, num_computed_tokens: int, num_new_tokens: int
-    ) -> int:
-        if request is self.vtoken_canary.request:
-            num_new_tokens = self.vtoken_canary.limit(num_new_tokens)
-        num_tokens: int = super()._reserve_prefill_lookahead(  # type: ignore[misc]
-            request, num_computed_tokens, num_new_tokens
-        )
-        return num_tokens
+    def _may_be_due(self) -> list[Any]:
+        running: list[Any] = self.running
+        return running
 
     def _scheduled(self, request_ids: list[str]) -> Scheduled:
         held, known = self._manager.req_to_blocks, self.vtoken.tables.rows
-        requests = [self.requests[request_id] for request_id in request_ids]  # type: ignore[attr-defined]
+        requests = [self.requests[request_id] for request_id in request_ids]
         new = {
             request.request_id: NewRequest(
                 request.num_prompt_tokens, _prompt_seed(request), request.num_tokens
@@ -227,7 +218,6 @@ class VTokenSchedulerMixin:
             for request in requests
             if request.request_id not in known
         }
-        self.vtoken_canary.samples.started(new)
         return Scheduled(
             request_ids,
             [request.num_computed_tokens for request in requests],
@@ -238,16 +228,15 @@ class VTokenSchedulerMixin:
     # ------------------------------------------------------------ a request's arrival and end
 
     def add_request(self, request: Any) -> None:
-        if request is not self.vtoken_canary.request:
-            self._announce(request)
-        super().add_request(request)  # type: ignore[misc]
+        self._announce(request)
+        super().add_request(request)
 
     def _announce(self, request: Any) -> None:
         rules = request_rules(getattr(request.sampling_params, "extra_args", None))
-        if request.resumable or request.request_id in self.requests:  # type: ignore[attr-defined]
+        if request.resumable or request.request_id in self.requests:
             # See `VTokenScheduler`.
             rules = RequestRules(policy=make_policy("none", {}), session=True)
-        limit = self.vllm_config.model_config.max_model_len  # type: ignore[attr-defined]
+        limit = self.vllm_config.model_config.max_model_len
         self.vtoken.announce(
             request.request_id,
             rules,
@@ -261,63 +250,32 @@ class VTokenSchedulerMixin:
                 is_scored=getattr(request.sampling_params, "prompt_logprobs", None) is not None,
             ),
         )
-        self.vtoken_canary.samples.arrived(request)
 
     def _free_blocks(self, request: Any) -> None:
-        self.vtoken_canary.ended(request)
-        super()._free_blocks(request)  # type: ignore[misc]
+        super()._free_blocks(request)
         self.vtoken.forget(request.request_id)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's, whose first value is the answer's `kv_transfer_params`."""
         asks = self.vtoken.state.asks_for_report(request.request_id)
-        params, *others = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        params, *others = super()._free_request(request, *args, **kwargs)
         ended = self.vtoken.state.finished.get(request.request_id) if asks else None
         if ended is not None:
             params = (params or {}) | {"vtoken": answer_report(ended)}
         return params, *others
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        self.vtoken_canary.samples.preempted(request.request_id)
-        is_check = self.vtoken_canary.is_check(request.request_id)
-        self.vtoken.release(request.request_id, preempted=not is_check)
-        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
-
-    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if request_ids is not None:
-            return super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
-        self.vtoken_canary.drop_all()  # before: a check is none of the requests that vLLM returns
-        ended = super().finish_requests(None, *args, **kwargs)  # type: ignore[misc]
-        self.vtoken_canary.drop_all()  # after: none of them is checked
-        return ended
+        self.vtoken.release(request.request_id, preempted=True)
+        super()._preempt_request(request, *args, **kwargs)
 
     def _waits(self, request_id: str) -> bool:
-        return bool(self.requests[request_id].status == RequestStatus.WAITING)  # type: ignore[attr-defined]
+        return bool(self.requests[request_id].status == RequestStatus.WAITING)
 
     def _end_request(self, request_id: str) -> None:
         self.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        if reset_running_requests or not self.vtoken_canary.others_hold_blocks():
-            self.vtoken_canary.drop_all()  # the weights may be others from now on
-        reset: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)  # type: ignore[misc]
-        return reset
-
-    def get_request_counts(self) -> tuple[int, int]:
-        running, waiting = super().get_request_counts()  # type: ignore[misc]
-        checks_running, checks_waiting = self.vtoken_canary.num_counted
-        return running - checks_running, waiting - checks_waiting
-
-    def get_num_unfinished_requests(self) -> int:
-        unfinished = super().get_num_unfinished_requests()  # type: ignore[misc]
-        return int(unfinished + self.vtoken_canary.num_unfinished)
-
     def set_pause_state(self, pause_state: PauseState) -> None:
-        if pause_state != PauseState.UNPAUSED:
-            self.vtoken_canary.drop_all()
-        super().set_pause_state(pause_state)  # type: ignore[misc]
+        super().set_pause_state(pause_state)
         self._facts.step_times.leave_out()
         reporter = self.vtoken_controller.reporter
         reporter.scheduling.changed(SCHEDULING[pause_state], time.monotonic())
@@ -326,7 +284,7 @@ class VTokenSchedulerMixin:
 
     def shutdown(self) -> None:
         self._publisher.close()
-        super().shutdown()  # type: ignore[misc]
+        super().shutdown()
 
     # ------------------------------------------------------------ commands and telemetry
 
@@ -343,25 +301,24 @@ class VTokenSchedulerMixin:
         return reply
 
     def _note_step(self, now: float) -> None:
-        unfinished = self.get_num_unfinished_requests() - self.vtoken_canary.num_unfinished
-        idle = not unfinished
+        idle = not super().get_num_unfinished_requests()
         self._facts.step_times.ended(now, idle=idle)
         self._count_requests()
         self._publisher.publish(self.vtoken_controller.frame, force=idle)
 
     def _count_requests(self) -> None:
         self._facts.running, self._facts.waiting = self.get_request_counts()
-        any_idle = self.num_waiting_for_streaming_input  # type: ignore[attr-defined]
-        known = self.requests.values() if any_idle else ()  # type: ignore[attr-defined]
+        any_idle = self.num_waiting_for_streaming_input
+        known = self.requests.values() if any_idle else ()
         self.vtoken.state.set_idle(r.request_id for r in known if is_idle(r))
         self._facts.waiting -= len(self.vtoken.state.idle)
         self._facts.withheld_blocks = self._num_withheld()
 
     def _num_withheld(self) -> int:
         """Blocks that must stay free when a waiting request starts (`--watermark`)."""
-        if not self.running:  # type: ignore[attr-defined]
+        if not self.running:
             return 0
-        return int(self.kv_cache_manager.watermark_blocks)  # type: ignore[attr-defined]
+        return int(self.kv_cache_manager.watermark_blocks)
 
 
 def max_chunk_tokens(scheduling: Any) -> int:
@@ -387,7 +344,7 @@ def _prompt_seed(request: Any) -> int:
     return 0 if tokens is None else zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes())
 
 
-class VTokenScheduler(VTokenSchedulerMixin, Scheduler):
+class VTokenScheduler(CanarySchedulerMixin, VTokenSchedulerMixin):
     """vLLM's scheduler with token-level virtualization.
 
     A streaming-input session evicts nothing. vLLM ends a turn by removing sampled tokens and starts
@@ -395,7 +352,7 @@ class VTokenScheduler(VTokenSchedulerMixin, Scheduler):
     """
 
 
-class VTokenAsyncScheduler(VTokenSchedulerMixin, AsyncScheduler):
+class VTokenAsyncScheduler(VTokenScheduler, AsyncScheduler):
     """The same with asynchronous scheduling: step n + 1 is planned while step n runs."""
 
 
