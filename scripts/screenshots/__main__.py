@@ -19,12 +19,9 @@ from pathlib import Path
 from scripts.screenshots.fleet import fleet_server
 from scripts.screenshots.scenarios import SCENARIOS
 from scripts.screenshots.take import VIEWS, take
-from vtoken.client import Client
 from vtoken.demo import run as demo
-from vtoken.demo.choice import choose
-from vtoken.demo.exercise import Exercise
-from vtoken.demo.recorder import Recorder
-from vtoken.demo.server import DemoError, pick_port
+from vtoken.demo.exercise import exercise
+from vtoken.demo.server import DemoError
 
 WARM_UP_S, EXERCISE_S = 10.0, 30.0
 
@@ -34,16 +31,11 @@ def demo_server() -> Iterator[str]:
     """The URL of the demo's server, with traffic on it, after every control was used."""
     with tempfile.TemporaryDirectory(prefix="vtoken-screenshots-") as folder:
         arguments, flags = demo.parse(["--headless", "--out", folder])
-        choice = choose(None, arguments.out, flags)
-        server = demo.make_server(choice, pick_port(None), arguments, flags)
+        server = demo.make_server(arguments, flags)
         with server, demo.traffic(server, arguments, drain_s=0.0):
             time.sleep(WARM_UP_S)  # traffic alone
-            with (
-                Client(server.url, timeout_s=30.0) as client,
-                Recorder(client, Path(folder) / "recording.jsonl.gz") as recorder,
-            ):
-                exercise = Exercise(client, recorder, on_row=demo.announce)
-                exercise.run(exercise.plan(), until=time.monotonic() + EXERCISE_S)
+            with demo.first_engine(server) as client:
+                exercise(client, time.monotonic() + EXERCISE_S, print)
             yield server.url
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from vtoken.client import Client, Server
 from vtoken.demo import run as demo
-from vtoken.demo.choice import choose
-from vtoken.demo.server import DemoError, pick_port
+from vtoken.demo.server import DemoError
 
 NUM_ENGINES = 4
 NUM_CLIENTS = "8"
@@ -35,8 +34,7 @@ def fleet_server() -> Iterator[tuple[str, Silence]]:
         words = ["--headless", "--out", folder, "--workers", NUM_CLIENTS]
         words += ["--engines", f"{NUM_ENGINES}", "--startup-timeout", STARTUP_S]
         arguments, flags = demo.parse(words)
-        choice = choose(None, Path(folder), flags, NUM_ENGINES)
-        server = demo.make_server(choice, pick_port(None), arguments, flags)
+        server = demo.make_server(arguments, flags)
         with server:
             with Client(Server(server.url, engine=DIFFERS), timeout_s=60.0) as client:
                 client.patch_config({"theta_f": 0.4})

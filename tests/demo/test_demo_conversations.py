@@ -25,13 +25,10 @@ def test_one_seed_gives_one_sequence() -> None:
     assert conversations(1, 20) != conversations(2, 20)
 
 
-def test_both_kinds_come_and_a_passage_opens_with_its_text() -> None:
+def test_both_kinds_come_with_several_questions() -> None:
     found = conversations(0, 100)
     assert {talk.kind for talk in found} == {"chat", "passage"}
-    for talk in found:
-        assert len(talk.questions) > 1
-        assert talk.first_turn().endswith(talk.questions[0])
-        assert talk.first_turn().startswith(talk.passage)
+    assert all(len(talk.questions) > 1 for talk in found)
 
 
 @pytest.mark.parametrize("limit", [MIN_PASSAGE_CHARS, 2000, 3600])
@@ -54,4 +51,4 @@ def test_an_excerpt_is_whole_paragraphs_where_they_fit() -> None:
 def test_there_are_many_passages_of_prose() -> None:
     found = passages()
     assert len(found) > 40
-    assert len({title for title, _ in found}) == len(found)
+    assert len(set(found)) == len(found)

@@ -112,14 +112,13 @@ async def test_a_turn_carries_the_answers_before_it() -> None:
         ]
         assert messages[2]["content"] == "Paris."
     assert report.answers[0].text == "Paris."
-    assert {answer.turn for answer in report.answers} >= {1, 2}
 
 
 async def test_each_request_is_counted_once_with_its_tokens() -> None:
     with serving(GOOD) as server:
         report = await drive(server, 6)
-    assert report.requests == report.done == len(server.bodies) == len(report.latency_s)
-    assert (report.prompt_tokens, report.output_tokens) == (7 * report.done, 2 * report.done)
+    assert report.done == len(server.bodies)
+    assert (report.output_tokens, report.failed, report.cancelled) == (2 * report.done, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,7 @@ async def test_a_stream_that_is_cut_short_is_a_failure(
     with serving(chunks, status=status) as server:
         report = await drive(server, 1)
     assert (report.done, report.failed) == (0, 1)
-    assert says in report.failures[0]
+    assert says in report.failure
 
 
 @pytest.mark.parametrize("model_len", [600, 2400, 4096])

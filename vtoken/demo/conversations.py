@@ -22,56 +22,16 @@ SYSTEM_PROMPTS = (  # few, so that conversations share prefixes
     "You are a technical writer. Be precise and brief.",
 )
 CHATS = (
-    (
-        "What is the capital of France?",
-        "What is that city famous for?",
-        "Which place there should I visit first, and why?",
-    ),
-    (
-        "Why is the sky blue?",
-        "And why is it red in the evening?",
-        "Explain both to a child in two sentences.",
-    ),
-    (
-        "Give me three tips for learning to program.",
-        "Which of the three matters most?",
-        "How much time a day should I spend on it?",
-    ),
-    (
-        "What is photosynthesis?",
-        "Which part of the plant does it?",
-        "What would happen to animals without it?",
-    ),
-    (
-        "Write a short poem about the sea.",
-        "Now write one about the mountains.",
-        "Which one do you like better, and why?",
-    ),
-    (
-        "What should I cook with rice, eggs and tomatoes?",
-        "How long does it take?",
-        "What can I drink with it?",
-    ),
-    (
-        "How does a bicycle stay upright?",
-        "Is it easier to ride fast or slowly?",
-        "What should a beginner practise first?",
-    ),
-    (
-        "What is the difference between a list and a tuple in Python?",
-        "When would I use a tuple?",
-        "Show me a short example.",
-    ),
-    (
-        "Who was Isaac Newton?",
-        "What did he find out about gravity?",
-        "Tell me one thing about him that few people know.",
-    ),
-    (
-        "How can I sleep better?",
-        "Does coffee in the afternoon matter?",
-        "Make me a short plan for the evening.",
-    ),
+    ("What is the capital of France?", "What is that city famous for?"),
+    ("Why is the sky blue?", "Explain it to a child in two sentences."),
+    ("Give me three tips for learning to program.", "Which of the three matters most?"),
+    ("What is photosynthesis?", "What would happen to animals without it?"),
+    ("Write a short poem about the sea.", "Now write one about the mountains."),
+    ("What should I cook with rice, eggs and tomatoes?", "What can I drink with it?"),
+    ("How does a bicycle stay upright?", "What should a beginner practise first?"),
+    ("What is the difference between a list and a tuple in Python?", "Show me an example."),
+    ("Who was Isaac Newton?", "What did he find out about gravity?"),
+    ("How can I sleep better?", "Make me a short plan for the evening."),
 )
 PASSAGE_QUESTIONS = (
     "Summarise the text in two sentences.",
@@ -94,10 +54,9 @@ MIN_PASSAGE_CHARS = 1500
 class Conversation:
     """The user's side. Each of `questions` is sent after the answer to the one before.
 
-    `passage`: the text of the questions, sent with the first one; empty for a chat.
+    `passage`: the text of the questions, sent before the first one; empty for a chat.
     """
 
-    title: str
     system: str
     questions: Sequence[str]
     max_tokens: int  # of one answer
@@ -107,33 +66,27 @@ class Conversation:
     def kind(self) -> str:
         return "passage" if self.passage else "chat"
 
-    def first_turn(self) -> str:
-        return f"{self.passage}\n\n{self.questions[0]}" if self.passage else self.questions[0]
-
 
 def make_conversation(rng: random.Random, max_passage_chars: int) -> Conversation:
     """A chat, or questions about a passage of at most `max_passage_chars` characters."""
     system = rng.choice(SYSTEM_PROMPTS)
     chat = rng.random() < CHAT_SHARE
     if chat or max_passage_chars < MIN_PASSAGE_CHARS:
-        return Conversation("chat", system, rng.choice(CHATS), rng.randint(48, 128))
-    title, text = rng.choice(passages())
+        return Conversation(system, rng.choice(CHATS), rng.randint(48, 128))
+    text = rng.choice(passages())
     num_chars = rng.randint(MIN_PASSAGE_CHARS, max_passage_chars)
     questions = rng.sample(PASSAGE_QUESTIONS, 2)
-    return Conversation(title, system, questions, rng.randint(64, 160), excerpt(text, num_chars))
+    return Conversation(system, questions, rng.randint(64, 160), excerpt(text, num_chars))
 
 
 @cache
-def passages() -> list[tuple[str, str]]:
-    """(title, text) of all passages of at least MIN_PASSAGE_CHARS, in a fixed order."""
+def passages() -> list[str]:
+    """All passages of at least MIN_PASSAGE_CHARS, in a fixed order."""
     from pydoc_data.topics import topics
 
-    found = [(f"Python's topic {name!r}", topics[name].strip()) for name in sorted(topics)]
-    found += [
-        (f"Python's module {name}", inspect.getdoc(import_module(name)) or "")
-        for name in MODULES.split()
-    ]
-    return [(title, text) for title, text in found if len(text) >= MIN_PASSAGE_CHARS]
+    found = [topics[name].strip() for name in sorted(topics)]
+    found += [inspect.getdoc(import_module(name)) or "" for name in MODULES.split()]
+    return [text for text in found if len(text) >= MIN_PASSAGE_CHARS]
 
 
 def excerpt(text: str, num_chars: int) -> str:

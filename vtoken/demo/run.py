@@ -15,17 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from vtoken.base.documents import Decoder, MalformedError
 from vtoken.client import Client, ProblemError
 from vtoken.client import Server as Address
-from vtoken.demo.choice import Choice, choose
+from vtoken.demo.choice import choose
+from vtoken.demo.exercise import Row, exercise
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
 from vtoken.demo.traffic import TrafficReport
-
-if TYPE_CHECKING:
-    from vtoken.demo.exercise import Row
 
 DEFAULT_DURATION_S = 60.0
 STARTUP_S = 300.0  # time limit for an engine; those of one machine start side by side
@@ -33,6 +30,7 @@ WARM_UP_SHARE = 0.2  # of the duration: traffic alone, before the first control
 SCREENSHOTS = {"console.svg": "120x36", "console-large.svg": "200x50"}  # file -> size
 SCREENSHOT_S = 60.0  # time limit of one
 DRAIN_S = 8.0  # for requests in flight at the end of a headless run
+RECORDING = "recording.jsonl.gz"  # of a headless run
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -101,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("vtoken demo: no terminal; use --headless (make demo HEADLESS=1)", file=sys.stderr)
         return 2
+    # Processes started here inherit an ignored SIGINT, as a shell's background jobs have it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _exit)
     try:
@@ -124,9 +124,7 @@ def _exit(signum: int, _frame: FrameType | None) -> None:
 
 def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
     """Run the demo. Raises DemoError, with the server's first error if there is one."""
-    port = pick_port(arguments.port)
-    choice = choose(arguments.model, arguments.out, server_flags, arguments.engines)
-    server = make_server(choice, port, arguments, server_flags)
+    server = make_server(arguments, server_flags)
     try:
         with server:
             return (run_headless if arguments.headless else run_console)(server, arguments)
@@ -137,10 +135,10 @@ def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
         raise DemoError(f"{error}\n\nfirst error in {server.log}:\n{cause}") from error
 
 
-def make_server(
-    choice: Choice, port: int, arguments: argparse.Namespace, server_flags: Sequence[str]
-) -> Server:
-    """The server of `choice`, not started yet."""
+def make_server(arguments: argparse.Namespace, server_flags: Sequence[str]) -> Server:
+    """The demo's server, not started yet. `server_flags` follow the demo's own and win."""
+    port = pick_port(arguments.port)
+    choice = choose(arguments.model, arguments.out, arguments.engines)
     usage = os.environ.get("VLLM_NO_USAGE_STATS", "1")
     state = f"--vtoken-state-dir={arguments.out / 'state'}"
     return Server(
@@ -185,57 +183,64 @@ def run_console(server: Server, arguments: argparse.Namespace) -> int:
     return status
 
 
-def announce(row: Row) -> None:
-    mark = "ok  " if row.ok else "FAIL"
-    print(f"{mark} {row.control}: {row.outcome}", file=sys.stderr, flush=True)
-
-
 def run_headless(server: Server, arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from vtoken.demo.exercise import Exercise
-    from vtoken.demo.recorder import Recorder
-    from vtoken.demo.report import Stream, save, show, summarize
-
+    """Use every control while clients send; then print the status and what the clients got."""
     start = time.monotonic()
-    recording = arguments.out / "recording.jsonl.gz"
-    recording.unlink(missing_ok=True)  # of the previous run
-    with (
-        first_engine(server) as client,
-        Recorder(client, recording) as recorder,
-    ):
-        exercise = Exercise(client, recorder, on_row=announce)
+    failures: list[str] = []
+
+    def on_row(row: Row) -> None:
+        say(f"{'ok  ' if row.ok else 'FAIL'} {row.control}: {row.outcome}")
+        if not row.ok:
+            failures.append(f"{row.control}: {row.outcome}")
+
+    with first_engine(server) as client, record(server, arguments.out) as recording:
         with traffic(server, arguments, drain_s=DRAIN_S) as traffic_path:
             warm_up_s = arguments.duration * WARM_UP_SHARE
-            print(f"traffic alone for {warm_up_s:.0f} s", file=sys.stderr, flush=True)
+            say(f"traffic alone for {warm_up_s:.0f} s")
             time.sleep(warm_up_s)
-            exercise.run(exercise.plan(), until=start + arguments.duration)
+            exercise(client, start + arguments.duration, on_row)
             take_screenshots(server, arguments.out / "screenshots")
-            print("waiting for requests in flight", file=sys.stderr, flush=True)
+            say("waiting for requests in flight")
         server.check_alive()
-        recorder.check()
-        report = summarize(
-            read_traffic(traffic_path, arguments.out / "traffic.log"),
-            exercise.rows,
-            exercise.switches,
-            recorder.samples,
-            client.status(),
-            Stream(recorder.messages, recorder.gaps, recorder.dropped_events, str(recording)),
-            duration_s=time.monotonic() - start,
-        )
+        if recording.stop(signal.SIGINT) != 0:
+            failures.append(f"the recording: {recording.log_tail()}")
+        if violations := client.status().invariants.violations:
+            failures.append(f"{violations} invariant violations")
         fleet = client.engines()
-    save(report, arguments.out / "report.json")
-    show(report, Console(width=None if sys.stdout.isatty() else 140))
-    if arguments.engines > 1:
-        print(f"{fleet.sentence}; the report is of engine 0, changes were made on all")
-    print(f"report {arguments.out / 'report.json'}, recording {recording},")
-    print(f"screenshots {arguments.out / 'screenshots'}")
-    return 1 if report.failures or not fleet.ok else 0
+    report = read_traffic(traffic_path, arguments.out / "traffic.log")
+    if report.failed or not report.done:
+        failures.append(f"requests: {report.failed} failed, {report.done} done: {report.failure}")
+    if not fleet.ok:
+        failures.append(fleet.sentence)
+    subprocess.run([*VTOKEN, "status", "--url", server.url], check=False)
+    show_traffic(report)
+    for failure in failures:
+        print(f"failed: {failure}")
+    print(f"{'FAILED' if failures else 'passed'} after {time.monotonic() - start:.0f} s")
+    print(f"recording {arguments.out / RECORDING}, screenshots {arguments.out / 'screenshots'}")
+    return 1 if failures else 0
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def first_engine(server: Server) -> Client:
     """A client that reads the first engine and changes all."""
     return Client(Address(server.url, shown=0), timeout_s=30.0)
+
+
+@contextmanager
+def record(server: Server, out: Path) -> Iterator[ProcessGroup]:
+    """`vtoken record` of the first engine's stream within the block."""
+    path = out / RECORDING
+    path.unlink(missing_ok=True)  # of the previous run
+    command = [*VTOKEN, "record", str(path), "--url", server.url, "--engine", "0"]
+    recording = ProcessGroup(command, out / "record.log")
+    try:
+        yield recording
+    finally:
+        recording.stop(signal.SIGINT)
 
 
 def take_screenshots(server: Server, folder: Path) -> None:
@@ -246,14 +251,9 @@ def take_screenshots(server: Server, folder: Path) -> None:
         path.unlink(missing_ok=True)  # of the previous run
         command = [*VTOKEN, "console", "--url", server.url, "--export", str(path), "--size", size]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=SCREENSHOT_S, check=False
-            )
-            problem = done.stderr.strip() if done.returncode else None
-        except subprocess.TimeoutExpired:
-            problem = f"not done after {SCREENSHOT_S:g} s"
-        if problem is not None:
-            print(f"no screenshot {path}: {problem}", file=sys.stderr, flush=True)
+            subprocess.run(command, stdout=subprocess.DEVNULL, timeout=SCREENSHOT_S, check=True)
+        except subprocess.SubprocessError as error:
+            say(f"no screenshot {path}: {error}")
 
 
 def read_traffic(path: Path, log: Path) -> TrafficReport:
@@ -262,6 +262,16 @@ def read_traffic(path: Path, log: Path) -> TrafficReport:
         return Decoder[TrafficReport](TrafficReport).decode(path.read_bytes())
     except (OSError, MalformedError) as error:
         raise DemoError(f"the traffic process wrote no report ({error}); see {log}") from error
+
+
+def show_traffic(report: TrafficReport) -> None:
+    """Print what the clients got: counts, and the first answer of each kind."""
+    rate = report.output_tokens / (report.duration_s or 1.0)
+    counts = f"{report.done:,} done, {report.failed:,} failed, {report.cancelled:,} cut off"
+    print(f"requests: {counts}; {report.output_tokens:,} tokens, {rate:,.0f} a second")
+    for kind in ("chat", "passage"):
+        for answer in [answer for answer in report.answers if answer.kind == kind][:1]:
+            print(f"question ({kind}): {answer.question}\nanswer: {answer.text}\n")
 
 
 if __name__ == "__main__":

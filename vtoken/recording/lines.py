@@ -8,10 +8,10 @@ damage in a gzip member, reading continues with the next member that begins behi
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import zlib
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -38,110 +38,45 @@ class Place:
 
 
 class _Text(NamedTuple):
+    """Text at `skip` after byte `start`: empty at the current end, and where `damage` is."""
+
     start: int
     skip: int
     data: bytes
+    damage: str = ""
 
 
-class _DamagedMember(Exception):  # noqa: N818 - `Lines` converts it
-    """The gzip member that begins at byte `start` cannot be decompressed completely."""
-
-    def __init__(self, start: int, error: zlib.error) -> None:
-        super().__init__(f"damaged after byte {start:,}: {error}")
-
-
-class _Plain:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    @property
-    def inside(self) -> bool:
-        return False
-
-    def seek(self, start: int, skip: int) -> None:
-        self._file.seek(start + skip)
-
-    def read(self) -> _Text | None:
-        at = self._file.tell()
-        data = self._file.read(CHUNK_BYTES)
-        return _Text(0, at, data) if data else None
+def _plain(file: BinaryIO, at: int) -> Iterator[_Text]:
+    """The text from byte `at` on; never ends."""
+    file.seek(at)
+    while True:
+        data = file.read(CHUNK_BYTES)
+        yield _Text(0, at, data)
+        at += len(data)
 
 
-class _Gzip:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._rest: _Text | None = None  # the end of a chunk after a seek into its middle
-        self._start: int
-        self._skip: int
-        self._input: bytes
-        self._inflate: zlib._Decompress
-        self._damage: _DamagedMember | None  # behind the text read so far
-        self._begin(0, b"")
-
-    @property
-    def inside(self) -> bool:
-        """Whether the text read so far ends inside a member."""
-        return self._consumed and not self._inflate.eof
-
-    def seek(self, start: int, skip: int) -> None:
-        self._file.seek(start)
-        self._begin(start, b"")
-        self._rest = None
-        while self._skip < skip:
-            text = self.read()
-            if text is None:
-                raise zlib.error("the file is shorter than it was")
-            offset = skip - text.skip
-            if len(text.data) > offset:
-                self._rest = _Text(text.start, skip, text.data[offset:])
-
-    def read(self) -> _Text | None:
-        """The next text; None at the current end. May be called again after _DamagedMember."""
-        if self._rest is not None:
-            rest, self._rest = self._rest, None
-            return rest
-        while True:
-            if self._damage is not None:
-                damage = self._damage
-                self._begin_after(self._start)
-                raise damage
-            if self._inflate.eof:
-                unused = self._inflate.unused_data
-                self._begin(self._file.tell() - len(unused), unused)
-            data = self._input or self._file.read(CHUNK_BYTES)
-            self._input = b""
-            if not data:
-                return None
-            self._consumed = True
-            before = self._inflate.copy()
+def _inflated(file: BinaryIO, start: int, skip: int) -> Iterator[_Text]:
+    """The text of all gzip members, from `skip` bytes into the one at byte `start`; never ends."""
+    while True:
+        file.seek(start)
+        inflate, at, damage = zlib.decompressobj(wbits=31), 0, ""
+        while not inflate.eof and not damage:
+            data = file.read(CHUNK_BYTES)
+            before = inflate.copy()
             try:
-                text = self._inflate.decompress(data)
+                text = inflate.decompress(data)
             except zlib.error as error:
                 text = _text_before_damage(before, data)
-                self._damage = _DamagedMember(self._start, error)
-            if text:
-                at, self._skip = self._skip, self._skip + len(text)
-                return _Text(self._start, at, text)
-
-    def _begin_after(self, start: int) -> None:
-        """Continue with the first member that begins after byte `start`, else at the end."""
-        at, tail = start + 1, b""
-        self._file.seek(at)
-        while piece := self._file.read(CHUNK_BYTES):
-            if (found := MEMBER.search(tail + piece)) is not None:
-                at += found.start() - len(tail)
-                break
-            at += len(piece)
-            tail = (tail + piece)[1 - MEMBER_BYTES :]
-        self._file.seek(at)
-        self._begin(at, b"")
-
-    def _begin(self, start: int, rest: bytes) -> None:
-        self._start, self._skip = start, 0
-        self._input = rest
-        self._inflate = zlib.decompressobj(wbits=31)
-        self._damage = None
-        self._consumed = False
+                damage = f"damaged after byte {start:,}: {error}"
+            at += len(text)
+            if at > skip or not data:
+                new = text[-(at - skip) :] if at > skip else b""
+                yield _Text(start, at - len(new), new)
+                skip = at
+        start = _member_after(file, start) if damage else file.tell() - len(inflate.unused_data)
+        skip = 0
+        if damage:
+            yield _Text(start, 0, b"", damage)
 
 
 def _text_before_damage(inflate: zlib._Decompress, data: bytes) -> bytes:
@@ -153,47 +88,50 @@ def _text_before_damage(inflate: zlib._Decompress, data: bytes) -> bytes:
     return bytes(text)
 
 
+def _member_after(file: BinaryIO, start: int) -> int:
+    """Where the first gzip member after byte `start` begins, else the end of the file."""
+    at, tail = start + 1, b""
+    file.seek(at)
+    while piece := file.read(CHUNK_BYTES):
+        if (found := MEMBER.search(tail + piece)) is not None:
+            return at + found.start() - len(tail)
+        at += len(piece)
+        tail = (tail + piece)[1 - MEMBER_BYTES :]
+    return at
+
+
 class Lines:
-    """Reads lines with `next`; a context manager that closes the file."""
+    """Reads lines with `next`."""
 
     def __init__(self, path: Path, content: BinaryIO | None = None) -> None:
         """Reads `content`, else the file; raises RecordingError if that cannot be opened."""
         self.path = path
         try:
             self._file: BinaryIO = path.open("rb") if content is None else content
-            magic = self._file.read(2)
-            self._file.seek(0)
+            self._compressed = self._file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         except OSError as error:
             raise RecordingError(path, f"cannot be read: {error.strerror or error}") from error
-        self.compressed = magic == GZIP_MAGIC
-        self._source = _Gzip(self._file) if self.compressed else _Plain(self._file)
-        self._ready: deque[tuple[Place, bytes]] = deque()
-        self._tail = io.BytesIO()  # an incomplete line at the current end
-        self._tail_at: tuple[int, int] | None = None
-        self._number = 1
+        self.seek(Place(0, 0, 1))
 
     def close(self) -> None:
         self._file.close()
+
+    def seek(self, place: Place) -> None:
+        """Continue `next` with the line at `place`."""
+        read = _inflated(self._file, place.start, place.skip)
+        self._texts = read if self._compressed else _plain(self._file, place.skip)
+        self._ready: deque[tuple[Place, bytes]] = deque()
+        self._rest, self._rest_at = bytearray(), place  # an incomplete line at the current end
+        self._in_member = False  # whether the text read so far ends inside a gzip member
 
     @property
     def truncated(self) -> str:
         """What is missing at the current end; empty if the file ends with a complete line."""
         if self._ready:
             return ""
-        if size := self._tail.tell():
-            return f"line {self._number:,} is cut off after {size:,} bytes"
-        return "the last gzip member is not finished" if self._source.inside else ""
-
-    def seek(self, place: Place) -> None:
-        """Continue `next` with the line at `place`; raises RecordingError."""
-        self._ready.clear()
-        self._tail, self._tail_at = io.BytesIO(), None
-        self._number = place.number
-        try:
-            self._source.seek(place.start, place.skip)
-        except (OSError, zlib.error, _DamagedMember) as error:
-            reason = f"cannot seek to this line: {error}"
-            raise RecordingError(self.path, reason, place.number) from error
+        if size := len(self._rest):
+            return f"line {self._rest_at.number:,} is cut off after {size:,} bytes"
+        return "the last gzip member is not finished" if self._in_member else ""
 
     def next(self) -> tuple[Place, bytes] | None:
         """The next complete line without its newline; None if there is none yet.
@@ -201,34 +139,35 @@ class Lines:
         Raises DamageError, after which it continues behind the damage, and RecordingError.
         """
         while not self._ready:
+            number = self._rest_at.number
             try:
-                text = self._source.read()
-            except _DamagedMember as damage:
-                self._tail, self._tail_at = io.BytesIO(), None
-                raise DamageError(self.path, str(damage), self._number) from damage
+                text = next(self._texts)
             except OSError as error:
+                self.seek(self._rest_at)  # the generator has ended; a later call tries again
                 reason = f"cannot be read: {error.strerror or error}"
-                raise RecordingError(self.path, reason, self._number) from error
-            if text is None:
+                raise RecordingError(self.path, reason, number) from error
+            if text.damage:
+                self._rest.clear()
+                raise DamageError(self.path, text.damage, number)
+            if not text.data:
+                self._in_member = self._compressed and self._file.tell() > text.start
                 return None
             self._split(text)
         return self._ready.popleft()
 
     def _split(self, text: _Text) -> None:
-        start, at, data = text
-        first = 0
-        while (end := data.find(b"\n", first)) >= 0:
-            where, line = (start, at + first), data[first:end]
-            if self._tail_at is not None:
-                where, line = self._tail_at, self._tail.getvalue() + line
-                self._tail, self._tail_at = io.BytesIO(), None
-            self._ready.append((Place(*where, self._number), line))
-            self._number += 1
-            first = end + 1
-        if first < len(data):
-            if self._tail_at is None:
-                self._tail_at = (start, at + first)
-            self._tail.write(data[first:])
-            if self._tail.tell() > MAX_LINE_BYTES:
-                reason = f"longer than {MAX_LINE_BYTES:,} bytes: not a recording"
-                raise RecordingError(self.path, reason, self._number)
+        """Append the lines that `text` completes."""
+        *lines, rest = text.data.split(b"\n")
+        number, at = self._rest_at.number, text.skip
+        for line in lines:
+            place = self._rest_at if self._rest else Place(text.start, at, number)
+            self._ready.append((place, bytes(self._rest) + line))
+            self._rest.clear()
+            number += 1
+            at += len(line) + 1
+        if not self._rest:
+            self._rest_at = Place(text.start, at, number)
+        self._rest += rest
+        if len(self._rest) > MAX_LINE_BYTES:
+            reason = f"longer than {MAX_LINE_BYTES:,} bytes: not a recording"
+            raise RecordingError(self.path, reason, number)
