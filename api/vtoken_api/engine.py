@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vtoken import wire
+from vtoken.sentences.situation import situation
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.health import health, recorded_health
@@ -50,6 +51,7 @@ class Engine:
         return recorded_health(self.journal.audit, self.recorder)
 
     def complete(self, status: wire.Status) -> None:
-        """Add what the engine itself does not know to its status."""
+        """Add what the engine leaves to this process: its rank, the health, and the sentence."""
         status.engine = self.rank
         status.health = self.health()
+        status.fragmentation.sentence = situation(status)

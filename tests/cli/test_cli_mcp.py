@@ -17,6 +17,7 @@ from tests.support.serving import Served
 from vtoken import wire
 from vtoken.cli.mcp_server import build
 from vtoken.client import Server
+from vtoken.sentences.situation import situation
 
 READING = {
     "diagnosis", "status", "engines", "config", "policies", "requests", "events", "what_if",
@@ -50,7 +51,7 @@ async def test_without_control_only_reading_tools_exist(served: Served, core: Li
     async with Client(build(Server(served.url), can_control=False)) as client:
         assert await tools_of(client) == READING
         found = await call(client, "diagnosis")
-        assert found["sentence"] == core.reporter.status().fragmentation.sentence
+        assert found["sentence"] == situation(core.reporter.status())
         assert found["violations"] == 0
         assert (await call(client, "config"))["desired"]["theta_f"] == 0.25
         assert {row["id"] for row in await call(client, "requests")} == {"a", "b"}

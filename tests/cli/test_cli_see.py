@@ -19,12 +19,13 @@ from vtoken.cli.values import duration_s
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.canary import Check
 from vtoken.sentences import effects, prices_text
+from vtoken.sentences.situation import situation
 
 
 async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine) -> None:
     text = await run("status", VTOKEN_URL=served.url)
     assert (text.code, text.err) == (0, "")
-    assert text.out.splitlines()[0] == core.reporter.status().fragmentation.sentence
+    assert text.out.splitlines()[0] == situation(core.reporter.status())
     assert "random always: budget 64 (+16) tokens, revision 1" in text.out
     assert "\x1b" not in text.out
     ran = await run("status", "--json", "--url", served.url)

@@ -30,7 +30,7 @@ def remember(core: LiveEngine, *, free: int = 7) -> float:
     history = core.controller.history
     history.clear()
     for age in range(NUM_POINTS, 0, -1):
-        history.add(msgspec.structs.replace(now, ts=now.ts - age, free_blocks=free))
+        history.append(msgspec.structs.replace(now, ts=now.ts - age, free_blocks=free))
     return now.ts
 
 
@@ -69,7 +69,7 @@ async def test_a_lost_connection_leaves_no_gap_and_no_point_twice(
         later = msgspec.structs.replace(
             wire.Point.of(core.reporter.status()), ts=known + 30, free_blocks=3
         )
-        core.controller.history.add(later)
+        core.controller.history.append(later)
         app.source.feed.data.apply(
             wire.Snapshot(
                 epoch="e1",
@@ -108,8 +108,8 @@ async def test_each_engine_has_a_history_of_its_own() -> None:
 @pytest.mark.usefixtures("stepping")
 async def test_the_engine_adds_a_point_a_second(core: LiveEngine, served: Served) -> None:
     history = core.controller.history
-    await until(lambda: len(history.points()) >= 3, "no history")
-    gaps = np.diff([point.ts for point in history.points()])
+    await until(lambda: len(history) >= 3, "no history")
+    gaps = np.diff([point.ts for point in history])
     assert (gaps >= 0.95).all()
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
 from tests.support.core.windows import Windows
-from tests.support.preview_clock import Clock
-from vtoken.control.advice import MAX_LENGTH
 from vtoken.core.runtime.admission import SHORTAGE_VALID_STEPS
+from vtoken.sentences.situation import MAX_LENGTH, situation
 from vtoken.wire import Fragmentation, Operation, PatchResult, Status
 
 BASE: dict[str, Any] = {
@@ -35,11 +34,6 @@ EVICTING = {
 }
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock().install(monkeypatch)
-
-
 @contextmanager
 def running(steps: int = 60, **options: Any) -> Iterator[LiveEngine]:
     """An engine with holes after some steps, at rest."""
@@ -53,9 +47,10 @@ def running(steps: int = 60, **options: Any) -> Iterator[LiveEngine]:
 
 
 def diagnose(engine: LiveEngine) -> Fragmentation:
-    """The diagnosis; its sentence is short and promises no more than a round would free."""
+    """The diagnosis; its sentence is short and promises exactly what a round would free."""
     status: Status = engine.call("status")
     found = status.fragmentation
+    found.sentence = situation(status)
     assert len(found.sentence) <= MAX_LENGTH
     assert found.sentence.lower().startswith(("idle", found.cause))
     assert [gate.name for gate in found.gates] == [
@@ -68,9 +63,10 @@ def diagnose(engine: LiveEngine) -> Fragmentation:
     ]
     operation: Operation = engine.call("compact", dry_run=True)
     assert operation.plan is not None
-    assert found.reclaimable_blocks <= operation.plan.freed_blocks
+    assert found.reclaimable_blocks == operation.plan.freed_blocks
+    assert found.reclaim_moved_tokens == operation.plan.moved_tokens
     if "compacting frees nothing" in found.sentence:
-        assert operation.plan.freed_blocks == 0
+        assert found.reclaimable_blocks == 0
     return found
 
 
@@ -112,10 +108,6 @@ def test_the_reclaimable_blocks_are_what_compacting_then_frees(watermark: int) -
         assert found.reclaimable_blocks > 0
         assert found.cause == ("fragmented" if watermark else "ok")
         assert f"would free {found.reclaimable_blocks:,} blocks" in found.sentence
-        operation: Operation = engine.call("compact", dry_run=True)
-        assert operation.plan is not None
-        assert operation.plan.freed_blocks == found.reclaimable_blocks
-        assert operation.plan.moved_tokens == found.reclaim_moved_tokens
 
 
 @pytest.mark.parametrize("free", [0, 6, 7, 13, 20, 21, 30])
@@ -131,10 +123,7 @@ def test_cause_and_sentence_agree_for_every_number_of_free_blocks(
     with running(20, config=config | limits) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - free)
         found = diagnose(engine)
-        operation: Operation = engine.call("compact", dry_run=True)
-        assert operation.plan is not None
-        gain = operation.plan.freed_blocks
-        assert found.reclaimable_blocks == gain
+        gain = found.reclaimable_blocks
         if gain:
             assert found.cause == ("fragmented" if free <= watermark else "ok")
         else:
@@ -173,38 +162,8 @@ def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:
         )
 
 
-def test_a_cached_preview_shrinks_when_its_requests_finish(clock: Clock) -> None:
-    """No new plan is made in between, since planning costs too much for every frame."""
-    with running(config={"reclamation": "paused"}) as engine:
-        before = diagnose(engine).reclaimable_blocks
-        engine.concurrency = 0
-        engine.core.remove(engine.core.running[0].id)
-        fewer = diagnose(engine).reclaimable_blocks
-        assert 0 < fewer < before
-        operation = engine.core.runtime.operations.add("me", None, 95, False)
-        engine.steps(1)
-        assert operation.result is not None
-        assert operation.result.freed_blocks >= fewer
-        assert diagnose(engine).reclaimable_blocks == 0
-
-
-def test_a_round_and_a_change_invalidate_the_cached_preview(clock: Clock) -> None:
-    clock.cpu_a_plan = 0.0
-    with running(config={"reclamation": "paused", "batch_size": 2}) as engine:
-        assert diagnose(engine).reclaimable_blocks == 2
-        engine.core.runtime.operations.add("me", None, 3, False)
-        engine.steps(1)
-        clock.cpu_a_plan = 1.0  # a change does not wait
-        assert diagnose(engine).reclaimable_blocks == 2
-        patch(engine, batch_size=3)
-        assert diagnose(engine).reclaimable_blocks == 3
-
-
 @pytest.mark.parametrize("seed", range(12))
-def test_a_cached_preview_never_promises_more_than_a_round_would_free(
-    seed: int, clock: Clock
-) -> None:
-    """Under any configuration, with up to nine steps between two plans."""
+def test_the_diagnosis_matches_the_planner_under_any_configuration(seed: int) -> None:
     rng = random.Random(seed)
     config = {
         "policy": rng.choice([EVICTING["policy"], {"name": "streaming_llm"}]),
@@ -219,70 +178,37 @@ def test_a_cached_preview_never_promises_more_than_a_round_would_free(
         "theta_f": 0.0,
     }
     with running(0, config=config, prefix_tokens=16, max_tokens=40) as engine:
-        for step in range(60):
+        for _ in range(60):
             engine.steps(1)
-            if step % 10 == 0:
-                clock.pass_long()
             diagnose(engine)
 
 
-def test_a_stale_preview_does_not_claim_that_compacting_frees_nothing(clock: Clock) -> None:
-    config = {"reclamation": "paused", "low_watermark_blocks": 95}
-    with running(1, config=config) as engine:
-        engine.core.store.take(engine.core.store.num_free_blocks() - 30)
-        assert "compacting frees nothing" in diagnose(engine).sentence
-        assert "compacting frees nothing" in diagnose(engine).sentence  # nothing has changed since
-        engine.steps(20)  # holes come
-        clock.now += 5.9
-        found = diagnose(engine)
-        age = re.search(
-            r"^Full: .*; compacting was last planned (\d+\.\d) s ago: a dry run shows",
-            found.sentence,
-        )
-        assert age is not None
-        assert float(age[1]) >= 5.9
-        wait_for_blocks(engine, 30)
-        assert "; compacting was last planned " in diagnose(engine).sentence
-        clock.pass_long()
-        assert "; compacting now would free " in diagnose(engine).sentence
-
-
-def test_without_excess_blocks_no_plan_is_needed_to_know_that_compacting_frees_nothing(
-    clock: Clock,
+def test_frames_do_without_the_planner_for_a_while_and_have_the_numbers_of_their_moment(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
-    with running(config=config, concurrency=1) as engine:
-        engine.core.store.take(engine.core.store.num_free_blocks() - 3)
-        diagnose(engine)
-        count = 0
-        for _ in range(30):
+    with running(config={"reclamation": "paused", "batch_size": 2}) as engine:
+        planner = engine.runtime.round_planner
+        rounds, preview = [], planner.preview
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            rounds.append(preview(*args, **kwargs))
+            return rounds[-1]
+
+        monkeypatch.setattr(planner, "preview", counted)
+        for _ in range(20):
             engine.steps(1)
-            count += "compacting frees nothing" in diagnose(engine).sentence
-        assert count > 15
-
-
-@pytest.mark.parametrize(("free", "cause"), [(6, "fragmented"), (7, "ok"), (20, "ok"), (21, "ok")])
-def test_a_gain_without_a_known_size_is_no_full_pool(free: int, cause: str, clock: Clock) -> None:
-    """The cached preview is so old that its lower bound is 0, but holes remain."""
-    limits = {"low_watermark_blocks": 6, "headroom_blocks": 20}
-    with running(20, config={"reclamation": "paused"} | limits) as engine:
-        diagnose(engine)
-        engine.steps(45)
-        store = engine.core.store
-        store.take(store.num_free_blocks() - free)
-        found = diagnose(engine)
-        assert (found.cause, found.reclaimable_blocks) == (cause, 0)
-        assert "compacting is likely to free blocks" in found.sentence
-
-
-def test_a_stale_preview_gives_no_reason(clock: Clock) -> None:
-    """Headroom was missing when it was planned and is available now."""
-    config = {"reclamation": "off", "planner": "pack", "headroom_blocks": 48}
-    with running(config=config | {"low_watermark_blocks": 95}) as engine:
-        taken = engine.core.store.take(engine.core.store.num_free_blocks())
-        assert "fresh blocks, 0 are free" in diagnose(engine).sentence
-        engine.core.store.give_back(taken[:8])
-        assert "fresh blocks" not in diagnose(engine).sentence
+            status = engine.controller.frame(max_age_s=float("inf")).status
+            assert status is not None
+            assert status.blocks.free == engine.store.num_free_blocks()
+            assert status.fragmentation.f == engine.runtime.tables.pool.fragmentation
+            assert status.fragmentation.reclaimable_blocks == 2
+        assert len(rounds) == 1
+        patch(engine, batch_size=3)  # what was found under another configuration counts no more
+        assert engine.controller.frame().status.fragmentation.reclaimable_blocks == 3
+        engine.steps(1)
+        engine.call("status")
+        engine.call("status")  # nothing has changed since
+        assert len(rounds) == 3
 
 
 # ---------------------------------------------------------------- fragmented: the advice works

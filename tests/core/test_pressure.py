@@ -13,7 +13,6 @@ from tests.support.core.engine import CoreEngine
 from tests.support.core.windows import Windows
 from vtoken.base.arrays import Ints
 from vtoken.base.errors import RefusedError
-from vtoken.control.memory_pressure import memory_pressure
 from vtoken.control.outlook import Outlook
 from vtoken.core.config.request_rules import RequestRules, request_rules
 from vtoken.core.config.values import merge_patch
@@ -69,7 +68,7 @@ def finish(engine: CoreEngine, most_steps: int = 2000) -> int:
 
 
 def pressure_of(engine: CoreEngine) -> MemoryPressure | None:
-    return memory_pressure(engine.runtime, Outlook(engine.runtime, engine.runtime.config))
+    return Outlook(engine.runtime, engine.runtime.config).pressure()
 
 
 def load(engine: CoreEngine, num_requests: int = 12, output: int = 60) -> None:

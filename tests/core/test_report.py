@@ -17,6 +17,7 @@ from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.given import answer_report
 from vtoken.sentences import budget_text, policy_text
+from vtoken.sentences.situation import situation
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
@@ -348,9 +349,10 @@ def test_the_sentence_names_the_cause(engine: LiveEngine, cause: str) -> None:
     engine.steps(12)
     if cause != "ok":
         engine.core.store.take(engine.core.store.num_free_blocks())
-    found = engine.call("status").fragmentation
+    status = engine.call("status")
+    found = status.fragmentation
     assert found.cause == cause
-    assert found.sentence.lower().startswith(cause)
+    assert situation(status).lower().startswith(cause)
     assert (found.reclaimable_blocks > 0) == (found.reclaim_moved_tokens > 0) == (cause != "full")
 
 

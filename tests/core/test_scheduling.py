@@ -10,8 +10,8 @@ import pytest
 from tests.support.core.harness import LiveEngine, make_engine
 from vtoken.cli.show import status_lines, watch_line
 from vtoken.cli.streaming import quiet_line
-from vtoken.control.advice import MAX_LENGTH, paused_sentence
 from vtoken.core.runtime.latency import LatencyMeter
+from vtoken.sentences.situation import MAX_LENGTH, situation
 from vtoken.wire import Status
 
 REQUESTS = ["a", "b"]
@@ -27,6 +27,7 @@ def engine() -> Iterator[LiveEngine]:
 
 def status_of(engine: LiveEngine) -> Status:
     status: Status = engine.call("status")
+    status.fragmentation.sentence = situation(status)
     return status
 
 
@@ -79,10 +80,13 @@ def test_the_command_line_shows_a_pause(engine: LiveEngine) -> None:
     assert "no step for" not in quiet_line(paused, paused.ts + 60)
 
 
-def test_the_sentence_of_a_pause_is_short() -> None:
-    for state in ("paused", "paused_new"):
-        assert len(paused_sentence(state, 100_000, 100_000)) <= MAX_LENGTH  # type: ignore[arg-type]
-    assert "1 request is suspended, 1 waits." in paused_sentence("paused", 1, 1)
+def test_the_sentence_of_a_pause_is_short(engine: LiveEngine) -> None:
+    status = status_of(engine)
+    for status.scheduling in ("paused", "paused_new"):
+        status.requests.running = status.requests.waiting = 100_000
+        assert len(situation(status)) <= MAX_LENGTH
+    status.scheduling, status.requests.running, status.requests.waiting = "paused", 1, 1
+    assert "1 request is suspended, 1 waits." in situation(status)
 
 
 # ---------------------------------------------------------------- what is not measured

@@ -11,6 +11,7 @@ from typing import Any
 from tests.support.account import Account, Moment, Said, contradictions
 from tests.support.core.live import make_quiet
 from vtoken.core.config.request_rules import request_rules
+from vtoken.sentences.situation import situation
 from vtoken.wire import PatchResult
 
 # As `vtoken serve --vtoken-policy auto` has it, with a floor that short prompts are above.
@@ -76,8 +77,10 @@ class Server:
             "patch_config", patch={"budget_tokens": 1024}, validate_only=True
         )
         names = [*self.account.ended][-5:]
+        status = live.reporter.status()
+        status.fragmentation.sentence = situation(status)
         return Said(
-            status=live.reporter.status(),
+            status=status,
             rows=live.reporter.rows(),
             config=live.call("config"),
             blocks=live.call("blocks"),

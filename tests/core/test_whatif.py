@@ -9,7 +9,6 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.live import LiveEngine, make_engine, make_quiet
-from tests.support.preview_clock import Clock
 from vtoken.core.planning.gates import CONDITIONS
 from vtoken.wire import Operation, PatchResult, WhatIf
 
@@ -303,8 +302,6 @@ def test_a_compaction_is_planned_again_only_after_something_changed(
         rounds.append(preview(*args, **kwargs))
         return rounds[-1]
 
-    Clock().install(monkeypatch)
-    holes.call("status")  # has a preview of its own, and plans no other while no time passes
     monkeypatch.setattr(holes.runtime.round_planner, "preview", counted)
     tried = [holes.call("compact", dry_run=True) for _ in range(3)]
     assert len(rounds) == 1

@@ -10,6 +10,7 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer
+from vtoken.sentences.situation import situation
 
 pytestmark = pytest.mark.vllm
 
@@ -23,7 +24,7 @@ def sentences_while_waiting(llm: Any) -> list[str]:
         note(now)
         status = scheduler.vtoken_controller.reporter.status()
         if status.requests.waiting:
-            sentences.append(status.fragmentation.sentence)
+            sentences.append(situation(status))
 
     scheduler._note_step = note_and_listen
     return sentences
@@ -152,7 +153,7 @@ def test_blocks_that_the_watermark_withholds_are_reported_and_open_the_gate(
         assert first.blocks.withheld == 20 <= first.blocks.free
         assert re.search(
             r": 3 wait, the first lacks \d+ blocks \(20 withheld by --watermark\); ",
-            first.fragmentation.sentence,
+            situation(first),
         )
         opened = [
             gate.open

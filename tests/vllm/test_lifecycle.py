@@ -15,6 +15,7 @@ from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
 from vtoken.base.errors import InvariantViolation
 from vtoken.control.trials import Terms
+from vtoken.sentences.situation import situation
 from vtoken.vllm.touchpoints import register
 from vtoken.wire import Guard
 from vtoken.wire.guards import checked
@@ -213,7 +214,7 @@ def test_a_paused_engine_reports_it_and_excludes_the_pause_from_latencies(
             paused_s.append(pause_s)
             paused = controller.reporter.status()
             assert paused.scheduling == "paused"
-            assert paused.fragmentation.sentence.startswith(
+            assert situation(paused).startswith(
                 "Paused: vLLM schedules nothing until it is resumed; "
             )
             assert core.is_scheduler_paused()

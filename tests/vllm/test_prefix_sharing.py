@@ -14,7 +14,7 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
-from vtoken.control.whatif import what_if
+from vtoken.control.dry_runs import DryRuns
 from vtoken.core.config.values import merge_patch
 
 pytestmark = pytest.mark.vllm
@@ -317,7 +317,7 @@ def test_a_dry_run_predicts_the_compaction(tier: str, llm: Any, session: Any) ->
         num_blocks=runtime.geometry.num_blocks,
         num_layers=4,
     )
-    predicted = what_if(runtime, answer_to)
+    predicted = DryRuns(runtime).what_if(answer_to)
     runtime.state.config = answer_to
     free = runtime.state.store.num_free_blocks()
     scheduler = scheduler_of(llm)

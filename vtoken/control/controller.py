@@ -8,6 +8,7 @@ HTTP.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any, assert_never
 
 import msgspec
@@ -18,10 +19,9 @@ from vtoken.control.dry_runs import DryRuns
 from vtoken.control.ending import EndRequest, end
 from vtoken.control.forgetting import forget
 from vtoken.control.guard_watch import Clock
-from vtoken.control.history import History
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
-from vtoken.control.status import StatusParts
+from vtoken.control.status import FINDING_S
 from vtoken.control.trials import Terms
 from vtoken.core.config.values import bounds, merge_patch
 from vtoken.policies import describe_broken, describe_policies
@@ -31,6 +31,7 @@ from vtoken.wire import (
     Frame,
     Operation,
     PatchResult,
+    Point,
     PolicyInfo,
     Reply,
     Status,
@@ -39,6 +40,9 @@ from vtoken.wire import (
 )
 from vtoken.wire.bounds import check
 from vtoken.wire.commands import AnyCall, Command, read_command, refused
+
+POINT_S = 0.95  # between two points of the history
+NUM_POINTS = 900
 
 
 class Controller:
@@ -61,7 +65,9 @@ class Controller:
         self.dry_runs = DryRuns(self.runtime)
         self.revisions = Revisions(reporter, self.dry_runs, clock)
         self.changes = Changes()
-        self.history = History()
+        # What charts need of the last quarter of an hour, from the statuses that frames have
+        # anyway; the points outlive every API process.
+        self.history: deque[Point] = deque(maxlen=NUM_POINTS)
         self._rows_version = -1  # `num_changes` of the tables when rows were last sent
 
     def note_started(self) -> None:
@@ -132,7 +138,7 @@ class Controller:
             case commands.Policies():
                 return [*self._policies(), *describe_broken()]
             case commands.Frame():
-                return self.frame()
+                return self.frame(max_age_s=0.0)
             case commands.Blocks():
                 return self.blocks()
             case commands.Block():
@@ -152,7 +158,7 @@ class Controller:
             case commands.Operation():
                 return self.runtime.operations.get(call.id)
             case commands.History():
-                return self.history.points()
+                return [*self.history]
             case commands.Change():
                 return self.changes.get(call.id, peek=call.peek)
             case commands.PatchConfig():
@@ -206,18 +212,19 @@ class Controller:
                 policy.quality = profile.policies.get(policy.name, [])
         return offered
 
-    def status(self, parts: StatusParts | None = None) -> Status:
-        """The status now, with the guards of a trial. `parts`: those of now, if they exist."""
-        status = (parts or self.reporter.parts()).document()
+    def status(self) -> Status:
+        """The status now, with the guards of a trial."""
+        status = self.reporter.status()
         status.guards = self.revisions.guards()
         return status
 
-    def frame(self, *, with_status: bool = True) -> Frame:
+    def frame(self, *, with_status: bool = True, max_age_s: float = FINDING_S) -> Frame:
         """The state at this step, for stream clients. Encode it before the next step.
 
         The arrays are views of the pool's: at 70,000 blocks a copy costs more than the status.
         `with_status`: with status, rows and configuration. They are also included whenever requests
-        came or went since the last ones, so that every number in `owner` has a row.
+        came or went since the last ones, so that every number in `owner` has a row. `max_age_s`:
+        how old what the planner found may be.
         """
         tables = self.runtime.tables
         frame = Frame(
@@ -228,10 +235,12 @@ class Controller:
         )
         if with_status or self._rows_version != tables.num_changes:
             self._rows_version = tables.num_changes
-            parts = self.reporter.parts()
-            frame.requests = parts.rows
-            frame.status = self.status(parts)
-            self.history.note(frame.status)
+            outlook = self.reporter.outlook()
+            frame.requests = self.reporter.rows(outlook)
+            frame.status = self.reporter.status(outlook, max_age_s=max_age_s)
+            frame.status.guards = self.revisions.guards()
+            if not self.history or frame.status.ts - self.history[-1].ts >= POINT_S:
+                self.history.append(Point.of(frame.status))
             frame.config = self.revisions.document()
         return frame
 

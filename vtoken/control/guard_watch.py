@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from vtoken.control.limits import Limit
 from vtoken.control.report import Reporter
+from vtoken.control.status import FINDING_S
 from vtoken.wire import Guard, Status
 from vtoken.wire.guards import Series, series_of
 
@@ -66,12 +67,12 @@ class GuardWatch:
         return [self._limit(guard, series, status) for guard, series in self._guards]
 
     def _status(self) -> Status:
-        """The parts of a status, with what happened since the change where that differs."""
-        runtime, parts = self._reporter.runtime, self._reporter.parts()
-        parts.latency = self._latencies.document(self._clock())
-        parts.requests.preempted = self._reporter.scheduling.num_preemptions
-        parts.canary = runtime.canary.document(self._revision)
-        return parts.as_status()
+        """The status, with what happened since the change where that differs."""
+        status = self._reporter.status(max_age_s=FINDING_S)
+        status.latency = self._latencies.document(self._clock())
+        status.requests.preempted = self._reporter.scheduling.num_preemptions
+        status.canary = self._reporter.runtime.canary.document(self._revision)
+        return status
 
     def _limit(self, guard: Guard, series: Series, status: Status) -> Limit:
         value, count = series.read(status), None

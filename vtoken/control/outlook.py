@@ -1,27 +1,30 @@
 """Who needs blocks under a configuration, what running requests can give for them, who would give
 now, and how many more would fit.
 
-Reads the runtime and changes nothing. The status, its sentence, its metrics and dry runs all read
-this, so that they agree. For the configuration in force, the numbers are those by which the runtime
-decides, if the engine schedules every running request in the next step.
+Reads the runtime and changes nothing. The status, rows of requests, the diagnosis and dry runs all
+read this, so that they agree. For the configuration in force, the numbers are those by which the
+runtime decides, if the engine schedules every running request in the next step.
 """
 
 from __future__ import annotations
 
 import time
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from vtoken.base.arrays import Ints
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.giving import Givers, share_out
 from vtoken.core.runtime.admission import Demand
+from vtoken.core.runtime.given import KEPT_SHARES, WINDOW_S
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.sentences import counted
-from vtoken.wire import WaitsFor
+from vtoken.wire import FirstWaiting, MemoryPressure, WaitsFor
 
 
 class Outlook:
@@ -172,6 +175,83 @@ class Outlook:
         instead = f"in {before:.1f} s" if before > 0 else "now"
         waits = f"{demand.request_id} waits for {counted(demand.needed_blocks, 'block')}"
         return f"{waits}: others would give for it {when}, not {instead}"
+
+    def advice(self) -> str:
+        """How many blocks more requests would give: if reclamation were resumed, or at a lower
+        floor while they cannot give enough; "" if none.
+        """
+        config = self._config
+        if self.waits_for == "resume":
+            blocks = self._under(reclamation="auto").givable_blocks
+            return f"resumed, they could give {counted(blocks, 'block')}" if blocks else ""
+        if self.waits_for != "end":
+            return ""
+        name = "budget_ratio" if config.budget_ratio else "budget_tokens"
+        lower = getattr(config, name) * 2 / 3
+        lower = round(lower, 2) if config.budget_ratio else max(1, int(lower))
+        more = self._under(**{name: lower}).givable_blocks - self.givable_blocks
+        return f"{name}={lower} gives {counted(more, 'block')} more" if more > 0 else ""
+
+    def _under(self, **changes: Any) -> Outlook:
+        return Outlook(self._runtime, structs.replace(self._config, **changes))
+
+    # ------------------------------------------------------------ documents
+
+    def pressure(self) -> MemoryPressure | None:
+        """The document of the configuration in force; None if no request gives, now or if one came.
+
+        `advice` is left to the diagnosis.
+        """
+        runtime, short = self._runtime, self.standing
+        if len(self.givers.live) == 0 and not self._config.evicts_under_pressure:
+            return None
+        state, log = runtime.state, runtime.state.finished
+        tokens, requests = state.given.recent()
+        return MemoryPressure(
+            **structs.asdict(runtime.counters.pressure),
+            near=state.is_short_soon and len(self.givers.live) > 0,
+            short_blocks=short.blocks,
+            growth_blocks=short.growth_blocks,
+            asked_blocks=short.asked_blocks,
+            givers=int(np.count_nonzero(self.blocks)),
+            givable_tokens=self.givable_tokens,
+            givable_blocks=self.givable_blocks,
+            recent_tokens=tokens,
+            recent_givers=requests,
+            window_s=WINDOW_S,
+            spared_tokens=int(np.maximum(0, self.givers.live - self.givers.floor).sum()),
+            kept_shares={
+                f"{bound:g}": n for bound, n in zip(KEPT_SHARES, log.kept_shares, strict=True)
+            },
+            kept_share_sum=log.kept_sum,
+            headroom_blocks=short.headroom_blocks,
+            future_blocks=short.future_blocks,
+            waits_for=self.waits_for,
+        )
+
+    def first_waiting(self) -> FirstWaiting | None:
+        """What the first waiting request lacks; None if it lacks nothing."""
+        admission = self._runtime.admission
+        demand = admission.demand
+        if demand is None or not demand.needed_blocks:
+            return None
+        name = demand.request_id
+        read_again = name in self._runtime.state.preempted  # all of its tokens but the newest
+        return FirstWaiting(
+            id=name,
+            needed_blocks=demand.needed_blocks,
+            withheld_blocks=demand.withheld_blocks,
+            short_blocks=self.standing.blocks,
+            reread_tokens=admission.num_prompt_tokens(name) - 1 if read_again else 0,
+            patience_s=self.patience_left_s(demand),
+        )
+
+    def givable_of(self) -> dict[str, int]:
+        """The tokens that each of the requests that may give can give."""
+        names = (self._runtime.tables.names[row] for row in self.rows.tolist())
+        return dict(zip(names, self.tokens.tolist(), strict=True))
+
+    # ------------------------------------------------------------ inside
 
     @property
     def _tables(self) -> list[TokenTable]:

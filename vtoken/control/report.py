@@ -5,29 +5,21 @@ Reads the runtime and changes nothing. Facts about the engine come in as `Engine
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from vtoken.base.arrays import Bools
 from vtoken.base.errors import RefusedError, UnknownRequestError
-from vtoken.control.diagnosis import Diagnosis
 from vtoken.control.facts import EngineFacts
-from vtoken.control.memory_pressure import set_givable
 from vtoken.control.outlook import Outlook
 from vtoken.control.scheduling import Scheduling
-from vtoken.control.status import StatusParts
-from vtoken.control.text import score_of, text_source
-from vtoken.control.waiting import (
-    MAX_WAITING_ROWS,
-    EmptyQueue,
-    QueuedRequest,
-    WaitingQueue,
-    waiting_row,
-)
-from vtoken.core.config.spans import covered
+from vtoken.control.status import StatusReport, naive_blocks
+from vtoken.control.tokens import text_source, token_page
+from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, QueuedRequest, WaitingQueue
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
@@ -44,10 +36,8 @@ from vtoken.wire import (
     RequestState,
     SlotState,
     Status,
-    TextPage,
     TextSource,
     TokenPage,
-    TokenRow,
 )
 from vtoken.wire.request_names import NamedRequest, matches, the_one
 
@@ -70,12 +60,22 @@ class Reporter:
         hashed: Bools,
         queue: WaitingQueue | None = None,
     ) -> None:
-        self._queue = EmptyQueue() if queue is None else queue
         self.runtime = runtime
         self.facts = facts
-        self.hashed = hashed
         self.scheduling = Scheduling(runtime)
-        self._diagnosis = Diagnosis(runtime, facts)
+        self._status = StatusReport(runtime, facts, self.scheduling)
+        self._queue = EmptyQueue() if queue is None else queue
+        self.hashed = hashed
+
+    def status(self, outlook: Outlook | None = None, *, max_age_s: float = 0.0) -> Status:
+        """The status now. `outlook`: that of the configuration in force, if it exists already;
+        `max_age_s`: how old what the planner found may be.
+        """
+        return self._status.document(outlook or self.outlook(), max_age_s)
+
+    def outlook(self) -> Outlook:
+        """The outlook of the configuration in force, for the documents of one moment."""
+        return Outlook(self.runtime, self.runtime.config)
 
     # ------------------------------------------------------------ blocks
 
@@ -161,50 +161,79 @@ class Reporter:
 
     # ------------------------------------------------------------ requests
 
-    def row(self, table: TokenTable) -> RequestRow:
-        runtime, request_id = self.runtime, table.request_id
-        state = runtime.state.requests[request_id]
-        rules = runtime.state.rules(request_id)
-        num_live = table.num_live
-        row = RequestRow(  # CPython builds a dict for a call with more than 15 keywords
-            id=request_id,
-            state="running",
-            live=num_live,
-            dead=table.num_tokens - num_live,
-            prompt_tokens=state.num_prompt_tokens,
-            output_tokens=runtime.num_sampled(request_id),
-            blocks=table.num_blocks,
-            bound_blocks=-(-num_live // table.block_size),
-            naive_blocks=table.num_naive_blocks(),
-            policy=rules.policy.name,
-            budget_tokens=rules.budget_tokens,
-            dense=table.dense,
-            moved_tokens=state.moved_tokens,
-            recycled_slots=table.num_recycled,
-            preemptions=runtime.state.preempted.get(request_id, 0),
-        )
-        row.number = table.number
-        row.evict_when = rules.evict_when
-        row.given_tokens = state.given_tokens
-        row.session = runtime.state.is_session(request_id)
-        return row
-
     def rows(self, outlook: Outlook | None = None) -> list[RequestRow]:
         """Every request that holds blocks, then the first `MAX_WAITING_ROWS` of the queue.
         `outlook`: that of the configuration in force, if it exists already.
         """
-        held = {table.request_id: self.row(table) for table in self.runtime.tables}
-        rows = [*held.values()]
-        set_givable(self.runtime, rows, outlook or self._outlook())
+        rows = self._held_rows([*self.runtime.tables.rows], outlook or self.outlook())
+        held = {row.id: row for row in rows}
         for queued in self._queue.first(MAX_WAITING_ROWS):
             if queued.request_id in held:
                 held[queued.request_id].state = _between_turns(queued)
             else:
-                rows.append(waiting_row(self.runtime, queued))
+                rows.append(self._queued_row(queued))
         return rows
 
-    def _outlook(self) -> Outlook:
-        return Outlook(self.runtime, self.runtime.config)
+    def _held_rows(self, names: Sequence[str], outlook: Outlook) -> list[RequestRow]:
+        """The rows of requests that hold blocks."""
+        state, tables = self.runtime.state, self.runtime.tables
+        facts = tables.columns.facts[[tables.rows[name] for name in names]]
+        live = facts["num_live"]
+        of_tables = {
+            "live": live,
+            "dead": facts["num_tokens"] - live,
+            "blocks": facts["num_blocks"],
+            "bound_blocks": -(-live // tables.block_size),
+            "naive_blocks": naive_blocks(facts),
+            "dense": facts["extent"] == live,
+            "recycled_slots": facts["num_recycled"],
+            "number": facts["number"],
+        }
+        givable, rows = outlook.givable_of(), []
+        for name, *numbers in zip(
+            names, *(column.tolist() for column in of_tables.values()), strict=True
+        ):
+            request, rules = state.requests[name], state.rules(name)
+            rows.append(
+                RequestRow(
+                    id=name,
+                    state="running",
+                    prompt_tokens=request.num_prompt_tokens,
+                    output_tokens=self.runtime.num_sampled(name),
+                    policy=rules.policy.name,
+                    budget_tokens=rules.budget_tokens,
+                    moved_tokens=request.moved_tokens,
+                    preemptions=state.preempted.get(name, 0),
+                    evict_when=rules.evict_when,
+                    given_tokens=request.given_tokens,
+                    givable_tokens=givable.get(name, 0),
+                    session=state.is_session(name),
+                    **dict(zip(of_tables, numbers, strict=True)),
+                )
+            )
+        return rows
+
+    def _queued_row(self, queued: QueuedRequest) -> RequestRow:
+        """The row of a request that holds no block: its lengths and its rules."""
+        state, name = self.runtime.state, queued.request_id
+        rules = state.rules(name)
+        return RequestRow(
+            id=name,
+            state="preempted" if queued.preempted else "waiting",
+            live=0,
+            dead=0,
+            prompt_tokens=queued.num_prompt_tokens,
+            output_tokens=queued.num_output_tokens,
+            blocks=0,
+            bound_blocks=0,
+            naive_blocks=0,
+            policy=rules.policy.name,
+            budget_tokens=rules.budget_tokens,
+            dense=True,
+            preemptions=state.preempted.get(name, 0),
+            evict_when=rules.evict_when,
+            session=state.is_session(name),
+        )
 
     def named(self, name: str) -> list[NamedRequest]:
         """The requests that a client may mean by `name`, which `the_one` chooses from."""
@@ -220,23 +249,23 @@ class Reporter:
         """
         request_id = the_one(self.named(name), name)
         queued = self._queue.find(request_id)
-        if queued is None and request_id not in self.runtime.tables:
+        table = self.runtime.tables.get(request_id)
+        if table is not None:
+            (row,) = self._held_rows([request_id], self.outlook())
+            detail = RequestDetail(
+                **msgspec.structs.asdict(row),
+                block_table=list(table.blocks),
+                block_live=table.block_live().tolist(),
+            )
+            if queued is not None:
+                detail.state = _between_turns(queued)
+        elif queued is not None:
+            detail = RequestDetail(**msgspec.structs.asdict(self._queued_row(queued)))
+        else:
             ended = self.runtime.state.finished.get(request_id)
             if ended is None:
                 raise UnknownRequestError(request_id)
             return ended
-        if queued is not None and request_id not in self.runtime.state.requests:
-            detail = RequestDetail(**msgspec.structs.asdict(waiting_row(self.runtime, queued)))
-        else:
-            table = self.runtime.tables[request_id]
-            detail = RequestDetail(
-                **msgspec.structs.asdict(self.row(table)),
-                block_table=list(table.blocks),
-                block_live=table.block_live().tolist(),
-            )
-            set_givable(self.runtime, [detail], self._outlook())
-            if queued is not None:
-                detail.state = _between_turns(queued)
         self.runtime.state.describe_rules(detail)
         return detail
 
@@ -261,66 +290,9 @@ class Reporter:
         return queued.num_prompt_tokens + queued.num_output_tokens
 
     def tokens(self, name: str, start: int, limit: int) -> TokenPage:
-        """Rows of the tokens `start` .. `start + limit`, dead ones included.
-
-        A queued request has none, since none of its tokens has a slot.
-        """
-        request_id = self.living(name)
-        table = self.runtime.tables.get(request_id)
-        if table is None:
-            return TokenPage(
-                request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
-            )
-        scores = self.runtime.scoring.newest(request_id)
-        ids = np.arange(max(0, start), min(table.num_tokens, start + limit), dtype=np.int64)
-        state = self.runtime.state
-        protected = state.protection(request_id).covers(ids)
-        forgotten = covered(state.forgotten_pairs(request_id), ids) & ~protected
-        columns = ids, table.slots_of(ids), protected, forgotten
-        rows = []
-        for token_id, slot, is_protected, is_forgotten in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            has_slot = slot >= 0
-            rows.append(
-                TokenRow(
-                    token_id=token_id,
-                    position=token_id,
-                    block=slot // table.block_size if has_slot else None,
-                    offset=slot % table.block_size if has_slot else None,
-                    live=table.is_live(token_id),
-                    score=score_of(scores, token_id),
-                    protected=is_protected,
-                    forgotten=is_forgotten,
-                )
-            )
-        return TokenPage(
-            request_id=request_id,
-            step=self.runtime.step,
-            start=start,
-            total=table.num_tokens,
-            rows=rows,
-        )
+        """Rows of the tokens `start` .. `start + limit`, dead ones included."""
+        return token_page(self.runtime, self.living(name), start, limit)
 
     def text(self, name: str, start: int, limit: int) -> TextSource:
-        """Vocabulary ids and states of the tokens `start` .. `start + limit`, dead ones included.
-
-        A queued request has none, as in `tokens`.
-        """
-        request_id = self.living(name)
-        if request_id not in self.runtime.tables:
-            page = TextPage(
-                request_id=request_id, step=self.runtime.step, start=start, total=0, rows=[]
-            )
-            return TextSource(page=page, words=[])
-        return text_source(self.runtime, request_id, start, limit)
-
-    # ------------------------------------------------------------ status
-
-    def parts(self) -> StatusParts:
-        """The parts of the status now."""
-        return StatusParts(self.runtime, self.facts, self.scheduling, self._diagnosis, self.rows)
-
-    def status(self) -> Status:
-        """The status now; an API process adds its own health (`vtoken_api.service`)."""
-        return self.parts().document()
+        """Vocabulary ids and states of the tokens `start` .. `start + limit`, dead or not."""
+        return text_source(self.runtime, self.living(name), start, limit)

@@ -187,13 +187,13 @@ class Revisions:
         notes: list[str] = []
         if not guards:
             return notes
-        parts = self._reporter.parts()
-        parts.latency = self._runtime.latency.document(self._clock())
+        status = self._reporter.status()
+        status.latency = self._runtime.latency.document(self._clock())
         for guard in guards:
             series = series_of(guard.metric)
             if series.metric.kind == "counter":
                 continue
-            limit = limit_now(guard, series, parts.as_status())
+            limit = limit_now(guard, series, status)
             if limit.crossed:
                 value, bound = limit.shown()
                 side = "above" if guard.below is None else "below"

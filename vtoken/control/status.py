@@ -1,27 +1,28 @@
-"""The status of one engine, part by part.
+"""The status of one engine: what it does now and has done since it started.
 
-A part is built when it is first read, so a reader of one figure pays for its part alone.
+Numbers are of this moment. What takes the planner may be older, if a reader says so. The sentence
+is left to whoever shows the status (`vtoken.sentences.situation`), as is the health of the server.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import cached_property
-from typing import cast
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from msgspec.structs import asdict
 
-from vtoken.control.advice import paused_sentence
-from vtoken.control.diagnosis import Diagnosis
+from vtoken.base.arrays import Ints
+from vtoken.control.diagnosis import Diagnosis, Finding
 from vtoken.control.facts import EngineFacts
-from vtoken.control.memory_pressure import memory_pressure
 from vtoken.control.outlook import Outlook
 from vtoken.control.scheduling import Scheduling
+from vtoken.core.config.values import VTokenConfig
 from vtoken.core.runtime.relocation.pricing import NOTHING
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.runtime.wasted_moves import WASTED_WITHIN_STEPS
-from vtoken.policies import params_dict
 from vtoken.wire import (
     SCHEMA_VERSION,
     BlockCounts,
@@ -30,43 +31,113 @@ from vtoken.wire import (
     CanaryStatus,
     Fragmentation,
     Invariants,
-    Latency,
     MemoryPressure,
-    PolicyChoice,
     Reclamation,
     RequestCounts,
-    RequestRow,
     RoundPrices,
-    Shadow,
     Status,
     TokenCounts,
 )
 
+FINDING_S = 1.0  # between two questions to the planner, for frames and guards
 
-class StatusParts:
-    """The parts of one status, under the names that they have in `Status`."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        facts: EngineFacts,
-        scheduling: Scheduling,
-        diagnosis: Diagnosis,
-        rows: Callable[[Outlook], list[RequestRow]],
-    ) -> None:
+def naive_blocks(facts: npt.NDArray[Any]) -> Ints:
+    """What requests would hold if tokens never moved and slots were never reused [k], from the
+    facts of their tables [k].
+    """
+    return np.where(facts["virtual"] != 0, facts["num_naive"], facts["num_blocks"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """What takes the planner, or changes with the configuration alone: found under `config` in the
+    state `version`, at `found_at` in monotonic seconds.
+    """
+
+    finding: Finding
+    prices: RoundPrices
+    calibration: Calibration
+    config: VTokenConfig
+    version: tuple[int, ...]
+    found_at: float
+
+
+class StatusReport:
+    """Makes the status of one runtime, which `facts` describe further."""
+
+    def __init__(self, runtime: Runtime, facts: EngineFacts, scheduling: Scheduling) -> None:
         self._runtime = runtime
         self._facts = facts
         self._scheduling = scheduling
-        self._diagnosis = diagnosis
-        self._make_rows = rows
+        self._diagnosis = Diagnosis(runtime)
+        self._newest: _Slow | None = None
 
-    @cached_property
-    def rows(self) -> list[RequestRow]:
-        """The rows of requests, of which some figures are sums."""
-        return self._make_rows(self.outlook)
+    def document(self, outlook: Outlook, max_age_s: float) -> Status:
+        """The status now. `outlook`: that of the configuration in force; `max_age_s`: how old what
+        the planner found may be, unless the configuration has changed.
+        """
+        facts, runtime, config = self._facts, self._runtime, self._runtime.config
+        slow = self._slow(outlook, max_age_s)
+        pressure = outlook.pressure()
+        if pressure is not None:
+            pressure.advice = slow.finding.on_giving
+        return Status(
+            schema=SCHEMA_VERSION,
+            vtoken_version=facts.vtoken_version,
+            vllm_version=facts.vllm_version,
+            model=facts.model,
+            device=facts.device,
+            epoch=facts.epoch,
+            step=runtime.step,
+            ts=time.time(),
+            block_size=runtime.geometry.block_size,
+            blocks=self._blocks(),
+            tokens=self._tokens(),
+            fragmentation=self._fragmentation(outlook, slow.finding, pressure),
+            reclamation=self._reclamation(),
+            policy=config.values().policy,
+            budget_tokens=0 if config.budget_ratio else config.budget_tokens,
+            interval_tokens=config.interval_tokens if config.evict_when == "always" else 0,
+            requests=self._requests(outlook),
+            invariants=Invariants(
+                **asdict(runtime.counters.invariants),
+                strict=runtime.state.strict,
+                check_every_step=runtime.check_every_step,
+            ),
+            config_revision=runtime.state.revision,
+            step_ms=facts.step_times.median_ms,
+            latency=runtime.latency.document(time.monotonic()),
+            shadow=None if config.shadow is None else runtime.state.shadow.document(),
+            scheduling=self._scheduling.state,
+            paused_since_ts=self._scheduling.since_ts,
+            prices=slow.prices,
+            calibration=slow.calibration,
+            budget_ratio=config.budget_ratio,
+            budget_floor_tokens=config.budget_floor_tokens if config.budget_ratio else 0,
+            canary=self._canary(),
+            pressure=pressure,
+            groups=self._groups(),
+            evict_when=config.evict_when,
+        )
 
-    @cached_property
-    def blocks(self) -> BlockCounts:
+    def _slow(self, outlook: Outlook, max_age_s: float) -> _Slow:
+        runtime, newest, now = self._runtime, self._newest, time.monotonic()
+        if newest is not None and newest.config is runtime.config:
+            is_young = now - newest.found_at < max_age_s
+            if is_young or newest.version == runtime.version:
+                return newest
+        self._newest = _Slow(
+            finding=self._diagnosis.find(outlook),
+            prices=self._prices(),
+            calibration=self._calibration(),
+            config=runtime.config,
+            version=runtime.version,
+            found_at=now,
+        )
+        return self._newest
+
+    def _blocks(self) -> BlockCounts:
         runtime, pool = self._runtime, self._runtime.tables.pool
         free = runtime.state.store.num_free_blocks()
         return BlockCounts(
@@ -80,8 +151,69 @@ class StatusParts:
             withheld=min(free, self._facts.withheld_blocks),
         )
 
-    @cached_property
-    def groups(self) -> list[CacheGroup]:
+    def _tokens(self) -> TokenCounts:
+        runtime, tables = self._runtime, self._runtime.tables
+        return TokenCounts(
+            **asdict(runtime.counters.tokens),
+            live=tables.pool.num_live,
+            dead=int(tables.columns.facts["num_dead_slots"][tables.all_rows].sum()),
+        )
+
+    def _fragmentation(
+        self, outlook: Outlook, finding: Finding, pressure: MemoryPressure | None
+    ) -> Fragmentation:
+        runtime, config = self._runtime, self._runtime.config
+        cause, held_s = self._diagnosis.cause(outlook, finding.freed_blocks, pressure)
+        return Fragmentation(
+            f=runtime.tables.pool.fragmentation,
+            theta_f=config.theta_f,
+            cause=cause,
+            reclaimable_blocks=finding.freed_blocks,
+            reclaim_moved_tokens=finding.moved_tokens,
+            reclaim_moved_bytes=finding.moved_tokens * runtime.geometry.bytes_per_token,
+            low_watermark_blocks=config.low_watermark_blocks,
+            gates=finding.gates,
+            advice=finding.on_rounds,
+            held_s=held_s,
+        )
+
+    def _reclamation(self) -> Reclamation:
+        runtime, counters = self._runtime, self._runtime.counters.reclamation
+        tables = runtime.tables
+        held = tables.columns.facts[tables.all_rows]
+        return Reclamation(
+            **asdict(counters) | {"deferrals": dict(counters.deferrals)},
+            state=runtime.config.reclamation,
+            in_flight=runtime.relocator.num_in_flight_tokens,
+            moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,
+            held_blocks=int(held["num_blocks"].sum()),
+            blocks_without_reclaim=int(naive_blocks(held).sum()),
+            packed_bound_blocks=int((-(-held["num_live"] // tables.block_size)).sum()),
+            payback_steps=WASTED_WITHIN_STEPS,
+            since_ts=self._facts.reclamation_since_ts,
+            by=self._facts.reclamation_by,
+        )
+
+    def _requests(self, outlook: Outlook) -> RequestCounts:
+        facts, state = self._facts, self._runtime.state
+        sessions, blocks = state.sessions()
+        return RequestCounts(
+            **asdict(self._runtime.counters.requests),
+            running=facts.running,
+            waiting=facts.waiting,
+            oldest_wait_s=outlook.oldest_wait_s if facts.waiting else 0.0,
+            idle=len(state.idle),
+            sessions=sessions,
+            session_blocks=blocks,
+            first=outlook.first_waiting(),
+        )
+
+    def _canary(self) -> CanaryStatus | None:
+        canary = self._runtime.canary
+        on = self._runtime.config.canary.share > 0 or canary.used
+        return canary.document() if on else None
+
+    def _groups(self) -> list[CacheGroup]:
         """All groups of layers, in vLLM's order; [] if there is one."""
         runtime, geometry = self._runtime, self._runtime.geometry
         if not runtime.other_groups:
@@ -113,84 +245,24 @@ class StatusParts:
             )
         return sorted(found, key=lambda group: group.index)
 
-    @cached_property
-    def tokens(self) -> TokenCounts:
-        runtime = self._runtime
-        return TokenCounts(
-            **asdict(runtime.counters.tokens),
-            live=runtime.tables.pool.num_live,
-            dead=sum(table.num_dead_slots() for table in runtime.tables),
+    def _prices(self) -> RoundPrices:
+        """The measured prices, and a round's cost and saving now.
+
+        While holes have no price, a round saves nothing and the tables are not read.
+        """
+        runtime, prices = self._runtime, self._runtime.prices
+        estimate = runtime.pricer.estimate(runtime.config) if prices.hole_us else NOTHING
+        worth = prices.worth(estimate)
+        return RoundPrices(
+            **prices.document(),
+            saving_us=round(worth.saving_us, 1),
+            cost_us=round(worth.cost_us, 1),
+            loose_tokens=estimate.loose_tokens,
+            moved_tokens=estimate.moved_tokens,
+            requests=estimate.num_requests,
         )
 
-    @cached_property
-    def fragmentation(self) -> Fragmentation:
-        blocks, facts, scheduling = self.blocks, self._facts, self._scheduling
-        found = self._diagnosis.fragmentation(blocks, self.outlook, self.pressure, self.groups)
-        if scheduling.state != "running":
-            found.sentence = paused_sentence(scheduling.state, facts.running, facts.waiting)
-        return found
-
-    @cached_property
-    def reclamation(self) -> Reclamation:
-        runtime, counters = self._runtime, self._runtime.counters.reclamation
-        return Reclamation(
-            **asdict(counters) | {"deferrals": dict(counters.deferrals)},
-            state=runtime.config.reclamation,
-            in_flight=runtime.relocator.num_in_flight_tokens,
-            moved_bytes=counters.moved_tokens * runtime.geometry.bytes_per_token,
-            held_blocks=sum(row.blocks for row in self.rows),
-            blocks_without_reclaim=sum(row.naive_blocks for row in self.rows),
-            packed_bound_blocks=sum(row.bound_blocks for row in self.rows),
-            payback_steps=WASTED_WITHIN_STEPS,
-            since_ts=self._facts.reclamation_since_ts,
-            by=self._facts.reclamation_by,
-        )
-
-    @cached_property
-    def requests(self) -> RequestCounts:
-        facts = self._facts
-        sessions, blocks = self._runtime.state.sessions()
-        return RequestCounts(
-            **asdict(self._runtime.counters.requests),
-            running=facts.running,
-            waiting=facts.waiting,
-            oldest_wait_s=self.outlook.oldest_wait_s if facts.waiting else 0.0,
-            idle=len(self._runtime.state.idle),
-            sessions=sessions,
-            session_blocks=blocks,
-        )
-
-    @cached_property
-    def invariants(self) -> Invariants:
-        runtime = self._runtime
-        return Invariants(
-            **asdict(runtime.counters.invariants),
-            strict=runtime.state.strict,
-            check_every_step=runtime.check_every_step,
-        )
-
-    @cached_property
-    def latency(self) -> Latency:
-        return self._runtime.latency.document(time.monotonic())
-
-    @cached_property
-    def shadow(self) -> Shadow | None:
-        return self._runtime.state.shadow.document()
-
-    @cached_property
-    def outlook(self) -> Outlook:
-        return Outlook(self._runtime, self._runtime.config)
-
-    @cached_property
-    def pressure(self) -> MemoryPressure | None:
-        return memory_pressure(self._runtime, self.outlook)
-
-    @cached_property
-    def step_ms(self) -> float:
-        return self._facts.step_times.median_ms
-
-    @cached_property
-    def calibration(self) -> Calibration:
+    def _calibration(self) -> Calibration:
         """Which layers and heads the current policy's signal uses, and why those."""
         runtime, facts = self._runtime, self._facts
         config, profile = runtime.config, runtime.state.calibration
@@ -214,88 +286,3 @@ class StatusParts:
             document.signal = signal.kind
             document.layers, document.heads = [*signal.layers], [*signal.heads]
         return document
-
-    @cached_property
-    def canary(self) -> CanaryStatus | None:
-        canary = self._runtime.canary
-        on = self._runtime.config.canary.share > 0 or canary.used
-        return canary.document() if on else None
-
-    @cached_property
-    def prices(self) -> RoundPrices:
-        """The measured prices, and a round's cost and saving now.
-
-        While holes have no price, a round saves nothing and the tables are not read.
-        """
-        runtime = self._runtime
-        prices = runtime.prices
-        estimate = runtime.pricer.estimate(runtime.config) if prices.hole_us else NOTHING
-        worth = prices.worth(estimate)
-        return RoundPrices(
-            **prices.document(),
-            saving_us=round(worth.saving_us, 1),
-            cost_us=round(worth.cost_us, 1),
-            loose_tokens=estimate.loose_tokens,
-            moved_tokens=estimate.moved_tokens,
-            requests=estimate.num_requests,
-        )
-
-    def as_status(self) -> Status:
-        """These parts, for the metrics table, which reads nothing but parts."""
-        return cast(Status, self)
-
-    @property
-    def budget_tokens(self) -> int:
-        config = self._runtime.config
-        return 0 if config.budget_ratio else config.budget_tokens
-
-    @property
-    def budget_ratio(self) -> float:
-        return self._runtime.config.budget_ratio
-
-    @property
-    def budget_floor_tokens(self) -> int:
-        config = self._runtime.config
-        return config.budget_floor_tokens if config.budget_ratio else 0
-
-    @property
-    def config_revision(self) -> int:
-        return self._runtime.state.revision
-
-    def document(self) -> Status:
-        """All parts as one document."""
-        facts, runtime, config = self._facts, self._runtime, self._runtime.config
-        return Status(
-            schema=SCHEMA_VERSION,
-            vtoken_version=facts.vtoken_version,
-            vllm_version=facts.vllm_version,
-            model=facts.model,
-            device=facts.device,
-            epoch=facts.epoch,
-            step=runtime.step,
-            ts=time.time(),
-            block_size=runtime.geometry.block_size,
-            blocks=self.blocks,
-            tokens=self.tokens,
-            fragmentation=self.fragmentation,
-            reclamation=self.reclamation,
-            policy=PolicyChoice(name=config.policy.name, params=params_dict(config.policy)),
-            budget_tokens=self.budget_tokens,
-            interval_tokens=config.interval_tokens if config.evict_when == "always" else 0,
-            requests=self.requests,
-            invariants=self.invariants,
-            config_revision=self.config_revision,
-            step_ms=self.step_ms,
-            latency=self.latency,
-            shadow=self.shadow,
-            scheduling=self._scheduling.state,
-            paused_since_ts=self._scheduling.since_ts,
-            prices=self.prices,
-            budget_ratio=self.budget_ratio,
-            budget_floor_tokens=self.budget_floor_tokens,
-            calibration=self.calibration,
-            canary=self.canary,
-            pressure=self.pressure,
-            groups=self.groups,
-            evict_when=config.evict_when,
-        )

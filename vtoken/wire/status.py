@@ -102,12 +102,16 @@ class Fragmentation(Doc):
     f: float  # intra-block waste ratio, 0..1 (paper 2.3.1)
     theta_f: float
     cause: Cause
-    sentence: str = ""  # one line in plain words, from the planner's own numbers
-    reclaimable_blocks: int = 0  # at least so many would one compaction (within B) free now
+    sentence: str = ""  # one line of this status in plain words, by the API process that answers
+    # What the planner found: in a status that was asked for now, in one of the stream at most a
+    # second ago.
+    reclaimable_blocks: int = 0  # so many would one compaction (within B) free
     reclaim_moved_tokens: int = 0  # that it would move
     reclaim_moved_bytes: int = 0
     low_watermark_blocks: int = 0
     gates: list[Gate] = []
+    advice: str = ""  # what starts a compaction that frees blocks; if none does, what would help
+    held_s: float = 0.0  # how long ago `cause` was last true: a worse one is kept for 2 s
 
 
 class ReclamationCounters(Doc):
@@ -174,6 +178,17 @@ class RoundPrices(Doc):
     requests: int = 0  # requests whose tokens it would move
 
 
+class FirstWaiting(Doc):
+    """What the first waiting request lacks; those behind it wait for it."""
+
+    id: str
+    needed_blocks: int  # that must be free for it, withheld ones included
+    withheld_blocks: int  # that vLLM's --watermark keeps from it
+    short_blocks: int  # that are not free, with those that it leaves to running requests
+    reread_tokens: int  # of a preempted one: computed again
+    patience_s: float  # before others give for it; at most 0: they give now
+
+
 class RequestCounters(Doc):
     preempted: int = 0  # preemptions
     finished: int = 0
@@ -186,6 +201,7 @@ class RequestCounts(RequestCounters, kw_only=True):
     idle: int = 0  # sessions that wait for their clients
     sessions: int = 0  # streaming-input sessions that hold blocks, idle or not
     session_blocks: int = 0  # that these hold, and do not give
+    first: FirstWaiting | None = None  # None: no waiting request lacks blocks, or an older server
 
 
 class InvariantCounters(Doc):
@@ -308,6 +324,7 @@ class MemoryPressure(PressureCounters, kw_only=True):
     # blocks.
     future_blocks: int = 0
     waits_for: WaitsFor = ""  # what ends the shortage
+    advice: str = ""  # what would let requests give more, as `Fragmentation.advice`
 
 
 class Counters(Doc):

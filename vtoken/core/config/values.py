@@ -6,6 +6,7 @@ raises `RefusedError` naming field, value and bound.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -24,12 +25,17 @@ from vtoken.wire import (
 from vtoken.wire.bounds import bounds_of, fault, takes
 
 
-class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True):
+class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True, dict=True):
     """The configuration as the engine holds it, with `Policy` objects."""
 
     policy: Policy = msgspec.field(default_factory=lambda: make_policy("none", {}))
 
     def values(self) -> ConfigValues:
+        """The configuration on the wire, made once: do not write to it."""
+        return self._values
+
+    @cached_property
+    def _values(self) -> ConfigValues:
         shadow = None if self.shadow is None else _choice(self.shadow)
         fields = structs.asdict(self) | {"policy": _choice(self.policy), "shadow": shadow}
         return ConfigValues(**fields)
