@@ -106,3 +106,12 @@ def test_every_action_has_a_unique_id_and_a_binding_with_it() -> None:
     bound = {b.id for b in bindings if isinstance(b, Binding)}
     assert set(ids) <= bound
     assert all(name in listing(KEYS) for name in ids)
+
+
+async def test_a_click_on_a_key_of_the_last_line_presses_it(
+    core: LiveEngine, served: Served
+) -> None:
+    async with running(served.url) as (app, pilot):
+        at = screen_text(app).splitlines()[-1].index("pause")
+        await pilot.click("#keys", offset=(at, 0))
+        await until(lambda: core.runtime.config.reclamation == "paused", "not pressed")

@@ -78,9 +78,13 @@ class View:
         """Unix seconds by the server's clock."""
         return self.model.ts + self.age_s if self.model is not None else self.now
 
-    def key(self, key_id: str) -> str:
+    def key_of(self, action: str) -> Key:
+        """The key of an action, by the action's id."""
+        return next(key for key in self.keys if key.id == action)
+
+    def key(self, action: str) -> str:
         """The key of an action, as shown on the screen."""
-        return next(key.shown for key in self.keys if key.id == key_id)
+        return self.key_of(action).shown
 
     @property
     def read_only_reason(self) -> str:

@@ -16,10 +16,10 @@ from vtoken_console.frame.keys import KEYS, ON_FLEET
 from vtoken_console.frame.view import View
 from vtoken_console.widgets.fleet.detail import FleetDetail
 from vtoken_console.widgets.fleet.header import FleetHeader
-from vtoken_console.widgets.fleet.keys import FleetKeys
 from vtoken_console.widgets.fleet.sentence import FleetSentence
 from vtoken_console.widgets.fleet.table import FleetTable
 from vtoken_console.widgets.guide_panel import GuidePanel
+from vtoken_console.widgets.keybar import KeyBar, fleet_hints
 from vtoken_console.widgets.lines import LinesWidget
 
 
@@ -50,7 +50,7 @@ class FleetScreen(Screen[None]):
         yield FleetDetail(lambda: self.table.chosen, id="fleet-detail")
         yield self._guide
         yield Input(id="filter", placeholder="part of a name, model, policy or state", compact=True)
-        yield FleetKeys(id="keys")
+        yield KeyBar(fleet_hints, id="keys")
 
     def on_mount(self) -> None:
         self._guide.display = self.query_one("#filter").display = False
@@ -67,9 +67,6 @@ class FleetScreen(Screen[None]):
     def action_open_engine(self) -> None:
         if self.table.chosen is not None:
             self.post_message(self.Opened(self.table.chosen))
-
-    def on_fleet_table_opened(self) -> None:
-        self.action_open_engine()
 
     def action_sort_engines(self) -> None:
         self.notify(f"Engines sorted by {self.table.next_order()}.")

@@ -154,14 +154,14 @@ class RequestScreen(Screen[None]):
 
     def _hints(self, view: View) -> list[Hint]:
         return [
-            *([] if self._shows_text else [("tab", "next panel", 8)]),
-            ("arrows", "move", 9),
-            ("enter", "block", 1),
-            ("t", "tokens" if self._shows_text else "text", 1),
-            *([] if view.read_only_reason else [("c", "compact this", 1)]),
-            ("esc", "back", 0),
-            (view.key("help"), "help", 7),
-            (view.key("quit"), "quit", 0),
+            *([] if self._shows_text else [Hint("tab", "next panel", 8, "tab")]),
+            Hint("arrows", "move", 9),
+            Hint("enter", "block", 1, "enter"),
+            Hint("t", "tokens" if self._shows_text else "text", 1, "t"),
+            *([] if view.read_only_reason else [Hint("c", "compact this", 1, "c")]),
+            Hint("esc", "back", 0, "escape"),
+            Hint.of(view.key_of("help"), rank=7),
+            Hint.of(view.key_of("quit")),
         ]
 
     def on_mount(self) -> None:

@@ -25,6 +25,12 @@ def short_count(value: float, width: int = 5) -> str:
     return f"{number:.0f}T".rjust(width)
 
 
+def brief_count(value: float, width: int) -> str:
+    """A count with separators if it fits `width` columns, else a short one."""
+    text = count(value)
+    return text if len(text) <= width else short_count(value, width).strip()
+
+
 def data_size(num_bytes: float, width: int = 0) -> str:
     """Bytes in decimal units: 1.9 MB."""
     return sentences.data_size(num_bytes).rjust(width)

@@ -48,7 +48,6 @@ class Events(Scroller["Event"]):
         super().__init__(id=id)
         self.all_kinds = False
         self._source: tuple[object, object] = (None, None)
-        self._chosen_seq: int | None = None
 
     def toggle_kinds(self) -> bool:
         """Switches between all kinds and moves and changes; returns whether all are shown."""
@@ -57,9 +56,12 @@ class Events(Scroller["Event"]):
         self.redraw()
         return self.all_kinds
 
+    def key_of(self, row: Event) -> int:
+        return row.seq
+
     def cursor_moved(self) -> None:
         # On the top row the cursor follows the newest event; elsewhere it stays on its event.
-        self._chosen_seq = self.chosen.seq if self.chosen and self.cursor > 0 else None
+        self.choose(self.chosen.seq if self.chosen and self.cursor > 0 else None)
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
@@ -73,10 +75,7 @@ class Events(Scroller["Event"]):
                 if self.all_kinds or e.kind not in QUIET_KINDS
             ]
             rows += _audit_events(*source)
-            self.rows = sorted(rows, key=lambda e: e.ts, reverse=True)
-            if self._chosen_seq is not None:
-                found = (n for n, e in enumerate(self.rows) if e.seq == self._chosen_seq)
-                self.cursor = next(found, self.cursor)
+            self.set_rows(sorted(rows, key=lambda e: e.ts, reverse=True))
         kinds = "all events" if self.all_kinds else "moves and changes"
         missed = view.model.missed_events
         title = kinds + (f" · {missed:,} missed" if missed else "")

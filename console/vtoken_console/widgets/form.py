@@ -51,20 +51,21 @@ class Form(Scroller[Field]):
 
     def set_fields(self, fields: list[Field]) -> None:
         """Replaces the rows; the cursor stays on its setting, initially on the requested one."""
-        paths = [f.path for f in fields]
-        if self.chosen is not None:
-            path = self.chosen.path
-            self.cursor = paths.index(path) if path in paths else self.cursor
-        else:
-            self.cursor = next((i for i, p in enumerate(paths) if p[0] == self._first), 0)
-        self.rows = fields
-        known = set(paths)
+        if not self.rows:
+            first = (field.path for field in fields if field.path[0] == self._first)
+            self.choose(next(first, None))
+        self.set_rows(fields)
+        known = {field.path for field in fields}
         self.draft = {p: v for p, v in self.draft.items() if p in known}
+
+    def key_of(self, row: Field) -> Path:
+        return row.path
 
     def value_of(self, field: Field) -> Any:
         return self.draft.get(field.path, field.desired)
 
     def cursor_moved(self) -> None:
+        super().cursor_moved()
         self._typed = None
 
     @property

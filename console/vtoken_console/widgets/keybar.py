@@ -1,33 +1,79 @@
-"""The last line: the available keys, as many as fit by rank.
+"""The last line: the available keys, as many as fit by rank. A click on one presses it.
 
-Textual's Footer shows the bindings that are enabled. Here a key that is off is not shown, but it is
-bound, and answers with the reason.
+Textual's Footer shows the bindings that are enabled, each as a widget. Here a key that is off is
+not shown, but it is bound, and answers with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.style import Style
 
 from vtoken_console.frame.keys import Key
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge
 
-Hint = tuple[str, str, int]  # key, label, rank: the highest is dropped first
+FLEET_RANKS = {  # of the fleet page's keys, in order
+    "open-engine": 1,
+    "sort-engines": 1,
+    "filter-engines": 1,
+    "fleet": 1,
+    "retry": 2,
+    "export": 3,
+    "theme": 4,
+    "help": 0,
+    "quit": 0,
+}
 
 
-def key_spans(keys: Iterable[tuple[str, str]]) -> list[Span]:
-    """Keys with their labels, side by side."""
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """`rank`: the highest is dropped first. `key`: Textual's name of what a click presses."""
+
+    shown: str
+    label: str
+    rank: int = 0
+    key: str = ""
+
+    @classmethod
+    def of(cls, key: Key, label: str = "", rank: int | None = None) -> Hint:
+        rank = key.rank if rank is None else rank
+        return cls(key.shown, label or key.label, rank, key.keys.partition(",")[0])
+
+    @property
+    def width(self) -> int:
+        return len(self.shown) + len(self.label) + 3
+
+
+def hint_spans(hints: Sequence[Hint], width: int) -> list[Span]:
+    """Keys with their labels side by side, as many as fit `width` columns."""
+    shown = [*hints]
+    while shown and sum(hint.width for hint in shown) > width:
+        shown.remove(max(shown, key=lambda hint: hint.rank))
     spans: list[Span] = []
-    for key, label in keys:
-        spans += [(f" {key}", palette.KEY_STYLE), (f" {label} ", palette.MUTED_STYLE)]
+    for hint in shown:
+        press = Style(meta={"@click": f"app.simulate_key('{hint.key}')"}) if hint.key else Style()
+        spans += [
+            (f" {hint.shown}", palette.KEY_STYLE + press),
+            (f" {hint.label} ", palette.MUTED_STYLE + press),
+        ]
     return spans
 
 
 def dashboard_hints(view: View) -> list[Hint]:
     """The keys of the dashboard that do something now."""
-    return [(key.shown, _label(key, view), key.rank) for key in _usable(view)]
+    return [Hint.of(key, _label(key, view)) for key in _usable(view)]
+
+
+def fleet_hints(view: View) -> list[Hint]:
+    """The keys of the fleet page."""
+    labels = {"fleet": "back"}
+    return [
+        Hint.of(view.key_of(name), labels.get(name, ""), rank) for name, rank in FLEET_RANKS.items()
+    ]
 
 
 def _usable(view: View) -> list[Key]:
@@ -63,7 +109,4 @@ class KeyBar(LinesWidget):
         self._hints = hints
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        shown = self._hints(view)
-        while shown and sum(len(key) + len(label) + 3 for key, label, _ in shown) > width:
-            shown.remove(max(shown, key=lambda hint: hint[2]))
-        return [merge(key_spans((key, label) for key, label, _ in shown))]
+        return [merge(hint_spans(self._hints(view), width))]

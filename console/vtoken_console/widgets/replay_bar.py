@@ -12,16 +12,16 @@ from vtoken.sentences import clock
 from vtoken_console.feed.playhead import ReplayStatus
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
-from vtoken_console.widgets.keybar import key_spans
-from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
+from vtoken_console.widgets.keybar import Hint, hint_spans
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, spread, width_of
 
 KEYS = (
-    ("space", "pause"),
-    ("left right", "5 s"),
-    ("home end", ""),
-    ("< >", "speed"),
-    (".", "step"),
-    ("12:03", "go there"),
+    Hint("space", "pause", key="space"),
+    Hint("left right", "5 s"),
+    Hint("home end", ""),
+    Hint("< >", "speed"),
+    Hint(".", "step", key="full_stop"),
+    Hint("12:03", "go there"),
 )
 MARK_STYLES = {"config": ("▲", palette.THETA_STYLE), "violation": ("×", palette.BAD_STYLE)}
 
@@ -125,11 +125,11 @@ class ReplayBar(LinesWidget, can_focus=True):
         if bar.note:
             note = f" {bar.note}"
             return spread([(note, palette.WARN_STYLE)], right, width, palette.TEXT_STYLE)
-        spans = key_spans(KEYS)
+        spans = hint_spans(KEYS, width)
         near = self._near(bar)
         if near:
             spans = [(f" {near}", palette.THETA_STYLE)]
-        return spread(cut(spans, width), right, width, palette.TEXT_STYLE)
+        return spread(spans, right, width, palette.TEXT_STYLE)
 
     def _near(self, bar: ReplayStatus) -> str:
         """The text of the newest mark of the last three seconds."""

@@ -3,63 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.details.given import gives
-from vtoken_console.widgets.lines import EMPTY, Line, Span, merge, wrap
-from vtoken_console.widgets.scroller import Scroller
+from vtoken_console.widgets.lines import EMPTY, Line, Span, wrap
+from vtoken_console.widgets.table import FILLS, Column, Table
 
 if TYPE_CHECKING:
     from rich.style import Style
 
     from vtoken.wire import RequestRow
 
+FLOOR_LEGEND = "█ floor ▓ above ░ dead"
+FLOOR: Column[RequestRow] = Column(
+    "▓ above",
+    8,
+    1,
+    None,
+    left=True,
+    pressure=True,
+    most=len(FLOOR_LEGEND),
+    grows=8,
+    legend=FLOOR_LEGEND,
+)
+BLOCKS: Column[RequestRow] = Column(
+    "", 12, FILLS, None, left=True, most=40, legend="█ bound ▓ held ░ naive"
+)
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """`rank` 0 is dropped last in a narrow panel; `total` is summed over the rows shown.
 
-    `pressure`: shown only where requests give under pressure. `is_bar`: a bar instead of text, of
-    at least `width` columns.
-    """
-
-    head: str
-    width: int
-    rank: int
-    text: Callable[[RequestRow], str]
-    total: Callable[[RequestRow], int] | None = None
-    pressure: bool = False
-    is_bar: bool = False
+def _number(
+    head: str, width: int, rank: int, number: Callable[[RequestRow], int], *, summed: bool = False
+) -> Column[RequestRow]:
+    return Column(
+        head, width, rank, lambda row: units.count(number(row)), total=number if summed else None
+    )
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("state", 9, 5, lambda r: r.state),
-    Column("live", 6, 0, lambda r: units.count(r.live), lambda r: r.live),
-    Column("dead", 6, 0, lambda r: units.count(r.dead), lambda r: r.dead),
-    Column("▓ above", 8, 1, lambda _: "", pressure=True, is_bar=True),
+COLUMNS: tuple[Column[RequestRow], ...] = (
+    Column("id", 8, 0, lambda r: r.id, left=True, most=24, grows=2),
+    Column("state", 9, 5, lambda r: r.state, left=True),
+    _number("live", 6, 0, lambda r: r.live, summed=True),
+    _number("dead", 6, 0, lambda r: r.dead, summed=True),
+    FLOOR,
     Column(
         "gave",
         5,
         1,
         lambda r: units.short_count(r.given_tokens),
-        lambda r: r.given_tokens,
+        total=lambda r: r.given_tokens,
         pressure=True,
     ),
-    Column("held", 5, 0, lambda r: units.count(r.blocks), lambda r: r.blocks),
-    Column("bound", 5, 0, lambda r: units.count(r.bound_blocks), lambda r: r.bound_blocks),
-    Column("naive", 5, 1, lambda r: units.count(r.naive_blocks), lambda r: r.naive_blocks),
-    Column("output", 7, 4, lambda r: units.count(r.output_tokens), lambda r: r.output_tokens),
-    Column("moved", 7, 6, lambda r: units.count(r.moved_tokens), lambda r: r.moved_tokens),
-    Column("policy", 14, 3, lambda r: r.policy),
-    Column("budget", 7, 7, lambda r: units.count(r.budget_tokens)),
+    Column(
+        "held",
+        5,
+        0,
+        lambda r: units.count(r.blocks),
+        total=lambda r: r.blocks,
+        warns=lambda r: r.blocks > r.bound_blocks + 1,
+    ),
+    _number("bound", 5, 0, lambda r: r.bound_blocks, summed=True),
+    _number("naive", 5, 1, lambda r: r.naive_blocks, summed=True),
+    _number("output", 7, 4, lambda r: r.output_tokens),
+    _number("moved", 7, 6, lambda r: r.moved_tokens),
+    Column("policy", 14, 3, lambda r: r.policy, left=True),
+    _number("budget", 7, 7, lambda r: r.budget_tokens),
+    BLOCKS,
 )
-NEEDED = 1  # columns up to this rank take precedence over the full id
-ID_WIDTH = (8, 24)
-BAR_WIDTH = 12
-FLOOR_LEGEND = "█ floor ▓ above ░ dead"  # above a bar that is wide enough
 
 SORTS: dict[str, Callable[[RequestRow], float]] = {
     "arrival": lambda _: 0.0,
@@ -103,25 +114,16 @@ def _stacked(
     ]
 
 
-class Requests(Scroller["RequestRow"]):
-    HEAD = 1
-    FOOT = 1
+class Requests(Table["RequestRow"]):
+    COLUMNS: ClassVar[tuple[Column[RequestRow], ...]] = COLUMNS
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.sort = "arrival"
-        self._columns: list[Column] = []
-        self._id_width = ID_WIDTH[0]
-        self._bar_width = 0
-        self._floor_width = 0
         self._scale = 1
-        self._chosen_id: str | None = None
 
-    def cursor_moved(self) -> None:
-        self._chosen_id = self.chosen.id if self.chosen else None
-
-    def double_clicked(self) -> None:
-        self.app.simulate_key("enter")
+    def key_of(self, row: RequestRow) -> str:
+        return row.id
 
     def next_sort(self) -> str:
         names = list(SORTS)
@@ -132,16 +134,13 @@ class Requests(Scroller["RequestRow"]):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
             return []
-        everything = view.model.requests
-        self.rows = sorted(view.filter.rows(view.model), key=SORTS[self.sort])
-        found = next((i for i, r in enumerate(self.rows) if r.id == self._chosen_id), None)
-        if found is not None:
-            self.cursor = found
+        self.set_rows(sorted(view.filter.rows(view.model), key=SORTS[self.sort]))
+        self._scale = max((max(r.naive_blocks, r.blocks) for r in self.rows), default=1)
         status = view.model.status
-        self._fit(width, pressure=status is not None and status.pressure is not None)
+        self.fit(self.rows, width, pressure=status is not None and status.pressure is not None)
         title = f"requests · {len(self.rows)}"
         if view.filter:
-            title += f" of {len(everything)} match “{view.filter.text}”"
+            title += f" of {len(view.model.requests)} match “{view.filter.text}”"
         if self.sort != "arrival":
             title += f" · by {self.sort}"
         self.set_titles(title, self.range_text)
@@ -150,79 +149,29 @@ class Requests(Scroller["RequestRow"]):
             return _empty(view, view.filter.text, width, height)
         return super().build_lines(view, width, height)
 
-    def _fit(self, width: int, *, pressure: bool) -> None:
-        longest = max((len(r.id) for r in self.rows), default=ID_WIDTH[0])
-        self._id_width = min(max(longest, ID_WIDTH[0]), ID_WIDTH[1])
-        columns = sorted((c for c in COLUMNS if pressure or not c.pressure), key=lambda c: c.rank)
-        while columns:
-            # Needed columns take precedence over the full id, all others do not.
-            id_width = ID_WIDTH[0] if columns[-1].rank <= NEEDED else self._id_width
-            if 1 + id_width + sum(c.width + 1 for c in columns) <= width:
-                break
-            columns.pop()
-        self._columns = [c for c in COLUMNS if c in columns]
-        used = 1 + sum(c.width + 1 for c in self._columns)
-        self._floor_width = next((c.width for c in self._columns if c.is_bar), 0)
-        wider = len(FLOOR_LEGEND) - self._floor_width
-        if self._floor_width and width - used - self._id_width >= wider:
-            self._floor_width, used = self._floor_width + wider, used + wider
-        self._bar_width = 0
-        if width - used - self._id_width > BAR_WIDTH:
-            self._bar_width = min(40, width - used - self._id_width - 1)
-        self._id_width = max(ID_WIDTH[0], min(self._id_width, width - used))
-        self._scale = max((max(r.naive_blocks, r.blocks) for r in self.rows), default=1)
+    def mark_of(self, row: RequestRow) -> str:
+        return " " if row.state == "running" else "~"
 
-    def build_head(self, view: View, width: int) -> list[Line]:
-        text = " " + "id".ljust(self._id_width)
-        for column in self._columns:
-            if column.is_bar:
-                wide = self._floor_width >= len(FLOOR_LEGEND)
-                text += " " + (FLOOR_LEGEND if wide else column.head).ljust(self._floor_width)
-                continue
-            left = column.head in ("state", "policy")
-            text += " " + (
-                column.head.ljust(column.width) if left else column.head.rjust(column.width)
-            )
-        if self._bar_width:
-            legend = "# bound + held . naive" if view.ascii_only else "█ bound ▓ held ░ naive"
-            text += " " + legend if self._bar_width >= len(legend) else ""
-        return [((text, palette.MUTED_STYLE),)]
+    def ink_of(self, row: RequestRow) -> Style:
+        return palette.TEXT_STYLE if row.state == "running" else palette.MUTED_STYLE
 
-    def build_row(self, view: View, r: RequestRow, width: int, *, selected: bool) -> Line:
-        style = palette.TEXT_STYLE
-        if selected:
-            style = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
-        waiting = r.state != "running"
-        ink = style if selected else (palette.MUTED_STYLE if waiting else style)
-        mark = "›" if selected else ("~" if waiting else " ")
-        spans: list[Span] = [
-            (mark + units.short_id(r.id, self._id_width).ljust(self._id_width), ink)
-        ]
-        for column in self._columns:
-            if column.is_bar:
-                spans.append((" ", ink))
-                spans += floor_bar(r, self._floor_width, ascii_only=view.ascii_only)
-                continue
-            text = column.text(r)
-            warn = column.head == "held" and r.blocks > r.bound_blocks + 1 and not selected
-            left = column.head in ("state", "policy")
-            cell = units.fit(text, column.width) if left else text.rjust(column.width)
-            spans.append((" " + cell, palette.WARN_STYLE if warn else ink))
-        if self._bar_width:
-            spans.append((" ", palette.TEXT_STYLE))
-            spans += blocks_bar(r, self._bar_width, self._scale, ascii_only=view.ascii_only)
-        return merge(spans)
-
-    def build_foot(self, view: View, width: int) -> list[Line]:
-        text = " " + units.fit("sum", self._id_width)
-        for column in self._columns:
-            total = column.total
-            value = 0 if total is None else sum(total(r) for r in self.rows)
-            cell = "" if total is None else units.count(value)
-            if len(cell) > column.width:
-                cell = units.short_count(value, column.width)
-            text += " " + cell.rjust(self._floor_width if column.is_bar else column.width)
-        return [((text, palette.BOLD_STYLE),)]
+    def cell(
+        self,
+        view: View,
+        row: RequestRow,
+        column: Column[RequestRow],
+        width: int,
+        ink: Style,
+        *,
+        selected: bool,
+    ) -> list[Span]:
+        if column is FLOOR:
+            return floor_bar(row, width, ascii_only=view.ascii_only)
+        if column is BLOCKS:
+            return blocks_bar(row, width, self._scale, ascii_only=view.ascii_only)
+        if column.head == "id":
+            return [(units.short_id(row.id, width).ljust(width), ink)]
+        return super().cell(view, row, column, width, ink, selected=selected)
 
 
 def _empty(view: View, filter_text: str, width: int, height: int) -> list[Line]:

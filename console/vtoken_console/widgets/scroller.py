@@ -1,13 +1,13 @@
 """A panel of rows with a cursor, keys and mouse; only visible rows are built.
 
-A subclass sets `rows` and implements `build_row` and, optionally, head and foot lines. Textual's
+A subclass sets the rows and implements `build_row` and, optionally, head and foot lines. Textual's
 DataTable keeps every cell of every row: too slow for rows that change with each frame, and for a
 hundred thousand tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from textual import events
@@ -37,11 +37,27 @@ class Scroller(LinesWidget, Generic[R], can_focus=True):
         self.cursor = 0
         self.top = 0
         self.range_text = ""  # the visible rows; empty if all are
+        self._key: Hashable = None  # of the row that the cursor stays on
 
     @property
     def chosen(self) -> R | None:
         """The row under the cursor."""
         return self.rows[self.cursor] if self.cursor < len(self.rows) else None
+
+    def key_of(self, row: R) -> Hashable:
+        """Identifies a row from frame to frame, where rows are replaced."""
+        raise NotImplementedError
+
+    def set_rows(self, rows: Sequence[R]) -> None:
+        """Replaces the rows; the cursor stays on the row to which it was moved."""
+        self.rows = rows
+        if self._key is not None:
+            found = (n for n, row in enumerate(rows) if self.key_of(row) == self._key)
+            self.cursor = next(found, self.cursor)
+
+    def choose(self, key: Hashable) -> None:
+        """Moves the cursor to the row with this key, once there is one; None: it stays there."""
+        self._key = key
 
     def build_row(self, view: View, row: R, width: int, *, selected: bool) -> Line:
         raise NotImplementedError
@@ -56,6 +72,7 @@ class Scroller(LinesWidget, Generic[R], can_focus=True):
 
     def cursor_moved(self) -> None:
         """Called after the cursor moved by key or mouse."""
+        self.choose(self.key_of(self.rows[self.cursor]) if self.rows else None)
 
     @property
     def page_rows(self) -> int:
