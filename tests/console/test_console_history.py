@@ -37,7 +37,7 @@ def remember(core: LiveEngine, *, free: int = 7) -> float:
 async def test_charts_show_what_was_before_the_console(core: LiveEngine, served: Served) -> None:
     now = remember(core)
     async with running(served.url) as (app, _):
-        series = app.source.feed.series
+        series = app.source.feed.data.series
         assert series.span() == SPAN_S
         row = series.window(SPAN_S, 30).row("free_blocks")
         assert np.count_nonzero(row == 7) >= 28
@@ -54,7 +54,7 @@ async def test_moves_do_not_displace_changes_from_the_charts(
     async with running(served.url) as (app, _):
         feed = app.source.feed
         await until(lambda: len(feed.model.events) > HISTORY_EVENTS, "no log")
-        assert [marker.revision for marker in feed.series.markers] == [2, 3, 4]
+        assert [marker.revision for marker in feed.data.series.markers] == [2, 3, 4]
         view = replace(app.dashboard.query_one(Charts).view, series=Series(NAMES))
         line = "".join(text for text, _ in marker_line(view, None, 80))
         assert line == " no configuration change since this console connected"
@@ -64,7 +64,7 @@ async def test_a_lost_connection_leaves_no_gap_and_no_point_twice(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url) as (app, _):
-        series = app.source.feed.series
+        series = app.source.feed.data.series
         known = series.last_ts
         later = msgspec.structs.replace(
             wire.Point.of(core.reporter.status()), ts=known + 30, free_blocks=3
@@ -96,7 +96,7 @@ async def test_each_engine_has_a_history_of_its_own() -> None:
         async with running(Server(served.url, engine=0)) as (app, pilot):
 
             def shown(free: int) -> bool:
-                row = app.source.feed.series.window(SPAN_S, 30).row("free_blocks")
+                row = app.source.feed.data.series.window(SPAN_S, 30).row("free_blocks")
                 return bool(np.count_nonzero(row == free) >= 28)
 
             await until(lambda: shown(5), "engine 0's history is not shown")

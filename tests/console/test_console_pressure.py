@@ -326,7 +326,7 @@ async def test_given_tokens_have_a_chart_up_to_now(served: Served) -> None:
     core = make_short()
     async with serving(core) as served, running(served.url, (120, 36)) as (app, _):
         async with core.stepping():
-            newest = lambda: app.source.feed.series.newest("given_per_s")  # noqa: E731
+            newest = lambda: app.source.feed.data.series.newest("given_per_s")  # noqa: E731
             await until(lambda: newest() > 0, "no rate")
         await until(lambda: "gave" in charts_text(app), "no chart")
         for label in ("F ", "free "):

@@ -20,6 +20,7 @@ from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.filter import LineFilter
 from textual.markup import escape
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
@@ -37,7 +38,7 @@ from vtoken_console.frame.terminal import Terminal
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import VIEWS, Dashboard
 from vtoken_console.style.appearance import Appearance, choose
-from vtoken_console.style.asciify import asciify
+from vtoken_console.style.asciify import AsciiFilter
 from vtoken_console.style.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
 from vtoken_console.style.themes import DEPTHS, NAMES, SYSTEMS
 from vtoken_console.widgets.heatmap.colouring import MODES
@@ -133,6 +134,7 @@ class ConsoleApp(App[int]):
         )
         self.dashboard = Dashboard(self.session, keys)
         self.appearance = appearance or choose(depth="truecolor")
+        self._ascii_filters = [AsciiFilter()] if self.appearance.ascii_only else []
         self._apply_theme()
         self.guide = Guide() if guided else None
         self.alerts: list[str] = []  # until escape, oldest first
@@ -150,12 +152,13 @@ class ConsoleApp(App[int]):
     def get_driver_class(self) -> type[Driver]:
         return self.terminal.driver_class(super().get_driver_class())
 
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return [*super().get_line_filters(), *self._ascii_filters]
+
     def get_default_screen(self) -> Screen[Any]:
         return self.dashboard
 
     def on_mount(self) -> None:
-        self.set_class(self.appearance.ascii_only, "-ascii")
-        self.dashboard.set_class(self.appearance.ascii_only, "-ascii")
         self.set_keymap(keymap(self.keys))
         self.call_after_refresh(self._start)
         self.call_later(self.tick)
@@ -228,7 +231,7 @@ class ConsoleApp(App[int]):
             filter=self.dashboard.filter,
             model=filled.model if filled else None,
             activity=self._observe(filled.model, now) if filled else None,
-            series=filled.series if filled else None,
+            series=filled.data.series if filled else None,
             audit=filled.data.audit if filled else (),
             cost=self.cost.sample(now),
             keys=self.keys if fleet is not None else self._keys_of_one,
@@ -296,7 +299,7 @@ class ConsoleApp(App[int]):
     def _toast(self, text: str, severity: SeverityLevel) -> None:
         text = f"{GLYPHS[severity]} {escape(text)}{'  esc: seen' * (severity == 'warning')}"
         super().notify(
-            asciify(text) if self.appearance.ascii_only else text,
+            text,
             severity=severity,
             timeout=SHOWN_S if severity == "information" else UNTIL_ESCAPE_S,
         )
@@ -501,7 +504,7 @@ class ConsoleApp(App[int]):
         if kind == "json":
             ts = model.status.ts if model.status else view.now
             return {f"{stem}.json": await asyncio.to_thread(files.document, model, url, ts)}
-        tables = await asyncio.to_thread(files.tables, model, source.feed.series)
+        tables = await asyncio.to_thread(files.tables, model, source.feed.data.series)
         return {f"{stem}-{name}.csv": data for name, data in tables.items()}
 
     async def _hand_over(self, contents: dict[str, bytes]) -> str:

@@ -1,38 +1,67 @@
-"""The data of a source: the state of its connection and everything that the dashboard draws."""
+"""What one stream has brought: the state of its connection, how much came, and the newest data.
+
+The screen reads a feed whenever it draws, so the newest state wins and a burst of messages costs
+only its decoding.
+"""
 
 from __future__ import annotations
 
+import time
+from typing import Generic, Protocol, TypeVar
+
 from vtoken import wire
 from vtoken.wire.reducer import StreamState
-from vtoken_console.feed.channel import Channel
-from vtoken_console.feed.data import FeedData
-from vtoken_console.feed.series import Series
+from vtoken_console.feed.connection import Connection, State
 
 
-class Feed(Channel):
-    """Each source owns and fills one feed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = FeedData()
+class Data(Protocol):
+    """What messages make: everything of the dashboard's engine, or a row of the fleet page."""
 
     @property
     def model(self) -> StreamState:
-        return self.data.model
+        """The newest state."""
+
+    def apply(self, message: wire.StreamMessage) -> None:
+        """Applies a message; raises ResyncNeeded without applying a part of it."""
+
+
+D = TypeVar("D", bound=Data)
+
+
+class Feed(Generic[D]):
+    def __init__(self, data: D) -> None:
+        self.data = data
+        self.connection = Connection()
+        self.received = 0.0  # monotonic time of the newest message [s]
+        self.received_bytes = 0  # from the stream, since the start
 
     @property
-    def series(self) -> Series:
-        return self.data.series
+    def model(self) -> StreamState:
+        """The newest state."""
+        return self.data.model
 
     @property
     def ready(self) -> bool:
         """Whether there is a status to show."""
         return self.connection.is_live and self.model.status is not None
 
-    def take(self, message: wire.StreamMessage) -> None:
+    def apply(self, message: wire.StreamMessage) -> None:
+        """Applies a message to the data; raises ResyncNeeded."""
         self.data.apply(message)
+        self._mark_received()
 
-    def replace(self, data: FeedData) -> None:
+    def replace(self, data: D) -> None:
         """Replaces all data, after a seek."""
         self.data = data
-        self.mark_received()
+        self._mark_received()
+
+    def set_connection(self, state: State, error: str = "", next_try: float | None = None) -> None:
+        """Changes the connection's state; a closed connection stays closed."""
+        if self.connection.state is not State.CLOSED:
+            self.connection = self.connection.to(state, time.time(), error=error, next_try=next_try)
+
+    def _mark_received(self) -> None:
+        """Notes that data came; with the first complete state, the connection is live."""
+        self.received = time.monotonic()
+        if self.model.synced and self.connection.state is State.SYNCING:
+            self.set_connection(State.LIVE)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vtoken.client import Server
-from vtoken_console.feed import heap
-from vtoken_console.feed.engine_feed import EngineFeed
+from vtoken_console.feed.engine_data import EngineData
+from vtoken_console.feed.feed import Feed
 from vtoken_console.feed.server_watch import ServerWatch
 
 NUM_BEGINNING = 8  # streams that begin at once
@@ -22,7 +24,7 @@ class Member:
     server: Server
     rank: int | None
     num_engines: int
-    feed: EngineFeed
+    feed: Feed[EngineData]
 
 
 class Fleet:
@@ -41,22 +43,20 @@ class Fleet:
             while not self.settled:
                 await asyncio.sleep(TRIM_S)
             await asyncio.sleep(TRIM_S)  # the last snapshots are still being taken
-            heap.trim()
+            _trim_heap()
 
     @property
     def members(self) -> Iterator[Member]:
         """Every engine, in the order of the servers and of their ranks."""
         for watch in self._watches:
-            for rank, engine in watch.watches.items():
-                yield Member(watch.server, rank, len(watch.watches), engine.feed)
+            for rank, link in watch.links.items():
+                yield Member(watch.server, rank, len(watch.links), link.feed)
 
     @property
     def settled(self) -> bool:
         """Whether every engine has been read or has failed once."""
         return all(
-            engine.link.settled.is_set()
-            for watch in self._watches
-            for engine in watch.watches.values()
+            link.settled.is_set() for watch in self._watches for link in watch.links.values()
         )
 
     @property
@@ -68,3 +68,13 @@ class Fleet:
         """Ends every wait for the next attempt."""
         for watch in self._watches:
             watch.retry_now()
+
+
+def _trim_heap() -> None:
+    """Gives freed memory back to the system, where the C library is glibc.
+
+    Snapshots of large pools come and go while many streams begin: of 64 engines with 70,000 blocks
+    glibc keeps some 45 MB.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

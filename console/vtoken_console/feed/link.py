@@ -1,4 +1,4 @@
-"""Keeps one stream of a server open, fills a channel from it, and reconnects after every loss."""
+"""Keeps one stream of a server open, fills a feed from it, and reconnects after every loss."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
+from typing import Generic
 
 from vtoken import wire
 from vtoken.client import AsyncClient, NotVToken, ProblemError, StreamGap, TLSFailed
 from vtoken.client.reader import ALL_TOPICS, Topic, backoff_s
 from vtoken.wire.reducer import ResyncNeeded
-from vtoken_console.feed.channel import Channel
 from vtoken_console.feed.connection import State
+from vtoken_console.feed.feed import D, Feed
 
 YIELD_EVERY = 64  # messages between two yields to the event loop
 STEADY_S = 2.0  # after a gap, reconnect at once if the connection was live for longer than this
 
 
-class Link:
-    """Errors are recorded in `channel.connection`, not raised.
+class Link(Generic[D]):
+    """Errors are recorded in `feed.connection`, not raised.
 
     `on_hello` is called with the first message of a connection. `complete` runs in the background
-    once the channel has its first state, and again after events were dropped; the end of the
+    once the feed has its first state, and again after events were dropped; the end of the
     connection cancels it. `settled` is set with the first state, or the first failure.
     """
 
     def __init__(
         self,
         rest: AsyncClient,
-        channel: Channel,
+        feed: Feed[D],
         fps: float,
         *,
         topics: Iterable[Topic] = ALL_TOPICS,
@@ -40,7 +41,7 @@ class Link:
     ) -> None:
         self.settled = asyncio.Event()
         self._rest = rest
-        self._channel = channel
+        self.feed = feed
         self._fps = fps
         self._topics = tuple(topics)
         self._on_hello = on_hello
@@ -55,7 +56,7 @@ class Link:
         """Connects and reads; after any loss, waits and reconnects."""
         try:
             while True:
-                self._channel.set_connection(State.CONNECTING)
+                self.feed.set_connection(State.CONNECTING)
                 state, at_once = State.LOST, False
                 try:
                     await self._read_stream()
@@ -65,21 +66,21 @@ class Link:
                 except ProblemError as reason:
                     error = _error_text((await self._explain(reason)).problem)
                     answered = reason.problem.status or isinstance(reason, TLSFailed)
-                    if answered and self._channel.connection.state is State.CONNECTING:
+                    if answered and self.feed.connection.state is State.CONNECTING:
                         state = State.REFUSED
                 await self._wait(state, error, at_once=at_once)
         finally:
-            self._channel.set_connection(State.CLOSED)
+            self.feed.set_connection(State.CLOSED)
             await self._rest.aclose()
 
     async def _wait(self, state: State, error: str, *, at_once: bool) -> None:
-        connection = self._channel.connection
+        connection = self.feed.connection
         # A gap soon after a snapshot is a server fault: back off as after any other failure.
         steady = connection.is_live and time.time() - connection.since > STEADY_S
         pause = backoff_s(connection.failures + 1) * random.uniform(0.9, 1.1)
         pause = 0.0 if at_once and steady else pause
         self._retry.clear()
-        self._channel.set_connection(state, error, time.time() + pause)
+        self.feed.set_connection(state, error, time.time() + pause)
         self.settled.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._retry.wait(), pause)
@@ -97,20 +98,20 @@ class Link:
 
     async def _read_stream(self) -> None:
         completing: asyncio.Future[None] | None = None
-        channel = self._channel
+        feed = self.feed
         async with self._rest.stream(self._topics, fps=self._fps) as stream:
             try:
                 count = 0
                 async for message in stream:
                     if isinstance(message, wire.Hello):
                         self._on_hello(message)
-                    if channel.connection.state is State.CONNECTING:
-                        channel.set_connection(State.SYNCING)
-                    channel.received_bytes += len(stream.raw)
-                    channel.apply(message)
+                    if feed.connection.state is State.CONNECTING:
+                        feed.set_connection(State.SYNCING)
+                    feed.received_bytes += len(stream.raw)
+                    feed.apply(message)
                     if isinstance(message, wire.Dropped):
                         completing = None
-                    if completing is None and channel.model.synced:
+                    if completing is None and feed.model.synced:
                         self.settled.set()
                         if self._complete is not None:
                             completing = asyncio.ensure_future(self._complete())

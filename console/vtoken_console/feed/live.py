@@ -10,6 +10,7 @@ from typing import get_args
 
 from vtoken import wire
 from vtoken.client import AsyncClient, OutcomeUnknown, ProblemError, Server
+from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.feed import Feed
 from vtoken_console.feed.link import Link
 from vtoken_console.feed.playhead import ReplayStatus
@@ -32,7 +33,7 @@ class LiveSource:
         on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None,
     ) -> None:
         self.name = server.url
-        self.feed = Feed()
+        self.feed = Feed(FeedData())
         self.rest = AsyncClient(server, lookup_s=math.inf, on_lookup=on_lookup)
         self.link = Link(
             self.rest, self.feed, fps, on_hello=self._note_engine, complete=self._load_history

@@ -48,8 +48,8 @@ class Replay:
 
     def __init__(self, path: Path, *, moment: str | None = None) -> None:
         self.name = path.name
-        self.feed = Feed()
-        self.rest = OfflineClient(lambda: self.feed.model)
+        self.feed = Feed(FeedData())
+        self.rest = OfflineClient()
         self.index = Index()
         self.note = ""
         self._path = path

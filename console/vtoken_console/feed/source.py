@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from vtoken.client import AsyncClient
+    from vtoken_console.feed.data import FeedData
     from vtoken_console.feed.feed import Feed
     from vtoken_console.feed.playhead import ReplayStatus
 
@@ -14,7 +15,7 @@ class Source(Protocol):
     """Fills `feed`."""
 
     name: str  # URL of a server, name of a file
-    feed: Feed
+    feed: Feed[FeedData]
 
     @property
     def rest(self) -> AsyncClient:

@@ -89,7 +89,7 @@ class FleetReader:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._configs: list[object] = []
+        self._configs: list[wire.ConfigDocument | None] = []
         self._drifts: dict[int, dict[str, list[Any]]] = {}
 
     def view(self, now: float, monotonic: float) -> FleetView:
@@ -114,9 +114,9 @@ class FleetReader:
                 since_s=since_s,
                 problem=problem,
                 model=model,
-                blocks=feed.blocks,
-                version=feed.version,
-                tokens_per_s=feed.tokens_per_s,
+                blocks=feed.data.blocks,
+                version=feed.data.version,
+                tokens_per_s=feed.data.tokens_per_s,
                 engine=wire.EngineRow(
                     engine=member.rank or 0,
                     status=model.status,
@@ -134,26 +134,18 @@ class FleetReader:
     def _compare(self, members: Sequence[Member]) -> dict[int, dict[str, list[Any]]]:
         from vtoken.wire.fleet import drifts
 
-        known = {
-            n: (member.feed.model.status, member.feed.model.config)
-            for n, member in enumerate(members)
-        }
-        configs = [config for _, config in known.values()]
-        same = len(configs) == len(self._configs) and all(map(_is, configs, self._configs))
-        if not same:
-            self._configs = [*configs]
+        models = [member.feed.model for member in members]
+        configs = [model.config for model in models]
+        if configs != self._configs:  # most are the same objects: this costs little
+            self._configs = configs
             self._drifts = drifts(
                 {
-                    n: (status, config)
-                    for n, (status, config) in known.items()
-                    if status is not None and config is not None
+                    n: (model.status, model.config)
+                    for n, model in enumerate(models)
+                    if model.status is not None and model.config is not None
                 }
             )
         return self._drifts
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def condition_of(member: Member, now: float, monotonic: float) -> tuple[Condition, float, str]:

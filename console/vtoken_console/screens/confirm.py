@@ -11,7 +11,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Button
 
 from vtoken_console.style.palette import Paragraph
-from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 
 
@@ -32,8 +31,7 @@ class ConfirmScreen(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         with Vertical(id="confirm", classes="page") as page:
             page.border_title = "this cannot be undone"
-            subtitle = "←→ choose   enter do it   esc cancel"
-            page.border_subtitle = terminal_text(self, subtitle)
+            page.border_subtitle = "←→ choose   enter do it   esc cancel"
             yield Outcome(*self._question, id="question")
             with Horizontal(id="answers"):
                 yield Button("Cancel", id="cancel", compact=True)

@@ -35,7 +35,6 @@ from vtoken_console.style import palette
 from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.guide_panel import GUIDE_LINES, GuidePanel
-from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome, problem_text
 from vtoken_console.widgets.trial_bar import TrialBar
 
@@ -98,7 +97,7 @@ class ControlScreen(ModalScreen[None]):
         steps = "←→ step   shift+←→ leap   type a value   del reset   "
         keys = f"{self._form.range_text}   {keys}" if self._form.range_text else keys
         wide = self._page.size.width > len(steps + keys) + 4
-        self._page.border_subtitle = terminal_text(self, steps + keys if wide else keys)
+        self._page.border_subtitle = steps + keys if wide else keys
         self._refill()
         if self._idling:
             self._idle()
@@ -122,7 +121,7 @@ class ControlScreen(ModalScreen[None]):
         if waiting:
             title += f" · effective revision {config.effective_revision}, waiting: "
             title += ", ".join(waiting[:3])
-        self._page.border_title = terminal_text(self, title)
+        self._page.border_title = title
 
     @property
     def patch(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from vtoken_console.widgets.details.token_rows import TokenRows
 from vtoken_console.widgets.details.token_strip import TokenStrip
 from vtoken_console.widgets.header import Header
 from vtoken_console.widgets.keybar import Hint, KeyBar
-from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, facts, merge
 from vtoken_console.widgets.outcome import problem_text
 
 if TYPE_CHECKING:
@@ -102,13 +102,7 @@ class Summary(LinesWidget):
 
 def _counts(*named: tuple[str, int]) -> list[Span]:
     """Names and counts of stable width."""
-    spans: list[Span] = []
-    for name, value in named:
-        spans += [
-            (f" {name} ", palette.MUTED_STYLE),
-            (units.count(value, 5) + " ", palette.BOLD_STYLE),
-        ]
-    return spans
+    return facts(*((f" {name} ", units.count(value, 5) + " ") for name, value in named))
 
 
 class RequestScreen(Screen[None]):

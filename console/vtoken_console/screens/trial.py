@@ -12,7 +12,6 @@ from textual.widgets import Input, Label
 
 from vtoken_console.changes.trials import DEFAULT_MINUTES, LIMITS, parse_terms
 from vtoken_console.style import palette, units
-from vtoken_console.widgets.lines import terminal_text
 from vtoken_console.widgets.outcome import Outcome
 
 
@@ -44,8 +43,7 @@ class TrialScreen(ModalScreen[dict[str, Any] | None]):
         now = units.latency(self._p95_ms, 0)
         with Vertical(id="trial", classes="page") as page:
             page.border_title = "apply on trial"
-            subtitle = "tab next   enter start   esc cancel"
-            page.border_subtitle = terminal_text(self, subtitle)
+            page.border_subtitle = "tab next   enter start   esc cancel"
             yield from self._term("minutes", "unless kept within", "minutes", str(DEFAULT_MINUTES))
             for name, limit in LIMITS.items():
                 shown = f"{limit.unit}, now {now}" if limit.unit == "ms" else limit.unit
@@ -59,7 +57,7 @@ class TrialScreen(ModalScreen[dict[str, Any] | None]):
         with Horizontal(classes="term"):
             yield Label(f" reverted {label}", classes="term-label")
             yield Input(value, placeholder=hint, id=name, compact=True, classes="term-value")
-            yield Label(f" {terminal_text(self, unit)}")
+            yield Label(f" {unit}")
 
     def _typed(self, name: str) -> str:
         return self.query_one(f"#{name}", Input).value

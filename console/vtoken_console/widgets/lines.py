@@ -16,18 +16,13 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from vtoken_console.frame.view import View
-from vtoken_console.style.asciify import asciify
+from vtoken_console.style import palette
 from vtoken_console.style.themes import Theme
 
 Span = tuple[str, Style]
 Line = tuple[Span, ...]
 
 EMPTY: Line = ()
-
-
-def terminal_text(widget: Widget, text: str) -> str:
-    """`text`, in ASCII if the terminal needs it."""
-    return asciify(text) if widget.app.has_class("-ascii") else text
 
 
 def merge(spans: Iterable[Span]) -> Line:
@@ -41,6 +36,15 @@ def merge(spans: Iterable[Span]) -> Line:
         else:
             out.append((text, style))
     return tuple(out)
+
+
+def facts(*named: tuple[str, str] | tuple[str, str, Style]) -> list[Span]:
+    """Names, each followed by its value, which may have a style of its own."""
+    spans: list[Span] = []
+    for fact in named:
+        style = fact[2] if len(fact) == 3 else palette.BOLD_STYLE
+        spans += [(fact[0], palette.MUTED_STYLE), (fact[1], style)]
+    return spans
 
 
 def width_of(spans: Iterable[Span]) -> int:
@@ -131,8 +135,6 @@ class LinesWidget(Widget):
         if self.view is None or width <= 0 or height <= 0:
             return
         lines = self.build_lines(self.view, width, height)[:height]
-        if self.view.ascii_only:
-            lines = [tuple((asciify(text), style) for text, style in line) for line in lines]
         old = self._lines
         self._lines = lines
         if self._theme is not self.view.theme:
@@ -149,8 +151,6 @@ class LinesWidget(Widget):
 
     def set_titles(self, title: str, subtitle: str = "") -> None:
         """Sets the titles in the border."""
-        if self.view is not None and self.view.ascii_only:
-            title, subtitle = asciify(title), asciify(subtitle)
         was, self._titles = self._titles, (title, subtitle)
         if was[0] != title:
             self.border_title = title.replace("[", "\\[")

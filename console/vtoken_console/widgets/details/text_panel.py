@@ -16,7 +16,6 @@ from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
-from vtoken_console.style.asciify import asciify
 from vtoken_console.style.flow import Flow, printable
 from vtoken_console.style.themes import score_shades
 from vtoken_console.widgets.details.token_moved import TokenMoved
@@ -39,7 +38,7 @@ class Side:
     def __init__(self) -> None:
         self.dead: list[bool] = []
         self.laid_out = Flow(0)
-        self._key: tuple[int, bool, bool] | None = None  # of `laid_out`
+        self._key: tuple[int, bool] | None = None  # of `laid_out`
 
     def flow(
         self,
@@ -47,18 +46,16 @@ class Side:
         width: int,
         *,
         marks: bool,
-        ascii_only: bool,
     ) -> Flow:
         """The lines of `tokens` for `width` columns. `marks`: put dead and protected runs in
         brackets, for terminals without colour and strike-through.
         """
-        key = (width, marks, ascii_only)
+        key = (width, marks)
         if marks or key != self._key or len(self.laid_out) > len(tokens):
             self.laid_out, self._key = Flow(width), key
         for n in range(len(self.laid_out), len(tokens)):
             text = tokens[n].text
             shown = NO_TEXT if text is None else printable(text)
-            shown = asciify(shown) if ascii_only else shown
             self.laid_out.add(self._marked(tokens, n, shown) if marks else shown)
         return self.laid_out
 
@@ -161,7 +158,6 @@ class TextPanel(LinesWidget, can_focus=True):
                 self._tokens,
                 column if beside else width,
                 marks=not view.ramp.colors,
-                ascii_only=view.ascii_only,
             )
             for side in self._sides[: 1 + beside]
         ]

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.style.breakpoints import NARROW_BELOW
-from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, width_of
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, facts, merge, width_of
 
 if TYPE_CHECKING:
+    from rich.style import Style
+
     from vtoken import wire
 
 
@@ -37,73 +39,58 @@ class Gauge(LinesWidget):
         status = view.model.status if view.model else None
         if status is None or view.series is None:
             return []
-        muted, text = palette.MUTED_STYLE, palette.BOLD_STYLE
         fragmentation, blocks, requests = status.fragmentation, status.blocks, status.requests
         over = fragmentation.f > fragmentation.theta_f
         is_narrow, pressure = width < NARROW_BELOW, status.pressure
         columns = 20 if not is_narrow else 10 if pressure is None else 0  # blocks short come first
         spans: list[Span] = [
-            (" F ", muted),
-            (f"{fragmentation.f:.2f} ", palette.WARN_STYLE if over else text),
+            *facts((" F ", f"{fragmentation.f:.2f} ", _warn(over))),
             *bar(fragmentation.f, fragmentation.theta_f, columns, ascii_only=view.ascii_only),
-            (" θ " if not view.ascii_only else " theta ", muted),
+            (" θ " if not view.ascii_only else " theta ", palette.MUTED_STYLE),
             (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
         ]
         digits = len(units.count(blocks.total))
         reclamation = status.reclamation
-        rate = view.series.newest("tokens_per_s")
+        rate = units.count(view.series.newest("tokens_per_s"), 6)
         silent = view.is_link_silent or view.engine_silent_s > 0
         low = blocks.free <= fragmentation.low_watermark_blocks
         short, giving, gave = _pressure(pressure, digits, width)
         total = "" if is_narrow and pressure else f"/{units.count(blocks.total)}"
+        muted = palette.MUTED_STYLE
         groups: list[list[Span]] = [
             *short,
-            [
-                ("free ", muted),
-                (units.count(blocks.free, digits), palette.WARN_STYLE if low else text),
-                (total, muted),
-            ],
-            [
-                ("run ", muted),
-                (f"{requests.running:>3}", text),
-                (" wait ", muted),
-                (f"{requests.waiting:>3}", palette.WARN_STYLE if requests.waiting else text),
-            ],
+            [*facts(("free ", units.count(blocks.free, digits), _warn(low))), (total, muted)],
+            facts(
+                ("run ", f"{requests.running:>3}"),
+                (" wait ", f"{requests.waiting:>3}", _warn(requests.waiting)),
+            ),
             *giving,
-            [("–".rjust(6) if silent else units.count(rate, 6), text), (" tok/s", muted)],
+            [("–".rjust(6) if silent else rate, palette.BOLD_STYLE), (" tok/s", muted)],
             *_latency(status, width),
             *gave,
             *_canary(status),
-            [
-                ("held ", muted),
-                (units.count(reclamation.held_blocks, digits), text),
-                (" bound ", muted),
-                (units.count(reclamation.packed_bound_blocks, digits), text),
-                (" naive ", muted),
-                (units.count(reclamation.blocks_without_reclaim, digits), text),
-            ],
-            [
-                ("preempted ", muted),
-                (
-                    units.count(requests.preempted, 3),
-                    palette.WARN_STYLE if requests.preempted else text,
-                ),
-            ],
-            [("step ", muted), (units.latency(status.step_ms or None), text)],
-            [
-                ("reclaimed ", muted),
-                (units.short_count(reclamation.reclaimed_blocks), text),
-                (" moved ", muted),
-                (units.short_count(reclamation.moved_tokens), text),
-                (" recycled ", muted),
-                (units.short_count(reclamation.recycled_slots), text),
-            ],
+            facts(
+                ("held ", units.count(reclamation.held_blocks, digits)),
+                (" bound ", units.count(reclamation.packed_bound_blocks, digits)),
+                (" naive ", units.count(reclamation.blocks_without_reclaim, digits)),
+            ),
+            facts(("preempted ", units.count(requests.preempted, 3), _warn(requests.preempted))),
+            facts(("step ", units.latency(status.step_ms or None))),
+            facts(
+                ("reclaimed ", units.short_count(reclamation.reclaimed_blocks)),
+                (" moved ", units.short_count(reclamation.moved_tokens)),
+                (" recycled ", units.short_count(reclamation.recycled_slots)),
+            ),
         ]
         for group in groups:
-            if width_of(spans) + 3 + width_of(group) > width:
-                continue
-            spans += [("   ", muted), *group]
+            if width_of(spans) + 3 + width_of(group) <= width:
+                spans += [("   ", muted), *group]
         return [merge(spans)]
+
+
+def _warn(condition: object) -> Style:
+    """The style of a value, that of a warning if the condition holds."""
+    return palette.WARN_STYLE if condition else palette.BOLD_STYLE
 
 
 def _pressure(
@@ -121,24 +108,18 @@ def _pressure(
         (units.count(pressure.short_blocks, digits), alarm if is_short else muted),
     ]
     if is_wide:
-        short += [
-            (" growth ", muted),
-            (units.count(pressure.growth_blocks, digits), text),
-            (" asked ", muted),
-            (units.count(pressure.asked_blocks, digits), text),
-        ]
+        short += facts(
+            (" growth ", units.count(pressure.growth_blocks, digits)),
+            (" asked ", units.count(pressure.asked_blocks, digits)),
+        )
     can_give: list[Span] = [("none can give", alarm if is_short else muted)]
     if pressure.givers:
         givers = f"{units.count(pressure.givers)} " if is_wide else ""
-        can_give = [
-            (givers, text),
-            ("can give ", muted),
-            (units.count(pressure.givable_blocks, digits), text),
-        ]
+        givable = units.count(pressure.givable_blocks, digits)
+        can_give = [(givers, text), *facts(("can give ", givable))]
     gave: list[Span] = [
         (units.count(pressure.recent_givers), text),
-        (" gave ", muted),
-        (units.short_count(pressure.recent_tokens), text),
+        *facts((" gave ", units.short_count(pressure.recent_tokens))),
         (f" in {pressure.window_s:g} s", muted),
     ]
     more = [gave] if pressure.recent_tokens else []
@@ -154,8 +135,7 @@ def _latency(status: wire.Status, width: int) -> list[list[Span]]:
     for label, one in (("ITL", status.latency.inter_token), ("TTFT", status.latency.ttft)):
         values = (one.p50_ms, one.p95_ms, one.p99_ms) if wide else (one.p95_ms,)
         names = "p50/95/99" if wide else "p95"
-        text = " ".join(units.latency(value) for value in values)
-        groups.append([(f"{label} {names} ", palette.MUTED_STYLE), (text, palette.BOLD_STYLE)])
+        groups.append(facts((f"{label} {names} ", " ".join(map(units.latency, values)))))
     return groups
 
 
@@ -164,11 +144,5 @@ def _canary(status: wire.Status) -> list[list[Span]]:
     found = status.canary
     if found is None:
         return []
-    return [
-        [
-            ("agree ", palette.MUTED_STYLE),
-            (units.percent(found.agreement), palette.BOLD_STYLE),
-            (" lost ", palette.MUTED_STYLE),
-            (units.nats(found.logprob_lost), palette.BOLD_STYLE),
-        ]
-    ]
+    agreement, lost = units.percent(found.agreement), units.nats(found.logprob_lost)
+    return [facts(("agree ", agreement), (" lost ", lost))]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from vtoken import wire
 from vtoken.wire.reducer import ResyncNeeded, StreamState, apply
 from vtoken.wire.views import Change
-from vtoken_console.feed.channel import Channel
 from vtoken_console.feed.series import Rate
 
 if TYPE_CHECKING:
@@ -22,22 +21,18 @@ if TYPE_CHECKING:
 KEPT = ("live", "flags")
 
 
-class EngineFeed(Channel):
+class EngineData:
     """`model` has no blocks; they are in `blocks`. `version` rises with every new state."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.model = StreamState()
         self.blocks: dict[str, npt.NDArray[np.integer]] = {}
         self.tokens_per_s = 0.0
         self.version = 0
-        self._model = StreamState()
         self._rate = Rate()
 
-    @property
-    def model(self) -> StreamState:
-        return self._model
-
-    def take(self, message: wire.StreamMessage) -> None:
+    def apply(self, message: wire.StreamMessage) -> None:
+        """Applies a message; raises ResyncNeeded."""
         change: Change | None = None
         if isinstance(message, wire.Snapshot):
             change = Change.of(message)
@@ -47,18 +42,18 @@ class EngineFeed(Channel):
             change = Change.of(message)
             message.block_ids = message.block_live = message.block_flags = None
             message.block_owner = None
-        before = self._model
-        self._model = apply(before, message)
+        before = self.model
+        self.model = apply(before, message)
         if change is None:
             return
         self._write(change)
         self.version += 1
-        status = self._model.status
+        status = self.model.status
         if status is not None and status is not before.status:
             self.tokens_per_s = self._rate.add(status.ts, status.tokens.generated)
 
     def _write(self, change: Change) -> None:
-        hello = self._model.hello
+        hello = self.model.hello
         assert hello is not None  # a state follows it
         if change.block_ids is None:
             self.blocks = {n: change.blocks[n].copy() for n in KEPT if n in change.blocks}
