@@ -44,6 +44,11 @@ def engines_of(engine_client: Any) -> list[EngineBus]:
     return [EngineBus(engine_client, rank, identity) for rank, identity in engines]
 
 
+def process_index(engine_client: Any) -> int:
+    """The number of this API process among those of the server, from 0."""
+    return int(engine_client.engine_core.client_index)
+
+
 class EngineBus:
     """Calls into one engine core, at most `MAX_IN_FLIGHT` at a time, each within `timeout_s`.
 
@@ -57,23 +62,18 @@ class EngineBus:
         self.timeout_s = CALL_TIMEOUT_S
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._waiting = 0
-        self._open_changes: set[str] = set()
 
     @property
     def alive(self) -> bool:
         """False once vLLM has declared its engines dead; it does so for all at once."""
         return self._client is not None and not getattr(self._client, "errored", False)
 
-    def is_open(self, change_id: str) -> bool:
-        """Whether a change waits for the engine's answer here."""
-        return change_id in self._open_changes
-
     async def call(self, command: commands.Command) -> wire.Reply:
         """Send a command, with the time at which the caller gives up; the engine's reply.
 
         Raises ProblemError 422 (a number does not fit the wire format), 429 (too many callers), 500
-        (an error in the engine) and 503 (no engine, or no answer in time). A change whose answer
-        does not come in time is never applied later; `problem.change` names it.
+        (an error in the engine) and 503 (no engine, or no answer in time). The answer to a change
+        is waited for, however late: an engine that gets the call after its time refuses it.
         """
         try:
             deadline = min(time.time() + self.timeout_s, command.expires_ts or math.inf)
@@ -81,7 +81,7 @@ class EngineBus:
         except OverflowError as error:
             raise refuse(422, f"a number is too large: {error}", bound="64 bit") from error
         if not self.alive:
-            raise _unavailable("the engine has stopped")
+            raise unavailable("the engine has stopped")
         if self._waiting >= MAX_WAITING:
             raise refuse(
                 429,
@@ -91,28 +91,28 @@ class EngineBus:
             )
         self._waiting += 1
         bill = BILL.get()
-        change_id = command.change_id
-        if change_id is not None:
-            self._open_changes.add(change_id)
+        patience_s = self.timeout_s if command.change_id is None else None
         try:
-            async with asyncio.timeout(self.timeout_s), self._slots:
+            async with asyncio.timeout(patience_s), self._slots:
                 if bill is not None:
                     bill.require_no_debt()
+                if patience_s is None and time.time() > deadline:
+                    raise unavailable("nothing was done: other calls kept the engine too long")
                 answer = await self._client.engine_core._call_utility_async(
                     UTILITY_METHOD, payload, engine=self._identity
                 )
         except ProblemError:
             raise
         except TimeoutError as error:
-            raise _late(command, self.timeout_s) from error
+            late = f"the engine did not answer {command.op!r} within {self.timeout_s:g} s"
+            raise unavailable(late) from error
         except Exception as error:
             logger.warning("vtoken: %s failed in the engine: %s", command.op, error)
             if not self.alive or type(error).__name__ == "EngineDeadError":
-                raise _unavailable(f"the engine has stopped: {error}") from error
+                raise unavailable(f"the engine has stopped: {error}") from error
             raise refuse(500, f"{command.op!r} failed in the engine: {error}") from error
         finally:
             self._waiting -= 1
-            self._open_changes.discard(change_id or "")
         reply = msgspec.msgpack.decode(answer, type=wire.Reply)
         if bill is not None:
             bill.charge(reply.engine_s)
@@ -143,18 +143,6 @@ class EngineBus:
         return value
 
 
-def _late(command: commands.Command, timeout_s: float) -> ProblemError:
-    """No answer in time; for a change, with the call that tells whether it was applied."""
-    error = _unavailable(f"the engine did not answer {command.op!r} within {timeout_s:g} s")
-    if (change_id := command.change_id) is not None:
-        error.problem.title = "Outcome unknown"
-        error.problem.change = change_id
-        error.problem.detail += (
-            "; the change was applied by now or never will be: GET /vtoken/v1/changes/"
-            f"{change_id} tells which as soon as the engine answers"
-        )
-    return error
-
-
-def _unavailable(detail: str) -> ProblemError:
+def unavailable(detail: str) -> ProblemError:
+    """503: no engine, or no answer in time."""
     return refuse(503, detail, title="Engine unavailable", headers={"Retry-After": "1"})

@@ -1,31 +1,26 @@
-"""One engine of this server, as this API process sees it."""
+"""One engine of this server, as the API sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from vtoken import wire
 from vtoken.sentences.situation import situation
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
-from vtoken_api.health import health, recorded_health
+from vtoken_api.health import health
 from vtoken_api.state.journal import Journal
 from vtoken_api.state.recorder import Recorder
 
 
 @dataclass(slots=True)
 class Engine:
-    """Its bus, the hub of its stream and its flight recorder; `rank` is vLLM's.
-
-    `told`: the health of audit log and recorder while another API process has them.
-    """
+    """Its bus, the hub of its stream and its flight recorder; `rank` is vLLM's."""
 
     bus: EngineBus
     hub: Hub
     recorder: Recorder
     journal: Journal
-    told: Callable[[], list[wire.Health]] = list
 
     def __post_init__(self) -> None:
         self.hub.complete = self.complete
@@ -35,20 +30,17 @@ class Engine:
         return self.bus.rank
 
     def start(self) -> None:
-        """Follow the engine; the owner records it too."""
+        """Follow the engine and record it."""
         self.hub.start()
+        self.recorder.start()
 
     async def close(self) -> None:
         await self.recorder.close()
         await self.hub.close()
 
     def health(self) -> list[wire.Health]:
-        """The health of this process's part in the engine, part by part."""
-        return health(self.hub, self.recorder) + (self.told() or self.own_health())
-
-    def own_health(self) -> list[wire.Health]:
-        """The health of audit log and recorder in this process."""
-        return recorded_health(self.journal.audit, self.recorder)
+        """The health of the engine and of what is kept of it, part by part."""
+        return health(self.hub, self.journal.audit, self.recorder)
 
     def complete(self, status: wire.Status) -> None:
         """Add what the engine leaves to this process: its rank, the health, and the sentence."""

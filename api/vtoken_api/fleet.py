@@ -6,14 +6,13 @@ configuration, revisions and trials; a call without `engine` changes all of them
 1. A change together has one new number: the highest revision of any engine, plus 1. So an engine
    with a lower one has missed something, and a number names one change.
 2. It is tried on every engine first (`validate_only`). If one refuses, nothing is changed.
-3. If an engine fails in spite of that, the change is taken back where it was made. An engine whose
-   answer did not come is asked again until it answers, and the change is taken back there too.
+3. If an engine fails in spite of that, the change is taken back where it was made.
 4. Each engine guards its own part of a trial. When one reverts, the others do.
 5. A change with a canary engine is tried there alone. If it is kept, the others make it under the
    same number. If they do not, it is taken back on the first.
 
 Every engine is told which revision it must be at, so that nothing changes between trying and
-making. Of several API processes one makes all changes (`vtoken_api.processes`).
+making.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -32,20 +32,24 @@ from vtoken.wire.fleet import common, differences
 from vtoken.wire.request_names import NamedRequest, best, the_one
 from vtoken_api.engine import Engine
 from vtoken_api.problems import ProblemError, refuse
-from vtoken_api.state.pending import Making
-
-HANDLED = "Handled already"  # title of an engine's refusal
 
 ConfigCall = commands.PatchConfig | commands.Undo | commands.Confirm
 T = TypeVar("T")
 
 
-class NotMadeError(ProblemError):
-    """A change failed. `unsettled`: engines of which it is not known whether they made it."""
+@dataclass(frozen=True, slots=True)
+class Making:
+    """A change as it is made: what each engine is told, on whose behalf, and until when.
 
-    def __init__(self, error: ProblemError, unsettled: list[Engine]) -> None:
-        super().__init__(error.problem, error.headers)
-        self.unsettled = unsettled
+    `action`: its name in the audit log; `asked`: the caller's own call.
+    """
+
+    change_id: str
+    actor: str
+    action: str
+    asked: commands.AnyCall
+    calls: dict[int, commands.AnyCall]  # by the rank of the engine
+    expires_ts: float  # an engine that gets it later refuses it
 
 
 class Fleet:
@@ -265,24 +269,13 @@ class Fleet:
 
         return _together(await self._all(differing, preview))
 
-    async def make(self, making: Making, kind: type[T], *, again: bool = False) -> T:
-        """Tell the engines; the answers as one. Raises NotMadeError.
-
-        `again`: an earlier owner may have told them, see `vtoken_api.state.pending`.
-        """
+    async def make(self, making: Making, kind: type[T]) -> T:
+        """Tell the engines, and wait for all of them; the answers as one. Raises ProblemError."""
         engines = [self.one(rank) for rank in making.calls]
 
-        async def tell(engine: Engine) -> T:
+        def tell(engine: Engine) -> Awaitable[T]:
             call = making.calls[engine.rank]
-            try:
-                return await engine.bus.ask(
-                    call, kind, making.actor, making.change_id, making.expires_ts
-                )
-            except ProblemError as error:
-                if not again or error.problem.title != HANDLED:
-                    raise
-            lookup = commands.Change(id=making.change_id)
-            return answer_of(await engine.bus.ask(lookup, wire.Change), kind)
+            return engine.bus.ask(call, kind, making.actor, making.change_id, making.expires_ts)
 
         answers = await _each(engines, tell)
         failed: list[tuple[Engine, ProblemError]] = []
@@ -295,14 +288,13 @@ class Fleet:
         if not failed:
             return together([answer for _, answer in made])
         _, worst = failed[0]
-        unsettled = [engine for engine, error in failed if error.problem.change is not None]
         if len(self.engines) > 1:
             detail = [f"engine {e.rank}: {error.problem.detail}" for e, error in failed]
             for engine, answer in made:
                 if isinstance(answer, wire.PatchResult) and answer.changes:
                     detail.append(await self.take_back(making, engine, answer))
             worst.problem.detail = "; ".join(detail)
-        raise NotMadeError(worst, unsettled)
+        raise worst
 
     async def take_back(self, making: Making, engine: Engine, result: wire.PatchResult) -> str:
         """Restore what one engine had before `result`; a sentence that says so, or why not."""
@@ -348,16 +340,10 @@ class Fleet:
         ]
         return _operation([operation for _, operation in found])
 
-    async def outcome(self, rank: int | None, change_id: str, *, peek: bool = False) -> wire.Change:
-        """What became of a change; raises ProblemError while an engine does not answer.
-
-        `peek`: until now only, see `vtoken.wire.commands.Change`.
-        """
-        engines = self.named(rank)
-        if any(engine.bus.is_open(change_id) for engine in engines):
-            return wire.Change(id=change_id, state="pending")
-        ask = commands.Change(id=change_id, peek=peek)
-        changes = await self._all(engines, lambda e: e.bus.ask(ask, wire.Change))
+    async def outcome(self, rank: int | None, change_id: str) -> wire.Change:
+        """What became of a change; raises ProblemError while an engine does not answer."""
+        ask = commands.Change(id=change_id)
+        changes = await self._all(self.named(rank), lambda e: e.bus.ask(ask, wire.Change))
         if len(changes) == 1:
             return changes[0]
         order = ("applied", "pending", "refused", "not_applied")
@@ -439,16 +425,6 @@ def _together(results: Sequence[wire.PatchResult]) -> wire.PatchResult:
         notes=list(dict.fromkeys(note for result in results for note in result.notes)),
         engines=list(results),
     )
-
-
-def answer_of(change: wire.Change, kind: type[T]) -> T:
-    """The answer that an engine gave to a change; raises its ProblemError."""
-    for answer in (change.result, change.operation, change.forgotten, change.ended):
-        if isinstance(answer, kind):
-            return answer
-    if change.problem is not None:
-        raise ProblemError(change.problem)
-    raise refuse(503, "the change was not made", title="Not made", headers={"Retry-After": "1"})
 
 
 def together(answers: Sequence[T]) -> T:

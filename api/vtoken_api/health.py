@@ -1,4 +1,4 @@
-"""The health of this API process, part by part: engine, frames, audit log, flight recorder.
+"""The health of the API, part by part: engine, frames, audit log, flight recorder.
 
 Operators must see a failure before an incident: a recorder that has stopped has nothing on it.
 """
@@ -15,14 +15,9 @@ from vtoken_api.state.recorder import Recorder
 STALE_FRAME_S = 10.0  # a followed engine sends a frame at least every IDLE_STATE_S
 
 
-def health(hub: Hub, recorder: Recorder) -> list[wire.Health]:
-    """The health of the parts that every API process has."""
-    return [_engine(hub), _frames(hub, recorder)]
-
-
-def recorded_health(audit: AuditLog, recorder: Recorder) -> list[wire.Health]:
-    """The health of the parts that one API process has."""
-    return [_audit(audit), _recorder(recorder)]
+def health(hub: Hub, audit: AuditLog, recorder: Recorder) -> list[wire.Health]:
+    """The health of one engine, and of what is kept of it."""
+    return [_engine(hub), _frames(hub, recorder), _audit(audit), _recorder(recorder)]
 
 
 def _engine(hub: Hub) -> wire.Health:

@@ -7,41 +7,39 @@ errors are problem documents and the rest of the server is unaffected.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Mount
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vtoken import wire
 from vtoken.base.credentials import read_token_file, readable_by_others
 from vtoken.base.errors import RefusedError
 from vtoken_api import scrape
 from vtoken_api.auth.access import Access
 from vtoken_api.auth.check import AccessCheck, AccessControl
-from vtoken_api.bus import EngineBus, engines_of
+from vtoken_api.bus import EngineBus, engines_of, process_index
 from vtoken_api.changes import Changes
 from vtoken_api.ending import Ending
 from vtoken_api.engine import Engine
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.fleet import Fleet
+from vtoken_api.forwarding import ForwardedCalls, Forwarder
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
-from vtoken_api.processes.front import Front
-from vtoken_api.processes.member import Duties, Member
 from vtoken_api.rest import changes, downloads, openapi, routes
 from vtoken_api.service import Service
 from vtoken_api.settings import ApiSettings, api_settings, shared_folder
 from vtoken_api.state.journal import Journal
-from vtoken_api.state.pending import Pending
 from vtoken_api.state.recorder import Recorder
 from vtoken_api.state.statedir import StateDir, default_path
 from vtoken_api.stream import asyncapi
@@ -60,25 +58,38 @@ class VTokenEndpointPlugin:
     def __init__(self) -> None:
         self.app = build_app()
         self._check = AccessCheck(self.app, self._access_control)
+        self.listening: uvicorn.Server | None = None  # to other API processes
+        self._forwarder: Forwarder | None = None
+        self._hubs: list[Hub] = []
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
-        app.router.routes.append(_Mount(MOUNT_PATH, Front(self._check, self._member)))
+        app.router.routes.append(_Mount(MOUNT_PATH, self._answer))
         openapi.merge_into(app, self.app, MOUNT_PATH)
-        scrape.attach(app, self._service)
+        scrape.attach(app, self.metrics)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Connect to the engines and start the service; `args` are vLLM's server arguments.
 
-        Raises ValueError if there are several API processes and no folder that they share.
+        Only API process 0 has a service. Raises ValueError if there are several processes and no
+        folder that they share.
         """
         buses = engines_of(engine_client)
         settings = api_settings(args)
         access = _access(args, settings)
-        state_dir = _state_dir(args, settings)
         shared = shared_folder(args)
+        self._hubs = [Hub(bus) for bus in buses]
+        ending = Ending(engine_client)
+        for hub in self._hubs:
+            hub.join(ending)
+        if shared is not None and process_index(engine_client) > 0:
+            self._forwarder = Forwarder(shared, access)
+            for hub in self._hubs:
+                hub.start()
+            return
+        state_dir = _state_dir(args, settings)
         journal = Journal(state_dir, [bus.rank for bus in buses])
-        fleet = Fleet([_engine(bus, journal) for bus in buses])
+        fleet = Fleet([_engine(*pair, journal) for pair in zip(buses, self._hubs, strict=True)])
         service = Service(
             fleet=fleet,
             auth=AccessControl(access, show_text=settings.show_text),
@@ -86,28 +97,43 @@ class VTokenEndpointPlugin:
             model_name=_model_name(args),
             journal=journal,
             texts=RequestTexts(lambda: engine_client.get_tokenizer()),
-            changes=Changes(fleet, journal, Pending(shared)),
+            changes=Changes(fleet, journal),
         )
-        ending = Ending(engine_client)
-        for engine in fleet.engines:
-            engine.hub.join(ending)
         service.start()
-        if shared is None:
-            await service.own()
-        else:
-            service.member = Member(shared, self._check, _duties(service, state))
-            for engine in service.fleet.engines:
-                engine.told = partial(_told_health, service.member, engine.rank)
         self.app.state.service = state.vtoken = service
-        if service.member is not None:
-            await service.member.start()
+        if shared is not None:
+            self.listening = await ForwardedCalls(self._answer_forwarded).listen(shared)
+
+    async def close(self) -> None:
+        """Stop the background tasks and release the state directory; clients stay connected.
+
+        vLLM ends its process without this call.
+        """
+        if (service := self._service()) is not None:
+            await service.close()
+        for hub in self._hubs:
+            await hub.close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._forwarder or self._check)(scope, receive, send)
+
+    async def _answer_forwarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what another API process asks: a client's call, or vToken's metrics."""
+        if scope["path"] == scrape.PATH:
+            await Response(await self.metrics())(scope, receive, send)
+        else:
+            await self._check(scope, receive, send)
+
+    async def metrics(self) -> bytes:
+        """vToken's metrics; none before there is a service."""
+        if self._forwarder is not None:
+            with contextlib.suppress(ProblemError):  # process 0 does not answer
+                return await self._forwarder.page(scrape.PATH)
+        service = self._service()
+        return b"" if service is None else await scrape.exposed(service)
 
     def _service(self) -> Service | None:
         return getattr(self.app.state, "service", None)
-
-    def _member(self) -> Member | None:
-        service = self._service()
-        return None if service is None else service.member
 
     def _access_control(self) -> AccessControl | None:
         service = self._service()
@@ -119,7 +145,7 @@ class _Mount(Mount):
     path, as vLLM's own do: a proxy may have removed it. Below the mount it is always there.
     """
 
-    def __init__(self, path: str, app: Front) -> None:
+    def __init__(self, path: str, app: ASGIApp) -> None:
         super().__init__(path, app)
         # Without DOTALL, a path with a line break bypasses the check and reaches the host's routes.
         self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
@@ -134,25 +160,8 @@ class _Mount(Mount):
         return match, child
 
 
-def _engine(bus: EngineBus, journal: Journal) -> Engine:
-    hub = Hub(bus)
+def _engine(bus: EngineBus, hub: Hub, journal: Journal) -> Engine:
     return Engine(bus, hub, Recorder(hub, journal, bus.rank), journal)
-
-
-def _duties(service: Service, state: Any) -> Duties:
-    """`state`: of vLLM's application; `server` in it is uvicorn's, once it runs."""
-    return Duties(
-        own=service.own,
-        resign=service.resign,
-        is_ending=lambda: bool(getattr(getattr(state, "server", None), "should_exit", False)),
-        metrics=partial(scrape.exposed, service),
-        health=service.own_health,
-        figures=service.figures,
-    )
-
-
-def _told_health(member: Member, rank: int) -> list[wire.Health]:
-    return [] if member.owns else member.told_health.get(rank, [])
 
 
 def _model_name(args: Namespace) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,15 +24,14 @@ from starlette.responses import Response
 from vtoken_api.engine import Engine
 from vtoken_api.metrics import ServerFigures, Snapshot, exposition
 from vtoken_api.problems import ProblemError
-from vtoken_api.processes.figures import Figures
 from vtoken_api.service import Service
 
 PATH = "/metrics"
 SCRAPE_S = 1.0
 
 
-def attach(app: FastAPI, service: Callable[[], Service | None]) -> None:
-    """Add vToken's metrics to the `/metrics` of `app`."""
+def attach(app: FastAPI, page: Callable[[], Awaitable[bytes]]) -> None:
+    """Add vToken's metrics, which `page` returns, to the `/metrics` of `app`."""
     vllm_endpoint = _endpoint(app)
 
     @app.get(
@@ -45,27 +44,20 @@ def attach(app: FastAPI, service: Callable[[], Service | None]) -> None:
         response = Response(b"", media_type=CONTENT_TYPE_LATEST)
         if vllm_endpoint is not None:
             response = await _call(vllm_endpoint, request)
-        running = service()
-        if running is None or "content-encoding" in response.headers:
+        if "content-encoding" in response.headers:
             return response
-        text = b""
-        if running.member is None:
-            text = await exposed(running)
-        else:
-            with contextlib.suppress(ProblemError):  # no API process answers for the others
-                text = await running.member.metrics()
+        text = await page()
         return Response(bytes(response.body) + text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def exposed(service: Service) -> bytes:
-    """vToken's metrics, asked in the API process that answers for all."""
-    figures = service.all_figures()
+    """vToken's metrics."""
     engines = service.fleet.engines
-    taken = await asyncio.gather(*(snapshot(service, engine, figures) for engine in engines))
+    taken = await asyncio.gather(*(snapshot(service, engine) for engine in engines))
     return exposition(taken, service.model_name)
 
 
-async def snapshot(service: Service, engine: Engine, figures: Figures) -> Snapshot:
+async def snapshot(service: Service, engine: Engine) -> Snapshot:
     """The newest values of an engine, and those of the API. Those of the server as a whole are in
     the first engine's snapshot.
     """
@@ -74,18 +66,17 @@ async def snapshot(service: Service, engine: Engine, figures: Figures) -> Snapsh
         async with asyncio.timeout(SCRAPE_S):
             await hub.current()  # queries the engine once a second at most
     view = hub.view if hub.alive else None
-    counted = figures.of(engine.rank)
     return Snapshot(
         engine=engine.rank,
         status=None if view is None else view.status,
         config=None if view is None else view.config,
         alive=hub.alive,
         age_s=hub.view_age_s,
-        clients=counted.clients,
-        dropped_events=counted.dropped_events,
-        recorder_faults=counted.recorder_faults,
+        clients=hub.num_clients,
+        dropped_events=hub.num_dropped,
+        recorder_faults=engine.recorder.num_faults,
         recording=engine.recorder.recording,
-        server=ServerFigures(figures.refused, bool(service.journal.audit.error))
+        server=ServerFigures(service.auth.refusals.counts, bool(service.journal.audit.error))
         if engine is service.fleet.engines[0]
         else None,
     )

@@ -14,7 +14,6 @@ from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.control import changes
-from vtoken_api import changes as making
 from vtoken_api.bus import MAX_IN_FLIGHT
 
 BASE = "/vtoken/v1"
@@ -28,12 +27,9 @@ CALLS = [
 
 
 @pytest.fixture
-async def http(
-    served: Served, core: LiveEngine, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[httpx.AsyncClient]:
+async def http(served: Served, core: LiveEngine) -> AsyncIterator[httpx.AsyncClient]:
     """A change is on trial, so that every call of CALLS but the first is possible."""
     core.call("patch_config", patch={"theta_f": 0.75}, confirm_within_s=300)
-    monkeypatch.setattr(making, "LOOKUP_S", 0.02)
     async with httpx.AsyncClient(base_url=served.url + BASE, timeout=LIMIT_S) as http:
         yield http
 
@@ -56,6 +52,17 @@ async def outcome(http: httpx.AsyncClient, problem: wire.Problem) -> wire.Change
     return change
 
 
+async def settled(http: httpx.AsyncClient, problem: wire.Problem) -> wire.Change:
+    """The outcome once the engine has answered."""
+
+    async def known() -> wire.Change | None:
+        change = await outcome(http, problem)
+        return None if change.state == "pending" else change
+
+    change: wire.Change = await until(known, "still pending")
+    return change
+
+
 async def audited(http: httpx.AsyncClient) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = (await http.get("/audit")).json()["entries"]
     return entries
@@ -68,12 +75,12 @@ async def test_change_that_was_applied_without_an_answer_is_told_and_audited(
     if path == "/config":
         core.call("undo")
     revision = core.runtime.state.revision
-    served.line.answers_lost = True
+    served.engine.bus.timeout_s, served.line.answers_late = 0.3, True
     problem = await lost(http, method, path, body)
-    assert (await http.get(f"/changes/{problem.change}")).status_code == 503
+    assert (await outcome(http, problem)).state == "pending"
     assert await audited(http) == []
-    served.line.answers_lost = False
-    change = await outcome(http, problem)
+    served.engine.bus.timeout_s, served.line.answers_late = LIMIT_S, False
+    change = await settled(http, problem)
     assert change.state == "applied"
     if path == "/compactions":
         assert change.operation is not None
@@ -85,7 +92,6 @@ async def test_change_that_was_applied_without_an_answer_is_told_and_audited(
         assert change.result is not None
         assert change.result.revision == core.runtime.state.revision
     assert core.runtime.state.revision == revision + (path in ("/config", "/undo"))
-    await until(lambda: audited(http), "not audited")
     (entry,) = await audited(http)
     assert entry["revision"] == core.runtime.state.revision
 
@@ -98,14 +104,13 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
     served.engine.bus.timeout_s, served.line.hangs = 0.3, True
     problem = await lost(http, method, path, body)
     served.engine.bus.timeout_s, served.line.hangs = LIMIT_S, False
-    change = await outcome(http, problem)
+    change = await settled(http, problem)
     assert change.state == "refused"
     assert change.problem is not None
     assert "nothing was done" in change.problem.detail
     assert (core.runtime.state.revision, core.runtime.config) == (revision, config)
     assert not core.runtime.operations.pending
     assert core.runtime.state.forgotten == {}
-    await until(lambda: not served.service.changes.num_late, "still looked up")
     assert await audited(http) == []
 
 
@@ -120,7 +125,7 @@ async def test_change_that_never_left_the_server_is_told_as_not_applied(
     served.engine.bus.timeout_s = LIMIT_S
     for _ in range(MAX_IN_FLIGHT):
         slots.release()
-    assert (await outcome(http, problem)).state == "not_applied"
+    assert (await settled(http, problem)).state == "not_applied"
 
 
 async def test_callers_own_id_names_one_change_only(
@@ -158,11 +163,17 @@ async def test_change_that_is_told_as_not_applied_is_not_applied_later(
     assert (await http.get("/changes/overtaken-01")).json()["state"] == "not_applied"
 
 
-async def test_change_that_waits_is_told_as_pending(
-    served: Served, http: httpx.AsyncClient
+async def test_id_of_a_change_that_waits_names_no_other(
+    served: Served, core: LiveEngine, http: httpx.AsyncClient
 ) -> None:
-    served.engine.bus._open_changes.add("still-waiting")
-    assert (await http.get("/changes/still-waiting")).json()["state"] == "pending"
+    core.call("confirm")
+    named = {"headers": {"X-VToken-Change": "still-waiting"}}
+    served.engine.bus.timeout_s, served.line.answers_late = 0.3, True
+    first = await http.patch("/config", json={"theta_f": 0.5}, **named)
+    again = await http.patch("/config", json={"theta_f": 0.25}, **named)
+    served.line.answers_late = False
+    assert (first.status_code, again.status_code) == (503, 409)
+    assert core.runtime.config.theta_f == 0.5
 
 
 async def test_reading_call_without_an_answer_names_no_change(

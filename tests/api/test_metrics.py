@@ -24,6 +24,7 @@ from vtoken.core.runtime.given import kept_share
 from vtoken_api import scrape
 from vtoken_api.fanout import hub
 from vtoken_api.metrics import FAMILIES, METRICS, PREFIX, Snapshot, exposition, full_name
+from vtoken_api.plugin import VTokenEndpointPlugin
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "docs/grafana/vtoken.json").read_text())
@@ -212,7 +213,7 @@ async def test_what_the_host_server_shows_is_shown_as_it_was() -> None:
         return Response(page, media_type="text/plain")
 
     alone = app.routes[-1]
-    scrape.attach(app, lambda: None)
+    scrape.attach(app, VTokenEndpointPlugin().metrics)
     app.routes.remove(alone)  # as vLLM does
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://localhost"

@@ -134,15 +134,16 @@ async def test_change_without_an_answer_is_told_later(
 ) -> None:
     core.admit("stream", 20, rules=SESSION)
     core.call("patch_config", patch={"theta_f": 0.75})
+    served.line.answers_late = True
     if lost_at == "engine":
-        served.line.answers_lost = True
+        served.engine.bus.timeout_s = 0.2
     else:
-        either.client.timeout_s, served.line.answers_late = 0.2, True
+        either.client.timeout_s = 0.2
     with pytest.raises(OutcomeUnknown, match="applied") as lost:
         await either.ask(name, *arguments)
     with pytest.raises(OutcomeUnknown, match=r"nobody told within 0\.1 s.*GET /vtoken/v1/changes/"):
         await either.ask("wait_change", lost.value.change_id, timeout_s=0.1)
-    served.line.answers_lost = served.line.answers_late = False
+    served.engine.bus.timeout_s, served.line.answers_late = LIMIT_S, False
     change = await either.ask("wait_change", lost.value.change_id)
     if lost_at == "server" and change.state == "not_applied":  # it was looked up before it came
         await until(lambda: any(c.change_id for c in served.line.calls), "it never came")
@@ -166,11 +167,11 @@ async def test_client_that_looks_up_answers_late_what_was_done(
 
     def tell(lost: OutcomeUnknown) -> None:
         told.append(lost.change_id)
-        served.line.answers_lost = served.line.hangs = False
+        served.line.answers_late = served.line.hangs = False
         served.engine.bus.timeout_s = LIMIT_S
 
     either.client.lookup_s, either.client.on_lookup = LIMIT_S, tell
-    served.line.answers_lost = True
+    served.engine.bus.timeout_s, served.line.answers_late = 0.2, True
     answer = await either.ask(name, *arguments)
     if isinstance(answer, wire.PatchResult):
         assert answer.revision == core.runtime.state.revision == 3

@@ -282,16 +282,14 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
 ) -> None:
     server, bus = served.line, served.engine.bus
     async with running(served.url) as (app, pilot):
-        if state == "applied":
-            server.answers_lost = True
-        else:
-            bus.timeout_s, server.hangs = 0.3, True
+        server.answers_late, server.hangs = state == "applied", state != "applied"
+        bus.timeout_s = 0.3
         await pilot.press("p")
         await until(lambda: "Looking it up" in messages(app), "unsaid")
         assert f"the engine did not answer 'patch_config' within {bus.timeout_s:g} s" in messages(
             app
         )
-        bus.timeout_s, server.answers_lost, server.hangs = LIMIT_S, False, False
+        bus.timeout_s, server.answers_late, server.hangs = LIMIT_S, False, False
         if state == "applied":
             await until(lambda: "Reclamation paused: revision 2" in messages(app), "not told")
             assert "was looked up: it is applied" in messages(app)
@@ -309,10 +307,10 @@ async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
         await until(lambda: isinstance(app.screen, ControlScreen), "no page")
         await pilot.press("right")
         await until(lambda: app.screen.patch, "no draft")
-        server.answers_lost = True
+        server.answers_late, served.engine.bus.timeout_s = True, 0.3
         await pilot.press("enter")
         await until(lambda: "Looking it up" in outcome(app), "unsaid")
-        server.answers_lost = False
+        server.answers_late, served.engine.bus.timeout_s = False, LIMIT_S
         await until(lambda: "revision 2" in outcome(app), "not told")
         assert "was looked up: it is applied" in outcome(app)
         assert core.runtime.state.revision == 2

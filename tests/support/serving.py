@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import os
 import queue
 import tempfile
 import threading
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import msgspec
 import uvicorn
@@ -29,6 +33,7 @@ from vtoken_api.engine import Engine
 from vtoken_api.limits import RateLimits
 from vtoken_api.plugin import VTokenEndpointPlugin
 from vtoken_api.service import Service
+from vtoken_api.settings import SHARED_FOLDER
 
 
 class SpelledWords:
@@ -54,11 +59,18 @@ class EngineClient:
 
     def __init__(self, handles: Sequence[Callable[[commands.Command], wire.Reply]]) -> None:
         self.engine_core = self
+        self.client_index = 0
         self.errored = False
         self.aborted: list[str] = []
         self.engines = [EngineLine(handle) for handle in handles]
         self.engine_ranks_managed = list(range(len(handles)))
         self.core_engines = [rank.to_bytes(2, "little") for rank in self.engine_ranks_managed]
+
+    def of_process(self, index: int) -> EngineClient:
+        """The client of another API process, to the same engines."""
+        other = copy.copy(self)
+        other.engine_core, other.client_index, other.aborted = other, index, []
+        return other
 
     def get_tokenizer(self) -> SpelledWords:
         return SpelledWords()
@@ -84,14 +96,12 @@ class EngineLine:
 
     As in vLLM, a call that was sent reaches the engine, in order, also if its caller has given up.
     `hangs`: the engine is stopped. `answers_late`: it handles calls, and its answers are stopped.
-    `answers_lost`: it handles calls, and at once their callers have waited long enough.
     `most_awaited`: the most calls whose answers were awaited at a time.
     """
 
     def __init__(self, handle: Callable[[commands.Command], wire.Reply]) -> None:
         self.hangs = False
         self.answers_late = False
-        self.answers_lost = False
         self.most_awaited = 0
         self._awaited = 0
         self.calls: list[commands.Command] = []
@@ -120,8 +130,6 @@ class EngineLine:
             while self.hangs:
                 await asyncio.sleep(0.01)
             answer = self.answer(payload)
-        if self.answers_lost:
-            raise TimeoutError
         while self.answers_late:
             await asyncio.sleep(0.01)
         return answer
@@ -136,14 +144,24 @@ class EngineLine:
 
 
 @dataclass
+class Other:
+    """An API process of a server that forwards its calls to the first."""
+
+    url: str
+    client: EngineClient
+
+
+@dataclass
 class Served:
-    """A running server."""
+    """A running server; `others`: further API processes, each with a port of its own."""
 
     url: str
     app: FastAPI
     client: EngineClient
     service: Service
     server: uvicorn.Server
+    others: list[Other]
+    stop_listening: Callable[[], Awaitable[None]]  # to the others
 
     @property
     def port(self) -> int:
@@ -176,29 +194,50 @@ async def serve(
     api_key: list[str] | None = None,
     root_path: str = "",
     tls: TLS | None = None,
+    processes: int = 1,
     **settings: str | bool,
 ) -> AsyncIterator[Served]:
     """Serve engines, each by its `handle`; `host` is reported to the plugin, the socket is always
-    on loopback. `root_path`: as vLLM's `--root-path`; `tls`: as its `--ssl-keyfile`.
+    on loopback. `root_path`: as vLLM's `--root-path`; `tls`: as its `--ssl-keyfile`. `processes`:
+    as its `--api-server-count`; all are in this process.
 
     `settings`: fields of `ApiSettings`; the state directory is a temporary one unless named.
     """
-    with tempfile.TemporaryDirectory() as state_dir:
-        settings = {"state_dir": state_dir, **settings}
-        async with _serve(handles, host, port, api_key, root_path, tls, settings) as served:
-            yield served
+    client = EngineClient(handles)
+    async with contextlib.AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        shared = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(mock.patch.dict(os.environ, {SHARED_FOLDER: shared}))
+        args = Namespace(
+            host=host,
+            port=0,
+            uds=None,
+            api_key=api_key,
+            model="scripted",
+            served_model_name=None,
+            api_server_count=processes,
+            additional_config={"vtoken": {"api": {"state_dir": folder, **settings}}},
+        )
+        stack.push_async_callback(client.close)
+        app, server, url = await stack.enter_async_context(
+            _process(client, args, port, root_path, tls)
+        )
+        plugin: VTokenEndpointPlugin = app.state.plugin
+        others = []
+        for index in range(1, processes):
+            other = client.of_process(index)
+            process = _process(other, args, 0, root_path, tls)
+            _, _, its_url = await stack.enter_async_context(process)
+            others.append(Other(its_url, other))
+        stop = partial(_stop_listening, plugin)
+        yield Served(url, app, client, app.state.vtoken, server, others, stop)
 
 
 @contextlib.asynccontextmanager
-async def _serve(
-    handles: Sequence[Callable[[commands.Command], wire.Reply]],
-    host: str | None,
-    port: int,
-    api_key: list[str] | None,
-    root_path: str,
-    tls: TLS | None,
-    settings: dict[str, str | bool],
-) -> AsyncIterator[Served]:
+async def _process(
+    client: EngineClient, args: Namespace, port: int, root_path: str, tls: TLS | None
+) -> AsyncIterator[tuple[FastAPI, uvicorn.Server, str]]:
+    """One API process: its application, its server and its URL."""
     app = FastAPI()
     app.root_path = root_path
 
@@ -206,18 +245,8 @@ async def _serve(
     async def models() -> dict[str, str]:
         return {"object": "list"}
 
-    client = EngineClient(handles)
-    plugin = VTokenEndpointPlugin()
+    plugin = app.state.plugin = VTokenEndpointPlugin()
     plugin.attach_router(app)
-    args = Namespace(
-        host=host,
-        port=0,
-        uds=None,
-        api_key=api_key,
-        model="scripted",
-        served_model_name=None,
-        additional_config={"vtoken": {"api": settings}},
-    )
     await plugin.init_state(client, app.state, args)
     config = uvicorn.Config(
         app,
@@ -233,14 +262,18 @@ async def _serve(
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     port = server.servers[0].sockets[0].getsockname()[1]
-    service: Service = app.state.vtoken
     try:
         scheme = "http" if tls is None else "https"
-        yield Served(f"{scheme}://127.0.0.1:{port}", app, client, service, server)
+        yield app, server, f"{scheme}://127.0.0.1:{port}"
     finally:
-        await service.close()
+        await plugin.close()
         await _end(server)
-        await client.close()
+        await _stop_listening(plugin)
+
+
+async def _stop_listening(plugin: VTokenEndpointPlugin) -> None:
+    if plugin.listening is not None:
+        await _end(plugin.listening)
 
 
 async def _end(server: uvicorn.Server) -> None:

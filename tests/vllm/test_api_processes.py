@@ -1,8 +1,8 @@
 """A real server with three API processes (`--api-server-count 3`) under chat traffic.
 
 `make test-models` runs this file. In the suite, `test_data_parallel.py` has a real server with two
-processes, and `tests/api/test_processes.py` four without vLLM. The last test ends a process, so the
-server with it.
+processes, and `tests/api/test_processes.py` three without vLLM. The last test ends a process, so
+the server with it.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def process_of(server: Server, answer: httpx.Response) -> int:
     raise AssertionError(f"nobody has the connection from port {port}")
 
 
-def owner_of(server: Server) -> int:
-    """The id of the process that listens on the owner's socket."""
+def first_of(server: Server) -> int:
+    """The id of API process 0, which listens to the others."""
     for child in psutil.Process(server.pid).children(recursive=True):
         for connection in child.net_connections("unix"):
-            if re.search(r"/vtoken-api-[^/]*/owner$", str(connection.laddr)):
+            if re.search(r"/vtoken-api-[^/]*/api$", str(connection.laddr)):
                 return child.pid
-    raise AssertionError("there is no owner")
+    raise AssertionError("no process listens to the others")
 
 
 @pytest.fixture
@@ -209,11 +209,11 @@ async def test_metrics_of_any_process_are_those_of_all(
     assert {page[f"vllm:vtoken_server_recording{labels}"] for page in found} == {"1.0"}
 
 
-async def test_no_answered_change_is_lost_when_the_owner_is_killed(
+async def test_no_answered_change_is_lost_when_the_first_process_is_killed(
     server: Server, clients: dict[int, httpx.AsyncClient], folder: Path
 ) -> None:
-    """vLLM ends the server when an API process dies; until then the others hand over."""
-    owner = owner_of(server)
+    """vLLM ends the server when an API process dies."""
+    first_process = first_of(server)
     answered: list[int] = []
 
     async def change(client: httpx.AsyncClient, first: int) -> None:
@@ -227,11 +227,11 @@ async def test_no_answered_change_is_lost_when_the_owner_is_killed(
             await asyncio.sleep(0.12)  # within the limits
 
     async with asyncio.TaskGroup() as group:
-        others = [client for pid, client in clients.items() if pid != owner]
+        others = [client for pid, client in clients.items() if pid != first_process]
         for first, client in enumerate(others):
             group.create_task(change(client, first))
         await until(lambda: len(answered) > 4, "no changes")
-        os.kill(owner, signal.SIGKILL)
+        os.kill(first_process, signal.SIGKILL)
     await until(lambda: not psutil.pid_exists(server.pid) or _is_zombie(server), "it serves on")
     lines = (folder / "state" / "audit.jsonl").read_bytes().splitlines()
     entered = [json.loads(line).get("revision") for line in lines]

@@ -53,16 +53,12 @@ class Changes:
         if len(self._outcomes) > MAX_KEPT:
             self._outcomes.popitem(last=False)
 
-    def get(self, change_id: str, *, peek: bool = False) -> Change:
-        """The outcome of a change; `not_applied` if none with this id is kept, also from now on.
-
-        `peek`: until now only; the change may still come.
-        """
+    def get(self, change_id: str) -> Change:
+        """The outcome of a change; `not_applied` if none with this id is kept, also from now on."""
         outcome = self._outcomes.get(change_id)
         if outcome is None:
-            if not peek:
-                self._not_applied[change_id] = None
-                if len(self._not_applied) > MAX_KEPT:
-                    self._not_applied.popitem(last=False)
+            self._not_applied[change_id] = None
+            if len(self._not_applied) > MAX_KEPT:
+                self._not_applied.popitem(last=False)
             return Change(id=change_id, state="not_applied")
         return msgspec.msgpack.decode(outcome, type=Change)

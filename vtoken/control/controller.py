@@ -160,7 +160,7 @@ class Controller:
             case commands.History():
                 return [*self.history]
             case commands.Change():
-                return self.changes.get(call.id, peek=call.peek)
+                return self.changes.get(call.id)
             case commands.PatchConfig():
                 self.revisions.require(call.if_match)
                 return self.patch_config(

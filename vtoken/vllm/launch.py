@@ -14,7 +14,7 @@ import tempfile
 from vtoken.vllm.startup import startup_error
 from vtoken.vllm.touchpoints import register
 
-FOLDER = "VTOKEN_API_FOLDER"  # shared by the API processes of one server, see vtoken_api.processes
+FOLDER = "VTOKEN_API_FOLDER"  # shared by the API processes of one server, see vtoken_api.forwarding
 
 
 def main() -> None:

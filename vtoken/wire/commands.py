@@ -104,7 +104,6 @@ class Change(Call, tag="change"):
     """What became of the change that its caller named `id`."""
 
     id: str
-    peek: bool = False  # a change that has not come may still come
 
 
 class PatchConfig(Call, tag="patch_config"):

@@ -103,7 +103,7 @@ class AccessCheck:
             await send(message)
 
         try:
-            self.admit(scope)
+            self._admit(scope)
             await self._app(scope, receive, tracked_send)
         except ProblemError as error:
             await deny(error, scope, receive, send)
@@ -113,15 +113,10 @@ class AccessCheck:
                 fault = refuse(500, "internal server error; see the server's log")
                 await deny(fault, scope, receive, send)
 
-    def refuse_url_tokens(self, scope: Scope) -> None:
-        """Raises 401 for a token in the URL: logs, histories and proxies would store it."""
-        control = self._control()
-        _refuse_url_tokens(scope, None if control is None else control.access)
-
-    def admit(self, scope: Scope) -> None:
+    def _admit(self, scope: Scope) -> None:
         """Check a call, and put the caller's rights into its scope; raises ProblemError."""
-        self.refuse_url_tokens(scope)
         control = self._control()
+        refuse_url_tokens(scope, None if control is None else control.access)
         if control is None:
             raise refuse(503, "the engine is not ready yet", headers={"Retry-After": "1"})
         try:
@@ -181,7 +176,8 @@ def permit_text(scope: Scope, control: AccessControl) -> None:
         raise
 
 
-def _refuse_url_tokens(scope: Scope, access: Access | None) -> None:
+def refuse_url_tokens(scope: Scope, access: Access | None) -> None:
+    """Raises 401 for a token in the URL: logs, histories and proxies would store it."""
     query = scope.get("query_string", b"")
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         known = access is not None and (access.is_token(name) or access.is_token(value))

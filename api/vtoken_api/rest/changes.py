@@ -20,7 +20,6 @@ from vtoken_api.auth.access import Grant, actor_of
 from vtoken_api.auth.check import GRANT, permit
 from vtoken_api.changes import Caller
 from vtoken_api.problems import refuse
-from vtoken_api.processes.messages import AGAIN
 from vtoken_api.rest.inputs import (
     CHANGE_HEADER,
     JSON_TYPES,
@@ -82,8 +81,7 @@ def _caller(request: Request) -> Caller:
     """The caller's name and rights, and the id of its change."""
     grant: Grant = request.scope[GRANT]
     name = actor_of(request.headers, request.client)
-    again = request.scope.get(AGAIN, False)
-    return Caller(name, grant.can_control, change_id(request), again=again)
+    return Caller(name, grant.can_control, change_id(request))
 
 
 async def _settled(

@@ -214,8 +214,8 @@ def plain(text: str) -> Any:
     return float(text) if _NUMBER.fullmatch(text) else text[:64]
 
 
-async def read_body(request: Request, *, required: bool) -> bytes:
-    """Read the body, at most MAX_BODY_BYTES declared as JSON; raises 400, 408, 413, 415.
+async def read_bytes(request: Request) -> bytes:
+    """Read the body, at most MAX_BODY_BYTES; raises 408 and 413.
 
     Also 400 if the client disconnects before its end; nobody reads that answer.
     """
@@ -234,6 +234,12 @@ async def read_body(request: Request, *, required: bool) -> bytes:
         raise refuse(408, detail, bound=f"{BODY_TIMEOUT_S:g} s") from error
     except ClientDisconnect as error:
         raise refuse(400, "the connection ended before the body did") from error
+    return bytes(body)
+
+
+async def read_body(request: Request, *, required: bool) -> bytes:
+    """Read a body that is declared as JSON; raises 400, 408, 413, 415."""
+    body = await read_bytes(request)
     if not body:
         if required:
             raise refuse(400, "the body is empty", bound="a JSON object")
@@ -247,7 +253,7 @@ async def read_body(request: Request, *, required: bool) -> bytes:
             value=content_type,
             bound=" or ".join(JSON_TYPES),
         )
-    return bytes(body)
+    return body
 
 
 async def read_patch(request: Request) -> dict[str, Any]:

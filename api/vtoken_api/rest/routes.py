@@ -155,7 +155,7 @@ async def get_operation(operation_id: str, service: Served, at: Find) -> Respons
     openapi_extra=parameters(FindQuery),
 )
 async def get_change(change_id: str, service: Served, at: Find) -> Response:
-    return document(await service.fleet.outcome(at.engine, change_id))
+    return document(await service.changes.outcome(at.engine, change_id))
 
 
 @router.get(

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from vtoken.base.documents import Decoder, MalformedError
-from vtoken_api.state.lock import FILE_MODE
+from vtoken_api.state.statedir import FILE_MODE
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_HEAD_BYTES = 64

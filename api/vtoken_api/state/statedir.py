@@ -9,15 +9,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from vtoken_api.state.lock import FileLock
-
 DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
 LOCK_NAME = "leader.lock"  # locked by earlier versions too
 _NOT_NAME = re.compile(r"[^\w.-]+")
 
@@ -27,7 +27,7 @@ class StateDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = FileLock(path / LOCK_NAME)
+        self._lock: int | None = None  # the descriptor of the locked file
         self._closed = False
         self._acquiring = threading.Lock()
 
@@ -35,22 +35,32 @@ class StateDir:
         """Own the directory until `close`. Raises OSError if it cannot be made or used, or if
         another process owns it, or after `close`. Never waits."""
         with self._acquiring:
-            if self._lock.held:
+            if self._lock is not None:
                 return
             if self._closed:
                 raise OSError(f"this process has given up {self.path}")
             self.path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            if not self._lock.acquire():
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            file = os.open(self.path / LOCK_NAME, flags, FILE_MODE)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(file)
+                if not isinstance(error, BlockingIOError):
+                    raise
                 raise BlockingIOError(
                     f"another server uses {self.path}; give each server a folder of its own with "
                     "--vtoken-state-dir"
-                )
+                ) from None
+            self._lock = file
 
     def close(self) -> None:
         """Let another process own the directory, for good."""
         with self._acquiring:
             self._closed = True
-            self._lock.release()
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
 
 def default_path(

@@ -76,7 +76,7 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
 
     engine = query.engine
     hub = (service.fleet.engines[0] if engine is None else service.fleet.one(engine)).hub
-    if service.all_figures().of(hub.rank).clients >= MAX_CLIENTS:
+    if hub.num_clients >= MAX_CLIENTS:
         raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
     session = Session(hub, query, send)
     hub.join(session)  # without an await since the check

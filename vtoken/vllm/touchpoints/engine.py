@@ -306,6 +306,13 @@ ENGINE_POINTS = (
         ends_with="call_utility_async takes an engine",
     ),
     TouchPoint(
+        "vllm.v1.engine.core_client:AsyncMPClient.__init__",
+        "call",
+        "read which of the API processes this is",
+        ("client_index",),
+        ends_with="endpoint plugins are told the index of their API process",
+    ),
+    TouchPoint(
         "vllm.v1.engine:EngineCoreOutput",
         "call",
         "read the new tokens of requests and their log-probabilities",
