@@ -218,28 +218,6 @@ def test_time_spent_waiting_is_not_counted_as_cost(engine: LiveEngine) -> None:
     assert waited < 900
 
 
-def test_every_subscription_is_answered_by_a_whole_frame(
-    engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
-) -> None:
-    first = subscribe(TOPIC_STATE)
-    for _ in range(3):
-        engine.steps(2)
-        engine.publish()
-    frames = [state(first)]
-    while first.poll(200):
-        frames.append(state(first))
-    assert [frame.number for frame in frames] == [*range(1, len(frames) + 1)]
-    num_whole = [frame.block_ids is None for frame in frames]
-    assert num_whole[0]
-    assert not all(num_whole)
-    second = subscribe(TOPIC_STATE)
-    deadline = time.monotonic() + 30
-    while not second.poll(10):
-        assert time.monotonic() < deadline
-        engine.publish()
-    assert state(second).block_ids is None
-
-
 def test_the_status_comes_seldom_but_with_every_request_that_comes_or_goes(
     engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
 ) -> None:
@@ -257,3 +235,16 @@ def test_the_status_comes_seldom_but_with_every_request_that_comes_or_goes(
     assert [frame.status is not None for frame in frames[5:]] == [False] * 3 + [True, False, True]
     for frame in frames:
         assert (frame.status is None) == (frame.requests is None) == (frame.config is None)
+
+
+def test_every_new_subscriber_gets_a_status_at_once(
+    engine: LiveEngine, subscribe: Callable[..., zmq.Socket[bytes]]
+) -> None:
+    subscribe(TOPIC_STATE)
+    engine.steps(3)
+    engine.publisher._next_status = float("inf")
+    second = subscribe(TOPIC_STATE)
+    deadline = time.monotonic() + 30
+    while not (second.poll(10) and state(second).status):
+        assert time.monotonic() < deadline
+        engine.steps()

@@ -5,8 +5,8 @@ only while `state` has a subscriber, at most `max_hz` times a second, and rarely
 telemetry takes at most `max_share` of the calling thread's CPU time. Only some frames contain
 the status, which costs as much as the map of blocks but is read less often.
 A subscriber that does not read loses messages at its high-water mark without affecting others; it
-detects the loss by the numbers of events and frames. The engine never waits. After every new
-subscription to `state` the next frame is complete.
+detects lost events by their numbers, and lost frames are replaced by the next one. The engine never
+waits. After every new subscription to `state` the next frame has the status.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import zmq
 
 from vtoken.core.runtime.events import EventLog
 from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Frame
-from vtoken.wire.frames import FrameSequence
 
 # Share of the engine's time. The limit is 1%, which includes the steps that send nothing.
 MAX_SHARE = 0.009
 SMOOTHING = 0.25  # of a frame's cost, so that a few expensive frames do not change the pace
 STATUS_EVERY = 10  # at `max_hz`, one frame in this many has the status
 POLL_S = 0.25  # interval of the polls for new subscribers
+SEND_HWM = 32  # messages that a subscriber may be behind: a frame of a large pool has megabytes
 
 
 class MakeFrame(Protocol):
@@ -49,13 +49,11 @@ class Publisher:
         self._next_poll = 0.0
         self._spent = 0.0  # CPU time since the last frame
         self._cost = 0.0  # CPU time of a frame and the events before it, exponential mean
-        self._frames = FrameSequence()
-        self._resync = True  # a new subscriber needs a complete frame
         self._subscribers = {TOPIC_STATE: False, TOPIC_EVENTS: False}
         self._directory = tempfile.TemporaryDirectory(prefix="vtoken-")  # mode 0700
         self.endpoint = f"ipc://{Path(self._directory.name) / 'telemetry'}"
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
-        self._socket.setsockopt(zmq.SNDHWM, 256)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_HWM)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # report repeated subscriptions too
         self._socket.bind(self.endpoint)
@@ -77,13 +75,11 @@ class Publisher:
         if events:
             self._send(TOPIC_EVENTS, self._encoder.encode(events))
         if due:
-            frame = make_frame(with_status=force or self._resync or now >= self._next_status)
+            frame = make_frame(with_status=force or now >= self._next_status)
             if frame.status is not None:
                 self._next_status = now + STATUS_EVERY * self._period
-            frame = self._frames.next(frame, whole=self._resync)
             self._encoder.encode_into(frame, self._buffer)
             self._send(TOPIC_STATE, self._buffer)
-            self._resync = False
         self._spent += time.thread_time() - started
         if due:
             self._cost += SMOOTHING * (self._spent - self._cost)
@@ -104,7 +100,7 @@ class Publisher:
             if topic in self._subscribers:
                 self._subscribers[topic] = joined
             if topic == TOPIC_STATE and joined:
-                self._resync, self._next_frame = True, time.monotonic()
+                self._next_frame = self._next_status = time.monotonic()
 
     def _send(self, topic: bytes, payload: bytes | bytearray) -> None:
         self._socket.send_multipart([topic, payload], zmq.NOBLOCK)

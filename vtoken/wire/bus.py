@@ -51,9 +51,9 @@ class Reply(Doc):
 class Frame(Doc):
     """The state of the engine.
 
-    The command `frame` returns a complete one. On topic `state`, published only while it has a
-    subscriber, a frame may omit what has not changed or is sent less often, see
-    `vtoken.wire.frames`.
+    The command `frame` returns a complete one. On topic `state`, frames are published only while it
+    has a subscriber, and most have the blocks alone: the rest is then that of the newest frame with
+    a status. A lost frame needs no repeat.
     """
 
     step: int
@@ -63,8 +63,6 @@ class Frame(Doc):
     status: Status | None = None  # status, requests and config: all or none
     requests: list[RequestRow] | None = None
     config: ConfigDocument | None = None
-    number: int = 0  # of published frames, from 1; 0: not published
-    block_ids: bytes | None = None  # u32[k]: the arrays cover these blocks only; None: all
 
 
 BLOCK_ARRAYS = (("live", "<u2"), ("flags", "u1"), ("owner", "<u2"))  # fields of a frame

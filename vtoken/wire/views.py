@@ -1,8 +1,8 @@
 """The state of an engine as its readers see it: a view, the change between two views, applying it.
 
-The engine publishes changes as frames, the API sends them to its clients as snapshots and deltas,
-and clients and recordings apply those. A change is the same everywhere; only its fields have other
-names. Numpy is loaded with the first arrays. Invariants:
+The engine publishes frames, the API sends its clients snapshots and deltas, and clients and
+recordings apply those. A change is the same everywhere; only its fields have other names. Numpy is
+loaded with the first arrays. Invariants:
 1. before.after(Change.between(before, after)) == after
 2. any.after(Change.whole(view)) == view
 3. a view's arrays, of N blocks each, are replaced, never written
@@ -121,7 +121,7 @@ class Change:
             ids, prefix = message.block_ids or b"", "block_"
             rows, removed = message.requests_changed or (), message.requests_removed or ()
         else:
-            ids, prefix = message.block_ids if isinstance(message, Frame) else None, ""
+            ids, prefix = None, ""
             rows, removed = message.requests, None
         packed = {name: getattr(message, prefix + name) for name, _ in BLOCK_ARRAYS}
         return cls(

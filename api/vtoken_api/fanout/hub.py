@@ -1,7 +1,6 @@
 """A hub: fans the newest frame and the events of one engine out to any number of clients.
 
 1. A frame is decoded once for all clients; each client reads the newest view at its own pace.
-   After a lost frame, the view stays unchanged until the engine sends a full frame.
 2. Every client gets the events in order. The hub fills a gap in their `seq` from the engine, or
    reports the number of lost events.
 3. The hub never waits for a client.
@@ -17,8 +16,7 @@ from typing import Protocol
 
 from vtoken import wire
 from vtoken.wire import commands
-from vtoken.wire.frames import FrameChain
-from vtoken.wire.views import View
+from vtoken.wire.views import Change, View
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.telemetry import TelemetryReader
 from vtoken_api.log import logger
@@ -65,7 +63,6 @@ class Hub:
         self._subscribers: set[Subscriber] = set()
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
-        self._chain = FrameChain()
         self._view: View | None = None
         self._view_at = 0.0
         self._last_event: int | None = None
@@ -180,7 +177,6 @@ class Hub:
         # Read before the subscription, so that an event missed in between shows as a gap.
         newest = await self._bus.ask(commands.Events(limit=1), wire.EventPage)
         self._last_event = newest.last_seq
-        self._chain = FrameChain()  # a new publisher numbers its frames anew
         self._reader = TelemetryReader(endpoint, self._on_frame, self._on_events)
         self._update_subscription()
         try:
@@ -198,11 +194,9 @@ class Hub:
                 with contextlib.suppress(ProblemError):
                     await self.current()
 
-    def _on_frame(self, payload: bytes) -> bool:
-        view = self._chain.take(payload)
-        if view is not None:
-            self._take(view)
-        return view is not None
+    def _on_frame(self, frame: wire.Frame) -> None:
+        if self._view is not None or frame.status is not None:
+            self._take((self._view or View()).after(Change.of(frame)))
 
     def _take(self, view: View) -> None:
         self._view, self._view_at = view, asyncio.get_running_loop().time()

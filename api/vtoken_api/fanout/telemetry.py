@@ -1,15 +1,12 @@
 """The ZMQ subscriber of the engine's telemetry: frames on demand, events always.
 
 The reader subscribes to the state topic only while a client wants state, because the engine
-publishes frames only for subscribers. After a lost frame the reader subscribes again, since the
-engine sends a full frame to every new subscriber. That frame may be lost too, so the reader repeats
-this every `RESYNC_S`.
+publishes frames only for subscribers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,18 +17,16 @@ from zmq.constants import SocketOption, SocketType
 from vtoken import wire
 
 EVENTS_HWM = 100_000  # messages, each with the events of one step
-STATE_HWM = 256  # frames
-RESYNC_S = 1.0
+STATE_HWM = 4  # frames: the newest replaces those before it
 
 
 class TelemetryReader:
-    """Two SUB sockets on one endpoint. `on_frame` takes a payload and returns False if a frame
-    before it is missing; `on_events` takes decoded events."""
+    """Two SUB sockets on one endpoint. `on_frame` and `on_events` take what was decoded."""
 
     def __init__(
         self,
         endpoint: str,
-        on_frame: Callable[[bytes], bool],
+        on_frame: Callable[[wire.Frame], None],
         on_events: Callable[[list[wire.Event]], Awaitable[None]],
     ) -> None:
         self._on_frame = on_frame
@@ -41,25 +36,13 @@ class TelemetryReader:
         self._events = self._socket(endpoint, EVENTS_HWM)
         self._events.subscribe(wire.TOPIC_EVENTS)
         self._wanted = False
-        self._subscribed_at = 0.0
 
     def want_state(self, wanted: bool) -> None:
         """Subscribe to frames, or stop."""
         if wanted != self._wanted:
             self._wanted = wanted
-            if wanted:
-                self._subscribe()
-            else:
-                self._state.unsubscribe(wire.TOPIC_STATE)
-
-    def _subscribe(self) -> None:
-        self._subscribed_at = time.monotonic()
-        self._state.subscribe(wire.TOPIC_STATE)
-
-    def _resync(self) -> None:
-        if time.monotonic() - self._subscribed_at >= RESYNC_S:
-            self._state.unsubscribe(wire.TOPIC_STATE)
-            self._subscribe()
+            subscribe = self._state.subscribe if wanted else self._state.unsubscribe
+            subscribe(wire.TOPIC_STATE)
 
     async def run(self) -> None:
         """Read until cancelled, then close the sockets."""
@@ -73,8 +56,8 @@ class TelemetryReader:
     async def _read_frames(self) -> None:
         while True:
             _, payload = await self._state.recv_multipart()
-            if self._wanted and not self._on_frame(payload):
-                self._resync()
+            if self._wanted:
+                self._on_frame(msgspec.msgpack.decode(payload, type=wire.Frame))
 
     async def _read_events(self) -> None:
         while True:
