@@ -54,5 +54,5 @@ if [ "$accel" = cpu ] && ! .venv/bin/python -c 'import ctypes; ctypes.CDLL("libn
     echo "vLLM's CPU build needs libnuma.so.1 (Debian and Ubuntu: apt-get install libnuma1)" >&2
     exit 1
 fi
-.venv/bin/python -m vtoken.core.runtime.selftest # compiles the kernels and caches them
+.venv/bin/python -m vtoken.core.selftest # compiles the kernels and caches them
 touch ".venv/.setup-$accel"

@@ -15,7 +15,7 @@ from vtoken.core.protocol.mirror import BlockTables, Mirrors
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.core.runtime.selftest import Pool
+from vtoken.core.selftest import Pool
 from vtoken.wire import Geometry
 
 BLOCK_SIZE = 16
@@ -142,7 +142,7 @@ class Decoding:
         return merge_patch(config, patch, num_blocks=self.num_blocks, num_layers=32)
 
     def configure(self, patch: dict[str, Any]) -> None:
-        self.runtime.state.install(self.merged(self.runtime.config, patch))
+        self.runtime.active.install(self.merged(self.runtime.config, patch))
 
     def step(self, ready: list[str], num_new: int = 1) -> list[float]:
         """Run one engine step of all requests; return µs of begin, ask, commit, finish."""

@@ -21,7 +21,7 @@ def sample(runtime: Runtime) -> dict[str, Any] | None:
     as in the pool.
     """
     size = runtime.geometry.block_size
-    requests = runtime.state.requests
+    requests = runtime.requests.held
     tables = [t for t in runtime.tables if t.num_tokens > requests[t.request_id].num_prompt_tokens]
     if not tables:
         return None

@@ -74,7 +74,7 @@ async def test_change_that_was_applied_without_an_answer_is_told_and_audited(
 ) -> None:
     if path == "/config":
         core.call("undo")
-    revision = core.runtime.state.revision
+    revision = core.runtime.revision
     served.engine.bus.timeout_s, served.line.answers_late = 0.3, True
     problem = await lost(http, method, path, body)
     assert (await outcome(http, problem)).state == "pending"
@@ -90,17 +90,17 @@ async def test_change_that_was_applied_without_an_answer_is_told_and_audited(
         assert change.forgotten.spans == [(0, 9)]
     else:
         assert change.result is not None
-        assert change.result.revision == core.runtime.state.revision
-    assert core.runtime.state.revision == revision + (path in ("/config", "/undo"))
+        assert change.result.revision == core.runtime.revision
+    assert core.runtime.revision == revision + (path in ("/config", "/undo"))
     (entry,) = await audited(http)
-    assert entry["revision"] == core.runtime.state.revision
+    assert entry["revision"] == core.runtime.revision
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CALLS)
 async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
     served: Served, core: LiveEngine, http: httpx.AsyncClient, method: str, path: str, body: Any
 ) -> None:
-    revision, config = core.runtime.state.revision, core.runtime.config
+    revision, config = core.runtime.revision, core.runtime.config
     served.engine.bus.timeout_s, served.line.hangs = 0.3, True
     problem = await lost(http, method, path, body)
     served.engine.bus.timeout_s, served.line.hangs = LIMIT_S, False
@@ -108,9 +108,9 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
     assert change.state == "refused"
     assert change.problem is not None
     assert "nothing was done" in change.problem.detail
-    assert (core.runtime.state.revision, core.runtime.config) == (revision, config)
+    assert (core.runtime.revision, core.runtime.config) == (revision, config)
     assert not core.runtime.operations.pending
-    assert core.runtime.state.forgotten == {}
+    assert core.runtime.requests.forgotten == {}
     assert await audited(http) == []
 
 
@@ -153,13 +153,13 @@ async def test_change_that_is_told_as_not_applied_is_not_applied_later(
     core: LiveEngine, http: httpx.AsyncClient
 ) -> None:
     core.call("confirm")
-    revision = core.runtime.state.revision
+    revision = core.runtime.revision
     assert (await http.get("/changes/overtaken-01")).json()["state"] == "not_applied"
     headers = {"X-VToken-Change": "overtaken-01"}
     late = await http.patch("/config", json={"theta_f": 0.5}, headers=headers)
     assert (late.status_code, late.json()["field"]) == (409, "X-VToken-Change")
     assert "nothing was done" in late.json()["detail"]
-    assert core.runtime.state.revision == revision
+    assert core.runtime.revision == revision
     assert (await http.get("/changes/overtaken-01")).json()["state"] == "not_applied"
 
 

@@ -67,7 +67,7 @@ async def call(
 async def test_reader_tries_out_every_change_and_leaves_no_trace(
     guarded: Served, http: httpx.AsyncClient, core: LiveEngine
 ) -> None:
-    before, revision = core.runtime.config, core.runtime.state.revision
+    before, revision = core.runtime.config, core.runtime.revision
     events, tables = core.runtime.events.last_seq, dict(core.store.tables)
     entries = (await guarded.service.journal.entries(100)).entries
     for method, path, body in DRY:
@@ -82,7 +82,7 @@ async def test_reader_tries_out_every_change_and_leaves_no_trace(
             assert (result.outcome, result.revision) == ("dry_run", revision)
             assert result.changes
             assert result.what_if is not None
-    assert (core.runtime.config, core.runtime.state.revision) == (before, revision)
+    assert (core.runtime.config, core.runtime.revision) == (before, revision)
     assert (core.runtime.events.last_seq, core.store.tables) == (events, tables)
     assert not core.runtime.operations.pending
     assert (await guarded.service.journal.entries(100)).entries == entries

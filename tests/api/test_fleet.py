@@ -75,7 +75,7 @@ def thetas(cores: list[LiveEngine]) -> list[float]:
 
 
 def revisions(cores: list[LiveEngine]) -> list[int]:
-    return [core.runtime.state.revision for core in cores]
+    return [core.runtime.revision for core in cores]
 
 
 # ---------------------------------------------------------------- addresses
@@ -136,7 +136,7 @@ async def test_what_has_an_id_is_found_in_any_engine(
         http, wire.Forgotten, "POST", "/requests/r1/forget", json={"spans": [[0, 4]]}
     )
     assert forgotten.engine == 1
-    assert not cores[0].runtime.state.forgotten
+    assert not cores[0].runtime.requests.forgotten
 
 
 async def test_one_request_of_all_engines_is_meant_by_a_name(
@@ -160,7 +160,7 @@ async def test_one_request_of_all_engines_is_meant_by_a_name(
     assert found.title == "Several requests"
     listed = "0_chatcmpl-job-1-5f6a7b8c, chatcmpl-job-1-4e5f6a7b"
     assert found.detail == f"2 requests have the id 'job-1': {listed}"
-    assert not any(core.runtime.state.forgotten for core in cores)
+    assert not any(core.runtime.requests.forgotten for core in cores)
     cores[0].finish("0_chatcmpl-job-1-5f6a7b8c")
     forgotten = await call(http, wire.Forgotten, "POST", "/requests/job-1/forget", **forget)
     assert (forgotten.engine, forgotten.request_id) == (1, "chatcmpl-job-1-4e5f6a7b")

@@ -142,7 +142,7 @@ def test_what_gave_way_is_scraped_and_every_request_that_ended_is_in_one_bucket(
     assert [s.labels["le"] for s in buckets][-2:] == ["1.0", "+Inf"]
     sums = {s.name.rpartition("_")[2]: s.value for s in family.samples if s not in buckets}
     names = ["alone", *(f"r{i}" for i in range(12))]
-    ended = [live.runtime.state.finished.get(name) for name in names]
+    ended = [live.runtime.finished.get(name) for name in names]
     shares = [kept_share(one) for one in ended if one is not None]
     assert len(shares) == sums["count"] == counts[-1] == 13
     assert sums["sum"] == pytest.approx(sum(shares))

@@ -170,7 +170,7 @@ async def test_a_bad_value_of_the_mode_is_refused_by_name(
     refused = problem(await http.patch("/config", json=patch), 422)
     assert refused.field == field
     assert bound in str(refused.bound)
-    assert core.runtime.state.revision == 1
+    assert core.runtime.revision == 1
 
 
 async def test_events_page_by_sequence_number(http: httpx.AsyncClient) -> None:
@@ -390,7 +390,7 @@ async def test_bad_terms_of_a_trial_are_refused_and_change_nothing(
     refused = problem(answer, 422)
     assert refused.field == field
     assert refused.bound
-    assert core.runtime.state.revision == 1
+    assert core.runtime.revision == 1
 
 
 async def test_trying_out_a_trial_starts_none(http: httpx.AsyncClient) -> None:
@@ -470,7 +470,7 @@ async def test_request_is_told_what_to_forget(http: httpx.AsyncClient, core: Liv
         assert forgotten.spans == whole
     detail = read(await http.get("/requests/a"), wire.RequestDetail)
     assert detail.forgotten == [(3, 12)]
-    assert core.runtime.state.forgotten == {"a": ((3, 12),)}
+    assert core.runtime.requests.forgotten == {"a": ((3, 12),)}
     entries = read(await http.get("/audit"), wire.AuditPage).entries
     assert [entry.action for entry in entries] == ["forget", "forget"]
     assert entries[1].changes == {"request_id": [None, "a"], "spans": [None, [[3, 10]]]}
@@ -505,7 +505,7 @@ async def test_refused_spans_are_not_forgotten(
     refused = problem(await http.post(f"/requests/{name}/forget", json=body), status)
     assert refused.field == field
     assert ("has finished" in refused.detail) is (name == "b")
-    assert core.runtime.state.forgotten == {}
+    assert core.runtime.requests.forgotten == {}
 
 
 # ---------------------------------------------------------------- refusing
@@ -550,7 +550,7 @@ async def test_refused_patch_names_the_field_and_changes_nothing(
         assert document.field == field
         assert status == 400 or document.bound
     assert core.runtime.config is before
-    assert core.controller.runtime.state.revision == 1
+    assert core.controller.runtime.revision == 1
     assert read(await http.get("/audit"), wire.AuditPage).entries == []
 
 

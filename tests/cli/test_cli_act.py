@@ -75,7 +75,7 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
         assert (ran.code, ran.out) == (1, "")
         assert rest[0].startswith("vtoken: nothing was done: the call reached the engine after")
         assert core.runtime.config is config
-        assert core.runtime.state.forgotten == {}
+        assert core.runtime.requests.forgotten == {}
 
 
 async def test_dry_run_tells_the_effect_and_changes_nothing(
@@ -123,7 +123,7 @@ async def test_every_change_is_tried_out_with_a_token_that_only_reads(
             assert told in ran.out
             meant = await run(*command, *reads)
             assert (meant.code, "403 Read-only" in meant.err) == (1, True)
-    assert (core.runtime.state.revision, core.runtime.config.theta_f) == (2, 0.5)
+    assert (core.runtime.revision, core.runtime.config.theta_f) == (2, 0.5)
 
 
 async def test_change_says_whether_it_is_in_force_and_what_is_until_then(
@@ -221,11 +221,11 @@ async def test_text_to_forget_is_looked_up(core: LiveEngine) -> None:
     async with serve(core.handle, show_text=True) as served:
         url = ("--url", served.url)
         ran = await run("forget", "a", "--text", " w50 w51 w52", *url)
-        assert (ran.code, core.runtime.state.forgotten) == (0, {"a": ((50, 53),)})
+        assert (ran.code, core.runtime.requests.forgotten) == (0, {"a": ((50, 53),)})
         ran = await run("forget", "a", "--text", "0 w31 w", *url)  # only 31 lies in it entirely
-        assert (ran.code, core.runtime.state.forgotten) == (0, {"a": ((31, 32), (50, 53))})
+        assert (ran.code, core.runtime.requests.forgotten) == (0, {"a": ((31, 32), (50, 53))})
         ran = await run("forget", "a", "--text", " 日", *url)
-        assert core.runtime.state.forgotten == {"a": ((31, 32), (41, 44), (50, 53))}
+        assert core.runtime.requests.forgotten == {"a": ((31, 32), (41, 44), (50, 53))}
         for text, why in ((" w1", "occurs"), (" nowhere", "occurs 0 times"), ("31", "no token")):
             ran = await run("forget", "a", "--text", text, *url)
             assert (ran.code, why in ran.err) == (1, True)
@@ -245,7 +245,7 @@ async def test_what_to_forget_is_named_in_one_way(served: Served, core: LiveEngi
     ):
         ran = await run("forget", request, *spans, "--url", served.url)
         assert (ran.code, why in ran.err) == (1, True)
-    assert core.runtime.state.forgotten == {}
+    assert core.runtime.requests.forgotten == {}
 
 
 async def test_a_request_has_the_name_that_its_client_gave_it(

@@ -101,7 +101,7 @@ async def test_bad_input_is_a_clear_error_and_changes_nothing(
         assert "guards" in await refused(client, "change", patch={}, guards=[{"above": 1}])
         assert "confirm_within_s" in await refused(client, "change", patch={}, confirm_within_s=0)
         assert "no engine 3" in await refused(client, "status", engine=3)
-        assert core.runtime.state.revision == 1
+        assert core.runtime.revision == 1
 
 
 async def test_engines_are_addressed_by_rank() -> None:

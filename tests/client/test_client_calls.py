@@ -147,14 +147,14 @@ async def test_change_without_an_answer_is_told_later(
     change = await either.ask("wait_change", lost.value.change_id)
     if lost_at == "server" and change.state == "not_applied":  # it was looked up before it came
         await until(lambda: any(c.change_id for c in served.line.calls), "it never came")
-        assert core.runtime.state.revision == 2
+        assert core.runtime.revision == 2
         assert not core.runtime.operations.pending
         return
     assert (change.id, change.state) == (lost.value.change_id, "applied")
     assert (change.operation is not None) is (name == "compact")
     assert (change.forgotten is not None) is (name == "forget")
     assert (change.ended is not None) is (name == "end")
-    assert core.runtime.state.revision == 2 + (name in ("patch_config", "undo"))
+    assert core.runtime.revision == 2 + (name in ("patch_config", "undo"))
 
 
 @pytest.mark.parametrize(("name", "arguments"), CHANGES)
@@ -174,7 +174,7 @@ async def test_client_that_looks_up_answers_late_what_was_done(
     served.engine.bus.timeout_s, served.line.answers_late = 0.2, True
     answer = await either.ask(name, *arguments)
     if isinstance(answer, wire.PatchResult):
-        assert answer.revision == core.runtime.state.revision == 3
+        assert answer.revision == core.runtime.revision == 3
         assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
     elif isinstance(answer, wire.Forgotten):
         assert answer.spans == [(3, 9)]
@@ -184,11 +184,11 @@ async def test_client_that_looks_up_answers_late_what_was_done(
         assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
     else:
         assert core.runtime.operations.get(answer.id).actor == answer.actor
-    revision = core.runtime.state.revision
+    revision = core.runtime.revision
     served.engine.bus.timeout_s, served.line.hangs = 0.2, True
     with pytest.raises(ProblemError, match="nothing was done"):
         await either.ask(name, *arguments)
-    assert core.runtime.state.revision == revision
+    assert core.runtime.revision == revision
     assert len(set(told)) == 2
 
 

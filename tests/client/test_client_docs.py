@@ -36,5 +36,5 @@ async def test_every_example_runs_and_prints(
     assert "would evict " in printed[2]
     assert core.runtime.config.theta_f == 0.25  # changed, confirmed, undone
     assert printed[3].startswith("done OperationResult(")
-    assert core.runtime.state.forgotten == {"a": ((8, 24),), "b": ((8, 24),)}
+    assert core.runtime.requests.forgotten == {"a": ((8, 24),), "b": ((8, 24),)}
     assert printed[5].startswith("theta_f = 2: expected ")

@@ -44,7 +44,7 @@ async def test_screen_answers_the_three_questions(core: LiveEngine, served: Serv
         text = screen_text(app)
         assert core.call("status").fragmentation.sentence in text.splitlines()[1]
         assert "● live" in text.splitlines()[0]
-        assert f"rev {core.runtime.state.revision}" in text.splitlines()[0]
+        assert f"rev {core.runtime.revision}" in text.splitlines()[0]
         row = core.reporter.rows()[0]
         line = next(x for x in text.splitlines() if row.id in x)
         for number in (row.live, row.dead, row.blocks, row.bound_blocks, row.naive_blocks):
@@ -145,7 +145,7 @@ async def test_text_in_a_number_field_is_refused_by_the_server(
     async with running(served.url) as (app, pilot):
         await pilot.press("t", *"abc", "enter")
         await until(lambda: "'abc'" in outcome(app), "not refused")
-        assert core.runtime.state.revision == 1
+        assert core.runtime.revision == 1
 
 
 async def test_stale_revision_is_refused_with_a_message(core: LiveEngine, served: Served) -> None:

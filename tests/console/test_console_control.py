@@ -68,7 +68,7 @@ async def test_settings_show_saving_and_cost_of_a_round(core: LiveEngine, served
 
 async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: Served) -> None:
     core.configure(policy={"name": "h2o", "params": {}})
-    core.runtime.state.calibration = made_up()
+    core.runtime.scoring.calibration = made_up()
     core.steps(1)
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
@@ -169,7 +169,7 @@ async def test_unconfirmed_trial_is_reverted_with_its_own_mark(
 ) -> None:
     async with running(served.url, size=(120, 40)) as (app, pilot):
         await open_trial(app, pilot, "backspace", *"0.02", "enter")
-        await until(lambda: core.runtime.state.revision == 3, "not tried and reverted")
+        await until(lambda: core.runtime.revision == 3, "not tried and reverted")
         assert core.runtime.config.theta_f == 0.25
         await pilot.press("escape")
         await until(lambda: "▼3" in screen_text(app), "no mark of the revert")
@@ -313,7 +313,7 @@ async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
         server.answers_late, served.engine.bus.timeout_s = False, LIMIT_S
         await until(lambda: "revision 2" in outcome(app), "not told")
         assert "was looked up: it is applied" in outcome(app)
-        assert core.runtime.state.revision == 2
+        assert core.runtime.revision == 2
 
 
 @pytest.mark.usefixtures("stepping")

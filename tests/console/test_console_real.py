@@ -71,14 +71,14 @@ async def test_what_if_apply_trial_revert_guard_and_undo(core: LiveEngine, serve
         await pilot.press(*"0.2", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
         await pilot.press("backspace", *"0.02", "enter")
-        await until(lambda: runtime.state.revision == 4, "not tried, or not reverted by the engine")
+        await until(lambda: runtime.revision == 4, "not tried, or not reverted by the engine")
         assert runtime.config.theta_f == 0.01
         await until(lambda: "Reverted: revision 3, not confirmed within 1 s" in messages(app), "?")
 
         await pilot.press(*"0.3", "ctrl+t")
         await until(lambda: isinstance(app.screen, TrialScreen), "no terms")
         await pilot.press("tab", *"0.001", "enter")
-        await until(lambda: runtime.state.revision == 6, "not tried, or not reverted by the engine")
+        await until(lambda: runtime.revision == 6, "not tried, or not reverted by the engine")
         await until(lambda: "Reverted: revision 5, p95 inter-token" in messages(app), "no guard")
         assert runtime.config.theta_f == 0.01
 
@@ -156,7 +156,7 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
         await until(lambda: "there is no earlier configuration" in messages(app), "not asked")
         await pilot.press("escape", "C")
         await until(lambda: "Dry run over all requests" in messages(app), "not tried out")
-        assert core.runtime.state.revision == 1
+        assert core.runtime.revision == 1
         assert (await served.service.journal.entries(10)).entries == []
 
 

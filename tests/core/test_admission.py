@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.core.windows import Windows
 from vtoken.core.config.request_rules import Prompt
-from vtoken.core.runtime.admission import Admission, Requirement
+from vtoken.core.runtime.admission import Requirement
 from vtoken.policies import make_policy
 
 CHUNK = 64
@@ -20,7 +20,7 @@ RESERVED = Requirement(extra_blocks=1)
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
     made = make_quiet(num_blocks=65, block_size=16)
-    made.runtime.admission = Admission(made.runtime.state, CHUNK)
+    made.runtime.shape.max_chunk_tokens = CHUNK
     made.configure(
         policy={"name": "streaming_llm"},
         budget_tokens=96,
@@ -83,7 +83,7 @@ def test_a_policy_that_profiles_the_whole_prompt_is_counted_with_all_of_it(
     engine.configure(evict_during="both")
     admission, runtime = engine.runtime.admission, engine.runtime
     assert admission.peak_tokens("new", 1000) == 96 + 32 + CHUNK
-    runtime.state.config = replace(runtime.config, policy=make_policy("fastgen", {}))
+    runtime.active.config = replace(runtime.config, policy=make_policy("fastgen", {}))
     assert admission.peak_tokens("new", 1000) == 1000
 
 
@@ -94,7 +94,7 @@ def test_a_prompt_whose_logprobs_are_asked_for_is_counted_with_all_of_it(
     admission, runtime = engine.runtime.admission, engine.runtime
     runtime.announce("new", None, prompt=Prompt(1000, is_scored=True))
     assert admission.peak_tokens("new", 1000) == 1000
-    assert runtime.state.rules("new").evict_during == "decode"
+    assert runtime.requests.rules("new").evict_during == "decode"
     assert admission.peak_tokens("other", 1000) == 96 + 32 + CHUNK
 
 
@@ -113,7 +113,7 @@ def test_a_chunk_that_comes_before_the_scores_of_the_last_one_is_counted_too(
     engine.configure(evict_during="both", policy={"name": "h2o"})
     admission, runtime = engine.runtime.admission, engine.runtime
     assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + CHUNK
-    runtime.state.report_lag_steps = 1
+    runtime.shape.report_lag_steps = 1
     assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + 2 * CHUNK
     engine.configure(policy={"name": "streaming_llm"})
     assert admission.peak_tokens("new", 1000, 128) == 96 + 32 + CHUNK
@@ -131,7 +131,8 @@ def test_what_is_needed_in_other_groups_is_added_at_the_peak_of_the_sum(
 ) -> None:
     headroom, beside = 2, Windows(engine.store, window=48)
     running(engine, "a", 160, 160)
-    admission = engine.runtime.admission = Admission(engine.runtime.state, CHUNK, [beside])
+    admission = engine.runtime.admission
+    engine.core.other_groups.append(beside)
     beside.hold("a", 3)  # its window is full
 
     def required(prompt: int, max_tokens: int, taken: int, other: int = 0) -> int:
@@ -153,11 +154,11 @@ def test_what_running_requests_may_still_take_in_other_groups_stays_free(
     engine: LiveEngine,
 ) -> None:
     beside, alone = Windows(engine.store, window=48), 4 + 8 + 2  # as above
-    engine.runtime.admission = Admission(engine.runtime.state, CHUNK, [beside])
+    engine.core.other_groups.append(beside)
     running(engine, "a", 16, 1000)
     assert asks(engine, 32, 64) == alone + 4 + 4  # its own window, and that of "a"
     beside.hold("a", 3)
-    engine.runtime.state.step += 1
+    engine.runtime.current.begin()
     assert asks(engine, 32, 64) == alone + 4 + 1
 
 
@@ -198,9 +199,9 @@ def test_what_the_engine_withholds_is_lacking_too(engine: LiveEngine) -> None:
     running(engine, "a", 400, 400)
     admission, free = engine.runtime.admission, engine.store.num_free_blocks()
     admission.record_demand("new", 4, withheld_blocks=free - 4)
-    assert (admission.demand, engine.runtime.state.wanted_blocks) == (None, 0)
+    assert (admission.demand, engine.runtime.current.wanted_blocks) == (None, 0)
     admission.record_demand("new", 4, withheld_blocks=free + 3)
     assert admission.demand is not None
     assert (admission.demand.missing_blocks, admission.demand.withheld_blocks) == (7, free + 3)
     # None of the withheld blocks is free for it, whatever the rule of admission.
-    assert engine.runtime.state.wanted_blocks == 7 + free + 3
+    assert engine.runtime.current.wanted_blocks == 7 + free + 3

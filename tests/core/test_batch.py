@@ -132,7 +132,7 @@ def test_a_subclass_with_another_choice_does_not_inherit_that_of_a_batch() -> No
             return view.token_ids[-1 - view.num_victims : -1]
 
     engine = CoreEngine(config=FIXED)
-    engine.runtime.state.config = replace(engine.runtime.config, policy=Newest())
+    engine.runtime.active.config = replace(engine.runtime.config, policy=Newest())
     engine.add("a", 12)
     engine.step()
     engine.step()
@@ -188,7 +188,7 @@ class Forgetful(Policy):
 )
 def test_an_answer_of_another_form_suspends_its_policy(policy: Policy, why: str) -> None:
     engine = CoreEngine(config=FIXED, strict=True)
-    engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
+    engine.runtime.active.config = replace(engine.runtime.config, policy=policy)
     for name in ("a", "b"):
         engine.add(name, 12)
     for _ in range(3):
@@ -202,7 +202,7 @@ def test_an_answer_of_another_form_suspends_its_policy(policy: Policy, why: str)
 def test_a_batch_that_names_too_few_is_refused_and_its_policy_suspended() -> None:
     engine = CoreEngine(config=FIXED, strict=True)
     policy = Greedy()
-    engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
+    engine.runtime.active.config = replace(engine.runtime.config, policy=policy)
     for name in ("a", "b"):
         engine.add(name, 12)
     for _ in range(3):

@@ -246,7 +246,7 @@ def test_the_check_of_the_runtime_notices_a_table_without_a_state() -> None:
     engine.add("a", 5)
     engine.step()
     engine.runtime.check()
-    del engine.runtime.state.requests["a"]
+    del engine.runtime.requests.held["a"]
     with pytest.raises(InvariantViolation, match="I4"):
         engine.runtime.check()
 
@@ -299,9 +299,9 @@ def test_strict_mode_stops_and_lenient_mode_counts_and_tells() -> None:
         violation = InvariantViolation("I1", "contents differ")
         if strict:
             with pytest.raises(InvariantViolation):
-                engine.runtime.state.violated(violation)
+                engine.runtime.current.violated(violation)
         else:
-            engine.runtime.state.violated(violation)
+            engine.runtime.current.violated(violation)
         event = engine.runtime.events.page(0, 10).events[0]
         assert event.kind == "violation"
         assert event.data == {"invariant": "I1", "detail": "contents differ"}

@@ -371,16 +371,16 @@ def test_what_if_predicts_exactly_what_applying_then_does(
     try:
         live.steps(9)
         runtime = live.core.runtime
-        while runtime.state.store.num_free_blocks() > spare_blocks:
-            runtime.state.store.take(1)
+        while runtime.store.num_free_blocks() > spare_blocks:
+            runtime.store.take(1)
         patch = {"reclamation": "auto"} | patch
         predicted = live.call("patch_config", patch=patch, validate_only=True).what_if
         evicted = runtime.counters.tokens.evicted
         live.call("patch_config", patch=patch)
-        free = runtime.state.store.num_free_blocks()
+        free = runtime.store.num_free_blocks()
         ready = [r.id for r in live.core.running if r.num_computed >= r.num_prompt_tokens]
         runtime.begin_step(ready)
-        freed = runtime.state.store.num_free_blocks() - free
+        freed = runtime.store.num_free_blocks() - free
         moved = sum(bound.num_moved_tokens for bound, _ in runtime.relocator.planned.values())
         assert predicted.evicted_tokens == runtime.counters.tokens.evicted - evicted
         assert predicted.freed_blocks == freed

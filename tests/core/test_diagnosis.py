@@ -406,7 +406,7 @@ def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -
             f": 1 waits, the first lacks {lacking} blocks ({free} withheld by --watermark); "
             in found.sentence
         )
-        assert core.runtime.state.wanted_blocks == lacking + core.watermark_blocks
+        assert core.runtime.current.wanted_blocks == lacking + core.watermark_blocks
         assert "watermark" not in closed(found)
 
 

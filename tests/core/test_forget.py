@@ -17,7 +17,7 @@ from vtoken.core.config.request_rules import FORGET, Prompt, RequestRules, reque
 from vtoken.core.config.spans import merged
 from vtoken.core.config.values import merge_patch
 from vtoken.core.runtime.eviction import Evictor
-from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Policy, View, make_policy, oldest
 from vtoken.wire import Forgotten
@@ -221,16 +221,16 @@ def test_a_request_preempted_keeps_its_spans() -> None:
     engine = make()
     engine.add("a", 30, rules=RequestRules(forget=((3, 9),)))
     run(engine, 3)
-    engine.runtime.state.forget_tokens("a", ((12, 14),))
+    engine.runtime.requests.forget_tokens("a", ((12, 14),))
     run(engine, 2)
     engine.preempt_newest()
     run(engine, 3)
     assert engine.runtime.counters.requests.preempted == 1
     live = engine.runtime.tables["a"].live_ids().tolist()
     assert not set(live) & {*range(3, 9), 12, 13}
-    assert engine.runtime.state.forgotten == {"a": ((3, 9), (12, 14))}
+    assert engine.runtime.requests.forgotten == {"a": ((3, 9), (12, 14))}
     engine.remove("a")
-    assert engine.runtime.state.forgotten == {}
+    assert engine.runtime.requests.forgotten == {}
 
 
 def test_tokens_that_the_configuration_protects_later_stay() -> None:
@@ -239,8 +239,7 @@ def test_tokens_that_the_configuration_protects_later_stay() -> None:
     rules = RequestRules(forget=((0, 8),))
     engine.add("a", 22, rules=rules, prompt=Prompt(22, lambda: parts))
     run(engine, 1)
-    state = engine.runtime.state
-    state.install(
+    engine.runtime.active.install(
         merge_patch(
             engine.runtime.config, {"protect": {"system": True}}, num_blocks=64, num_layers=4
         )
@@ -329,7 +328,7 @@ def test_control_without_forgotten_tokens_nobody_gives_without_scores() -> None:
 def test_a_policy_that_failed_evicts_nothing_even_of_the_forgotten() -> None:
     policy = Watching()
     engine = make()
-    engine.runtime.state.suspend(policy)
+    engine.runtime.active.suspend(policy)
     engine.add("a", 40, rules=RequestRules(policy=policy, forget=((0, 30),)))
     run(engine, 4)
     assert engine.runtime.tables["a"].num_dead == 0
@@ -376,10 +375,10 @@ Start = Callable[..., LiveEngine]
 def test_the_shadow_is_compared_on_what_policies_chose(started: Start) -> None:
     engine = started({FORGET: [10, 40]}, shadow={"name": "sliding_window"})
     engine.steps(2)
-    shadow = engine.runtime.state.shadow.document()
+    shadow = engine.runtime.shadow.document()
     assert shadow is not None
     assert (shadow.compared, shadow.victims, shadow.agreed) == (1, 10, 6)  # it has no sinks
-    compared = engine.runtime.state.requests["a"].compared
+    compared = engine.runtime.requests.held["a"].compared
     assert compared is not None
     assert len(compared.victims) == len(compared.chosen) == 40
     assert set(range(10, 40)) <= set(compared.chosen.tolist()) & set(compared.victims.tolist())
@@ -388,7 +387,7 @@ def test_the_shadow_is_compared_on_what_policies_chose(started: Start) -> None:
 def test_the_shadow_is_not_compared_when_only_forgotten_tokens_die(started: Start) -> None:
     engine = started({FORGET: [10, 60]}, shadow={"name": "sliding_window"})
     engine.steps(3)
-    shadow = engine.runtime.state.shadow.document()
+    shadow = engine.runtime.shadow.document()
     assert shadow is not None
     assert (shadow.compared, shadow.waiting, shadow.error) == (0, 0, None)
     assert engine.runtime.tables["a"].num_dead == 41
@@ -450,7 +449,7 @@ def test_bad_spans_are_refused(started: Start, spans: list[list[int]], bound: st
     problem = engine.ask("forget", request_id="a", spans=spans).problem
     assert problem is not None
     assert (problem.status, problem.field, problem.bound) == (422, "spans", bound)
-    assert engine.runtime.state.forgotten == {"a": ((50, 52),)}
+    assert engine.runtime.requests.forgotten == {"a": ((50, 52),)}
 
 
 def test_a_request_that_waits_or_was_preempted_is_told_too(started: Start) -> None:
@@ -489,7 +488,7 @@ def test_a_note_says_that_nothing_is_evicted(started: Start) -> None:
     engine.steps(1)
     assert engine.runtime.tables["a"].live_ids().tolist()[:2] == [43, 44]
     failed = make_policy("tova", {})
-    engine.runtime.state.suspend(failed)
+    engine.runtime.active.suspend(failed)
     engine.configure(policy={"name": "tova"})
     assert "has failed" in engine.call("forget", request_id="a", spans=[[0, 1]]).notes[0]
 
@@ -497,9 +496,10 @@ def test_a_note_says_that_nothing_is_evicted(started: Start) -> None:
 def test_no_forgotten_tokens_no_work(started: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests without such spans are chosen for without a look at each."""
     engine = started()
-    monkeypatch.setattr(RuntimeState, "forgotten_ids", lambda *_: pytest.fail("one by one"))
+    monkeypatch.setattr(Requests, "forgotten_ids", lambda *_: pytest.fail("one by one"))
     engine.steps(3)
     assert engine.runtime.tables["a"].num_live == 61
     assert (
-        np.count_nonzero(engine.runtime.state.are_forgetting(engine.runtime.tables.all_rows)) == 0
+        np.count_nonzero(engine.runtime.requests.are_forgetting(engine.runtime.tables.all_rows))
+        == 0
     )

@@ -233,7 +233,7 @@ def test_a_round_that_pays_and_finds_nothing_pauses() -> None:
     engine = holed(planner="pack", headroom_blocks=0, budget_tokens=16, **CALM_CONFIG)
     engine.worker.hole_us = 10_000
     run(engine, 6)
-    engine.runtime.state.config = structs.replace(
+    engine.runtime.active.config = structs.replace(
         engine.runtime.config, policy=make_policy("none", {})
     )
     rounds = []
@@ -258,7 +258,7 @@ def test_pausing_lets_the_relocation_in_flight_finish() -> None:
     engine.worker_lag_steps = 1
     while engine.runtime.relocator.num_in_flight_tokens == 0:
         engine.step()
-    engine.runtime.state.config = structs.replace(engine.runtime.config, reclamation="paused")
+    engine.runtime.active.config = structs.replace(engine.runtime.config, reclamation="paused")
     relocations = engine.runtime.counters.reclamation.relocations
     engine.step()
     assert engine.runtime.counters.reclamation.relocations > relocations
@@ -371,7 +371,7 @@ def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     run(engine, 6)
     recycled = engine.runtime.counters.reclamation.recycled_slots
     assert recycled > 0
-    engine.runtime.state.config = structs.replace(engine.runtime.config, recycle=False)
+    engine.runtime.active.config = structs.replace(engine.runtime.config, recycle=False)
     run(engine, 3)
     engine.runtime.appender.choose_places()
     assert hole_of(engine.runtime.tables, "r0") == -1
@@ -457,7 +457,7 @@ def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
     engine = run(holed(num_requests=1, reclamation="off"), 12)
     engine.worker_lag_steps = 2
     runtime = engine.runtime
-    runtime.state.config = structs.replace(
+    runtime.active.config = structs.replace(
         runtime.config, reclamation="auto", batch_size=2, policy=make_policy("none", {})
     )
     moved = []
@@ -489,7 +489,7 @@ def test_gates_reported_between_two_steps_are_those_of_the_next_one(
     engine.worker.hole_us = engine.worker.copy_us = hole_us
     run(engine, 12)
     runtime = engine.runtime
-    runtime.state.config = merge_patch(
+    runtime.active.config = merge_patch(
         runtime.config,
         {"reclamation": "auto", "policy": {"name": "none"}} | patch,
         num_blocks=64,

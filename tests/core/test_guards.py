@@ -250,14 +250,14 @@ class Checked:
     def step(self) -> None:
         self._engine.steps()
         runtime = self._engine.runtime
-        for request_id in runtime.state.finished.ids():
-            ended = runtime.state.finished.get(request_id)
+        for request_id in runtime.finished.ids():
+            ended = runtime.finished.get(request_id)
             if ended is None or request_id in self._known:
                 continue
             self._known.add(request_id)
             if request_id not in self._before:
                 agreed = round(100 * kept_share(ended))
-                check = Check(ended.policy, runtime.state.revision, 100, agreed, 0.0, -50.0)
+                check = Check(ended.policy, runtime.revision, 100, agreed, 0.0, -50.0)
                 runtime.canary.add(check, evicted=ended.dead > 0)
 
 

@@ -113,7 +113,7 @@ def test_the_ratio_is_a_share_of_relocations_and_live(ratio: float, share: float
     assert counters.reclamation.relocations > 5
     assert counters.invariants.verified_relocations == 0
     before = counters.reclamation.relocations
-    runtime.state.config = merge_patch(
+    runtime.active.config = merge_patch(
         runtime.config, {"verify_ratio": ratio}, num_blocks=40, num_layers=4
     )
     while counters.reclamation.relocations < before + 60:

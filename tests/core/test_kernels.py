@@ -18,7 +18,7 @@ from numba.core.registry import CPUDispatcher
 import vtoken
 from tests.support.waiting import LIMIT_S
 from vtoken.base.errors import InvariantViolation
-from vtoken.core.runtime import selftest
+from vtoken.core import selftest
 from vtoken.core.tables import kernels as table_kernels
 
 PACKAGES = ("core", "policies")
@@ -82,7 +82,7 @@ def test_the_self_test_runs_every_kernel_of_the_schedulers_side() -> None:
     code = (
         "import json\n"
         "from vtoken.base.compiled import KERNELS\n"
-        "from vtoken.core.runtime import selftest\n"
+        "from vtoken.core import selftest\n"
         "selftest.run()\n"
         "public = [k for k in KERNELS if not k.__name__.startswith('_')]\n"
         "print(json.dumps([k.__name__ for k in public if not k.signatures]))\n"
@@ -95,7 +95,7 @@ def test_the_self_test_runs_every_kernel_of_the_schedulers_side() -> None:
 
 def test_the_self_test_runs_as_plain_python_and_says_so() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "vtoken.core.runtime.selftest"],
+        [sys.executable, "-m", "vtoken.core.selftest"],
         env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
         text=True,

@@ -53,7 +53,7 @@ def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
 
     def note(table: Any, victims: Any) -> None:
         if victims is not None:
-            scores = engine.runtime.state.requests[table.request_id].scores_of(SUM)
+            scores = engine.runtime.requests.held[table.request_id].scores_of(SUM)
             assert scores is not None
             ages.add(table.num_tokens - len(scores))
 
@@ -90,7 +90,7 @@ def test_a_step_of_no_request_has_a_plan_while_a_request_keeps_signals(policy: s
 def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> None:
     engine = late()
     runtime, picked = engine.runtime, []
-    live, due = runtime.tables.columns, runtime.state.due
+    live, due = runtime.tables.columns, runtime.requests.due
     runtime.scoring.soon_due = lambda rows: live.num_live[rows] > due.limit[rows]  # type: ignore[method-assign]
     watch_victims(runtime, lambda _, victims: picked.append(victims))
     run(engine, 80)
@@ -102,7 +102,7 @@ def test_a_lowered_budget_waits_for_scores_of_now() -> None:
     engine = run(late(lag=0, interval_tokens=30), 25)
     before = engine.runtime.counters.tokens.evicted
     assert before > 0
-    engine.runtime.state.config = replace(engine.runtime.config, interval_tokens=0)
+    engine.runtime.active.config = replace(engine.runtime.config, interval_tokens=0)
     assert ages_of_scores(engine, 1) == set()
     assert engine.runtime.counters.tokens.evicted == before
     assert ages_of_scores(engine, 1) == {0}
@@ -117,15 +117,15 @@ def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
         live.core.worker_lag_steps = 1
         live.steps(4)
         runtime = live.core.runtime
-        (name,) = runtime.state.requests
+        (name,) = runtime.requests.held
         in_flight = WorkerReport(runtime.step, scores={(name, SUM): np.ones(3, dtype=np.float32)})
         live.call("patch_config", patch={"policy": {"name": "random"}})
         live.steps()
         live.call("patch_config", patch={"policy": H2O})
         runtime.finish_step(in_flight, in_flight.step)
-        assert runtime.state.requests[name].scores_of(SUM) is None
+        assert runtime.requests.held[name].scores_of(SUM) is None
         live.steps(3)
-        assert runtime.state.requests[name].scores_of(SUM) is not None
+        assert runtime.requests.held[name].scores_of(SUM) is not None
     finally:
         live.close()
 
@@ -134,13 +134,15 @@ def test_a_relocation_of_an_earlier_life_does_not_end_the_one_in_flight() -> Non
     engine = late("random", lag=1, batch_size=2)
     while not engine.runtime.relocator.num_in_flight_tokens:
         engine.step()
-    state = engine.runtime.state
-    name = next(filter(state.in_flight_step, state.requests))
-    earlier = state.in_flight_step(name)
-    state.due.in_flight[state.tables.rows[name]] = earlier + 1  # preempted, back, relocated again
+    requests = engine.runtime.requests
+    name = next(filter(requests.in_flight_step, requests.held))
+    earlier = requests.in_flight_step(name)
+    requests.due.in_flight[requests.tables.rows[name]] = (
+        earlier + 1
+    )  # preempted, back, relocated again
     moved = engine.runtime.relocator.num_planned_copies(earlier)
     engine.runtime.finish_step(WorkerReport(earlier, moved_tokens=moved), earlier)
-    assert state.in_flight_step(name) == earlier + 1
+    assert requests.in_flight_step(name) == earlier + 1
 
 
 # ---------------------------------------------------------------- manual compactions
@@ -192,9 +194,9 @@ def test_a_request_aborted_while_it_waits_leaves_nothing_behind() -> None:
     engine = run(late(lag=0), 3)
     name = engine.running[-1].id
     engine.preempt_newest()
-    assert engine.runtime.state.preempted == {name: 1}
+    assert engine.runtime.requests.num_preemptions(name) == 1
     engine.remove(name)
-    assert engine.runtime.state.preempted == {}
+    assert name not in engine.runtime.requests.announced
     assert name not in {request.id for request in engine.waiting}
 
 

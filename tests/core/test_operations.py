@@ -237,7 +237,7 @@ def test_an_unknown_operation_is_a_404(engine: LiveEngine) -> None:
 @pytest.fixture
 def lenient(engine: LiveEngine) -> LiveEngine:
     """Violations are reported and the engine continues."""
-    engine.core.runtime.state.strict = False
+    engine.core.runtime.current.strict = False
     return engine
 
 
@@ -257,7 +257,7 @@ def test_a_compaction_whose_report_is_lost_fails_with_an_error(
     assert failed.state == "failed"
     assert failed.error == f"step {step} copies {copies(failed)} tokens, none was reported"
     assert runtime.counters.invariants.violations == 1
-    assert not any(map(runtime.state.in_flight_step, runtime.state.requests))
+    assert not any(map(runtime.requests.in_flight_step, runtime.requests.held))
     again = compact(lenient)
     lenient.steps()
     assert lenient.call("operation", id=again.id).state == "done"

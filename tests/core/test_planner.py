@@ -17,9 +17,10 @@ from tests.support.core.numpy_planner import plan_twin
 from tests.support.core.numpy_planner import takes_block as twin_takes_block
 from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.core.planning.moves import runs_of_blocks, takes_block
-from vtoken.core.planning.planner import Layout, RelocationPlan, num_excess_blocks, search
+from vtoken.core.planning.planner import Layout, RelocationPlan, search
+from vtoken.core.runtime.engine_shape import EngineShape
 from vtoken.core.tables.token_tables import TokenTables
-from vtoken.wire import PlannerName
+from vtoken.wire import Geometry, PlannerName
 
 PLANNERS: list[PlannerName] = ["pack", "plug"]
 KINDS = ["private", "private", "hashed", "shared"]
@@ -266,7 +267,7 @@ def test_plug_on_private_blocks_packs_densely_without_fresh_blocks(layout: Layou
     """The remaining blocks are those that the live tokens and the next one need."""
     n, s, live = len(layout.blocks), layout.block_size, int(num_live(layout).sum())
     plan = plan_relocation(layout, "plug", batch_size=n, headroom_blocks=n)
-    if num_excess_blocks(n, live, s) <= 0:
+    if n <= live // s + 1:
         assert plan is None or live == (n - 1) * s  # full blocks instead of one open at its end
         return
     assert plan is not None
@@ -488,7 +489,11 @@ def test_full_blocks_are_left_alone() -> None:
         assert plan_relocation(layout(rows), planner, batch_size=8, headroom_blocks=8) is None
 
 
-def test_a_block_that_the_next_token_needs_is_no_excess() -> None:
-    assert num_excess_blocks(9, 256, 32) == 0
-    assert num_excess_blocks(9, 255, 32) == 1
-    assert num_excess_blocks(10, 257, 32) == 1
+@pytest.mark.parametrize(
+    ("num_live", "max_drafts", "needed"), [(255, 0, 8), (256, 0, 9), (257, 0, 9), (255, 1, 9)]
+)
+def test_a_block_that_the_next_tokens_need_is_no_excess(
+    num_live: int, max_drafts: int, needed: int
+) -> None:
+    shape = EngineShape(Geometry(64, 32, 1, 1, 1, 1), max_drafts=max_drafts)
+    assert shape.needed_blocks(num_live) == needed

@@ -123,7 +123,7 @@ def test_another_policy_evicts_after_one_has_failed() -> None:
     Answering.answer = boom
     engine = engine_with(Answering())
     run(engine, 4)
-    engine.runtime.state.config = VTokenConfig(
+    engine.runtime.active.config = VTokenConfig(
         policy=make_policy("sliding_window", {}),
         budget_tokens=8,
         interval_tokens=2,
@@ -197,7 +197,7 @@ def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, message
         with pytest.raises(RefusedError, match=message) as caught:
             controller.patch_config(FASTGEN, validate_only=validate_only)
         assert caught.value.field == "policy.name"
-    assert (controller.runtime.state.revision, engine.runtime.config.policy.name) == (1, "none")
+    assert (controller.runtime.revision, engine.runtime.config.policy.name) == (1, "none")
 
 
 def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
@@ -227,7 +227,7 @@ def test_fastgen_profiles_below_the_budget_too() -> None:
     engine.runtime.policy_runner.vocabulary = Words()
     engine.add("a", 9)
     run(engine, 2)
-    assert engine.runtime.state.requests["a"].profiles
+    assert engine.runtime.requests.held["a"].profiles
     plan = engine.step()
     assert plan.want_scores == ()
 
@@ -244,11 +244,11 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
     engine.runtime.policy_runner.vocabulary = Words()
     engine.add("a", 12)
     engine.step()
-    engine.runtime.state.requests["a"].prefill_end = 30  # as if more chunks were to come
+    engine.runtime.requests.held["a"].prefill_end = 30  # as if more chunks were to come
     run(engine, 10)
     assert engine.runtime.counters.tokens.evicted == 0
     assert engine.runtime.counters.invariants.violations == 0
-    engine.runtime.state.requests["a"].prefill_end = engine.runtime.tables["a"].num_tokens
+    engine.runtime.requests.held["a"].prefill_end = engine.runtime.tables["a"].num_tokens
     run(engine, 4)
     assert engine.runtime.counters.tokens.evicted > 0
 

@@ -332,11 +332,11 @@ def test_a_switch_of_the_mode_takes_effect_at_once() -> None:
     for _ in range(5):
         engine.step()
     assert engine.runtime.counters.tokens.evicted == 0
-    state = engine.runtime.state
-    state.install(_with(engine, evict_when="always"))
+    active = engine.runtime.active
+    active.install(_with(engine, evict_when="always"))
     engine.step()
     assert engine.runtime.tables["a"].num_live <= 25
-    state.install(_with(engine, evict_when="pressure"))
+    active.install(_with(engine, evict_when="pressure"))
     for _ in range(30):
         engine.step()
     assert engine.runtime.tables["a"].num_live > 50
@@ -357,7 +357,7 @@ def test_paused_requests_give_again_when_reclamation_resumes() -> None:
     load(engine)
     for _ in range(10):
         engine.step()
-    engine.runtime.state.install(_with(engine, reclamation="auto"))
+    engine.runtime.active.install(_with(engine, reclamation="auto"))
     finish(engine)
     assert engine.runtime.counters.pressure.given_tokens > 0
 

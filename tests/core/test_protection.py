@@ -23,7 +23,6 @@ from vtoken.core.config.prompt_parts import (
 from vtoken.core.config.protection import PROTECT, protection
 from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
 from vtoken.core.config.spans import read_spans
-from vtoken.core.runtime.admission import Admission
 from vtoken.policies import Policy, View, make_policy
 from vtoken.policies.base import Batch
 from vtoken.wire import Protect
@@ -355,7 +354,7 @@ def test_admission_and_what_if_count_the_share() -> None:
         patch = {"budget_ratio": 0.2, "budget_floor_tokens": 5}
         result = engine.call("patch_config", patch=patch, validate_only=True)
         assert result.what_if.evicted_tokens == 101 - 20
-        admission = Admission(engine.runtime.state, 16)
+        admission, engine.runtime.shape.max_chunk_tokens = engine.runtime.admission, 16
         engine.configure(evict_during="both", **patch)
         engine.runtime.announce("b", None, num_prompt_tokens=1000, max_tokens=1100)
         assert admission.peak_tokens("b", 1000) == 200 + 16
@@ -399,10 +398,10 @@ def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> N
         engine.step()
         engine.check()
     tables = engine.runtime.tables
-    assert engine.runtime.state.protection("a").spans() == [(0, 2), (5, 9), (20, 21)]
+    assert engine.runtime.requests.protection("a").spans() == [(0, 2), (5, 9), (20, 21)]
     assert {0, 1, 5, 6, 7, 8, 20} <= set(tables["a"].live_ids().tolist())
     assert [tables[name].num_live for name in "ab"] == [25, 25]
-    assert engine.runtime.state.protection("b").spans() == []
+    assert engine.runtime.requests.protection("b").spans() == []
     assert engine.runtime.counters.invariants.violations == 0
 
 
@@ -428,7 +427,7 @@ def test_a_protected_victim_is_refused_as_a_dead_one_is(together: bool) -> None:
     policy.together = together
     fixed = {"budget_tokens": 8, "interval_tokens": 0, "evict_when": "always"}
     engine = CoreEngine(config={"policy": {"name": "none"}} | fixed)
-    engine.runtime.state.config = replace(engine.runtime.config, policy=policy)
+    engine.runtime.active.config = replace(engine.runtime.config, policy=policy)
     engine.add("a", 19, rules=RequestRules(protect=((3, 5),)))
     engine.step()
     engine.step()
@@ -450,7 +449,7 @@ def test_protection_that_is_enabled_later_spares_live_tokens() -> None:
         assert table.live_ids().tolist() == kept
         engine.configure(protect={"system": True}, budget_tokens=20)
         engine.steps(1)
-        spans = engine.runtime.state.protection("b").spans()
+        spans = engine.runtime.requests.protection("b").spans()
         assert spans == [(0, 3)]  # a quarter of 20 less the least, 5
         assert table.live_ids().tolist() == [*range(4), *range(86, 103)]
         assert engine.reporter.request("b").protection_cut == ["system"]
@@ -476,7 +475,7 @@ def test_a_shadow_does_not_see_protected_tokens() -> None:
     engine = make({PROTECT: [0, 30]}, budget_tokens=40, shadow={"name": "sliding_window"})
     try:
         engine.steps(3)
-        shadow = engine.runtime.state.shadow.document()
+        shadow = engine.runtime.shadow.document()
         assert shadow is not None
         assert (shadow.compared, shadow.waiting, shadow.error) == (2, 0, None)
         assert shadow.agreed == shadow.victims  # the sinks of the other are protected

@@ -141,7 +141,7 @@ def test_prices_are_priors_until_they_are_measured(engine: LiveEngine) -> None:
     assert (prices.plan.per, prices.plan.us) == ("request", round(runtime.prices.plan_us, 4))
     done = status.reclamation
     assert done.pack_us == 1_000 * (done.packed_tokens - before.reclamation.packed_tokens) > 0
-    estimate = runtime.pricer.estimate(runtime.config)
+    estimate = runtime.round_planner.estimate(runtime.config)
     assert prices.loose_tokens == estimate.loose_tokens > 0
     assert (prices.moved_tokens, prices.requests) == estimate[2:]
     assert prices.saving_us == pytest.approx(1_000 * estimate.packed_tokens)
@@ -173,7 +173,7 @@ def test_preemptions_are_counted_a_request_until_it_finishes(engine: LiveEngine)
     assert row.preemptions == 2
     assert engine.call("status").requests.preempted == 2
     engine.core.remove(name)
-    assert name not in engine.core.runtime.state.preempted
+    assert name not in engine.core.runtime.requests.announced
 
 
 def test_waiting_and_preempted_requests_have_rows(engine: LiveEngine) -> None:
@@ -323,12 +323,12 @@ def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
 def test_bad_commands_are_refused_with_a_reason_and_change_nothing(
     engine: LiveEngine, op: str, args: dict[str, Any], status: int
 ) -> None:
-    before = (engine.core.runtime.events.last_seq, engine.core.runtime.state.revision)
+    before = (engine.core.runtime.events.last_seq, engine.core.runtime.revision)
     reply = engine.ask(op, **args)
     assert reply.problem is not None
     assert reply.problem.status == status
     assert reply.problem.detail
-    assert (engine.core.runtime.events.last_seq, engine.core.runtime.state.revision) == before
+    assert (engine.core.runtime.events.last_seq, engine.core.runtime.revision) == before
 
 
 def test_garbage_on_the_bus_is_answered_with_a_problem(engine: LiveEngine) -> None:

@@ -120,6 +120,6 @@ def test_two_requests_under_different_rules_in_one_step() -> None:
         assert rows["large"].budget_tokens == 64
         engine.finish("small")
         engine.runtime.forget("small")
-        assert set(engine.runtime.state.own_policies) == {"large"}
+        assert set(engine.runtime.requests.own_policies) == {"large"}
     finally:
         engine.close()

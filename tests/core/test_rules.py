@@ -138,7 +138,7 @@ def test_rule_2_control_a_planner_that_is_denied_sharing_is_caught_by_the_pool()
 
 def test_rule_2_control_a_planner_that_is_denied_sharing_makes_them_sources() -> None:
     engine = deny_sharing(crowd())
-    engine.runtime.state.strict = False
+    engine.runtime.current.strict = False
     moved: set[int] = set()
     for _ in range(40):
         held_by_many = {b for b in range(32) if engine.store.ref_cnt[b] > 1}
@@ -363,7 +363,7 @@ def test_i4_a_request_has_one_relocation_in_flight() -> None:
     """The report of a step comes one step late; meanwhile the request is left alone."""
     engine = scattered()
     engine.worker_lag_steps = 1
-    engine.runtime.state.config = replace(
+    engine.runtime.active.config = replace(
         engine.runtime.config,
         reclamation="auto",
         theta_f=0.0,
@@ -389,9 +389,9 @@ def test_scores_of_an_earlier_admission_are_not_believed() -> None:
     stale = WorkerReport(engine.runtime.step, scores={("r0", SUM): np.ones(3, dtype=np.float32)})
     engine.preempt_newest()
     run(engine, 1)
-    known = engine.runtime.state.requests["r0"].scores_of(SUM)
+    known = engine.runtime.requests.held["r0"].scores_of(SUM)
     engine.runtime.finish_step(stale, stale.step)
-    assert engine.runtime.state.requests["r0"].scores_of(SUM) is known
+    assert engine.runtime.requests.held["r0"].scores_of(SUM) is known
 
 
 # ---------------------------------------------------------------- borrowed blocks

@@ -157,24 +157,24 @@ class Engine(RuleBasedStateMachine):
     def _draft(self, request: Request) -> tuple[int, int]:
         """Any number of drafts, of which any are right."""
         rng = random.Random(f"{request.id} {request.num_known}")
-        num = rng.randint(0, self.engine.runtime.state.max_drafts)
+        num = rng.randint(0, self.engine.runtime.shape.max_drafts)
         return num, rng.choice([0, num, rng.randint(0, num)])
 
     def _split(self, request_id: str) -> tuple[set[int], set[int]]:
         """The live tokens that die first, and the others that may die."""
-        state, table = self.engine.runtime.state, self.engine.runtime.tables[request_id]
+        requests, table = self.engine.runtime.requests, self.engine.runtime.tables[request_id]
         ids = table.live_ids()[:-1]
         named = np.zeros(table.num_tokens, dtype=np.bool_)
-        for start, end in state.forgotten.get(request_id, ()):
+        for start, end in requests.forgotten.get(request_id, ()):
             named[start:end] = True
-        spared = state.protection(request_id).covers(ids)
+        spared = requests.protection(request_id).covers(ids)
         forgotten = named[ids] & ~spared
         return set(ids[forgotten].tolist()), set(ids[~forgotten].tolist())
 
     @rule(patch=PATCHES)
     def configure(self, patch: dict[str, Any]) -> None:
         runtime = self.engine.runtime
-        runtime.state.config = merge_patch(
+        runtime.active.config = merge_patch(
             runtime.config, patch, num_blocks=runtime.geometry.num_blocks, num_layers=4
         )
 
@@ -189,13 +189,13 @@ class Engine(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         """Any tokens but those that the client protects, as the engine's commands ensure."""
-        state = self.engine.runtime.state
+        requests = self.engine.runtime.requests
         table = data.draw(st.sampled_from([*self.engine.runtime.tables]))
         start = data.draw(st.integers(0, table.num_tokens - 1))
         end = data.draw(st.integers(start + 1, table.num_tokens))
-        named = state.request_rules[table.request_id].protect
+        named = requests.own_rules(table.request_id).protect
         if all(end <= first or last <= start for first, last in named):
-            state.forget_tokens(table.request_id, ((start, end),))
+            requests.forget_tokens(table.request_id, ((start, end),))
 
     @rule()
     def preempt(self) -> None:
@@ -214,7 +214,7 @@ class Engine(RuleBasedStateMachine):
             return
         runtime = self.engine.runtime
         for table in runtime.tables:
-            for start, end in runtime.state.request_rules[table.request_id].protect:
+            for start, end in runtime.requests.own_rules(table.request_id).protect:
                 assert all(table.is_live(t) for t in range(start, min(end, table.num_tokens)))
 
     @invariant()
@@ -223,8 +223,8 @@ class Engine(RuleBasedStateMachine):
             return
         runtime = self.engine.runtime
         assert runtime.counters.invariants.violations == 0
-        assert not runtime.state.draft.other_rows(NO_IDS)
-        assert all(runtime.state.in_flight_step(name) >= 0 for name in runtime.state.requests)
+        assert not runtime.current.draft.other_rows(NO_IDS)
+        assert all(runtime.requests.in_flight_step(name) >= 0 for name in runtime.requests.held)
         dead = sum(table.num_dead for table in runtime.tables)
         assert dead <= runtime.counters.tokens.evicted
 

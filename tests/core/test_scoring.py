@@ -21,7 +21,7 @@ from vtoken.core.config.calibration import (
 )
 from vtoken.core.config.request_rules import request_rules
 from vtoken.core.protocol.step import StepPlan
-from vtoken.core.runtime.requests import SignalState
+from vtoken.core.runtime.held_request import SignalState
 from vtoken.policies.base import Policy, check_declared
 from vtoken.policies.knorm import KNorm
 from vtoken.policies.signals import Signal
@@ -182,7 +182,7 @@ def test_other_heads_make_scores_start_anew() -> None:
     now = f"tova reads attention_last (layer 2; heads 1, 3; {pooled})"
     was = f"attention_last (layer 2; {pooled})"
     assert f"scores start anew: {now}, until now it was {was}" in notes[0]
-    state = engine.runtime.state.requests["a"]
+    state = engine.runtime.requests.held["a"]
     held = state.scores_of(LAST)
     assert held is not None
     engine.step()
@@ -236,7 +236,7 @@ def test_a_report_from_before_the_change_of_policy_is_not_taken_for_the_new_sign
     engine.add("a", 20)
     engine.step()
     patch(engine, policy=choice("tova"))
-    state = engine.runtime.state.requests["a"]
+    state = engine.runtime.requests.held["a"]
     engine.step()  # brings the report of the first step, in which h2o's signal was kept
     assert tuple(state.signals) == (LAST,)
     assert state.scores_of(LAST) is None
@@ -275,7 +275,7 @@ def test_scores_carry_over_to_a_policy_that_reads_the_same_signal() -> None:
     engine = engine_with("h2o")
     engine.add("a", 20)
     engine.step()
-    state = engine.runtime.state.requests["a"]
+    state = engine.runtime.requests.held["a"]
     held = state.scores_of(SUM)
     result = patch(engine, policy={"name": "h2o", "params": PARAMS["h2o"] | {"normalize": True}})
     assert result.notes == ["scores carry over: h2o and h2o read attention_sum (layer 2)"]

@@ -426,11 +426,11 @@ def test_off_knows_no_tier(policy: str) -> None:
 def test_leaving_skip_lets_go_of_what_it_kept_at_the_next_step(change: dict[str, str]) -> None:
     engine = run(sharers("skip", policy="streaming_llm", budget_tokens=10), 4)
     runtime = engine.runtime
-    assert all(len(state.retained_dead_blocks) == 11 for state in runtime.state.requests.values())
-    runtime.state.config = replace(runtime.config, **change)
+    assert all(len(state.retained_dead_blocks) == 11 for state in runtime.requests.held.values())
+    runtime.active.config = replace(runtime.config, **change)
     run(engine, 1)
     assert all((table.block_live() > 0).all() for table in runtime.tables)
-    assert not any(state.retained_dead_blocks for state in runtime.state.requests.values())
+    assert not any(state.retained_dead_blocks for state in runtime.requests.held.values())
 
 
 def test_a_group_waits_for_a_holder_that_has_not_evicted() -> None:

@@ -40,7 +40,7 @@ def soak(seed: int, num_steps: int = 250) -> CoreEngine:
         if rng.random() < 0.05:
             patch = random_patch(rng, num_blocks)
             runtime = engine.runtime
-            runtime.state.config = merge_patch(
+            runtime.active.config = merge_patch(
                 runtime.config, patch, num_blocks=num_blocks, num_layers=4
             )
         if rng.random() < 0.05:

@@ -91,9 +91,9 @@ def test_a_choice_is_not_shown_after_an_eviction_that_was_not_compared(
     dead = table.num_dead
     while table.num_dead == dead:
         core.steps()
-    core.runtime.state.install(shadowed)
+    core.runtime.active.install(shadowed)
     core.steps()
-    assert core.runtime.state.shadow.active_policy is shadowed.shadow
+    assert core.runtime.shadow.active_policy is shadowed.shadow
     assert text_of(core).shadow is None
     assert all(row.shadow_live is None for row in text_of(core).rows)
 

@@ -56,10 +56,10 @@ class Bench:
         return out
 
     def refused(self, op: str, **args: Any) -> Problem:
-        before = (self.runtime.config, self.runtime.state.revision, self.runtime.events.last_seq)
+        before = (self.runtime.config, self.runtime.revision, self.runtime.events.last_seq)
         reply = self.engine.ask(op, **args)
         assert reply.problem is not None
-        after = (self.runtime.config, self.runtime.state.revision, self.runtime.events.last_seq)
+        after = (self.runtime.config, self.runtime.revision, self.runtime.events.last_seq)
         assert after == before
         return reply.problem
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.support.core.harness import CoreEngine, make_engine
 from tests.support.core.request_step import part_of, parts_of
-from vtoken.core.runtime.wasted_moves import WASTED_WITHIN_STEPS, LastMoves
+from vtoken.core.runtime.held_request import WASTED_WITHIN_STEPS, LastMoves
 from vtoken.policies import make_policy
 from vtoken.wire import Status
 
@@ -36,12 +36,12 @@ def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
     assert part_of(engine.step().requests, "a").moved_ids.tolist() == [0, 11]
     assert runtime.counters.reclamation.relocation_freed_blocks == 1
     assert runtime.counters.reclamation.reclaimed_blocks == 2  # and the second block, all dead
-    runtime.state.config = replace(runtime.config, reclamation="paused")
+    runtime.active.config = replace(runtime.config, reclamation="paused")
     for _ in range(gap - 1):
         engine.step()
     assert runtime.tables["a"].is_live(0)
     assert runtime.counters.reclamation.moved_then_evicted_tokens == (gap > 2)
-    runtime.state.config = replace(runtime.config, policy=make_policy("sliding_window", {}))
+    runtime.active.config = replace(runtime.config, policy=make_policy("sliding_window", {}))
     engine.step()
     assert not runtime.tables["a"].is_live(0)
     assert runtime.counters.reclamation.moved_tokens == 2

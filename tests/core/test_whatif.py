@@ -386,7 +386,7 @@ def test_what_can_be_given_is_what_the_status_says_after_the_change() -> None:
     for floor in (12, 24, 30):
         predicted = what_if(live, {"budget_tokens": floor})
         live.configure(budget_tokens=floor)
-        live.runtime.state.begin_step()  # the rules of the new configuration are in force
+        live.runtime.requests.begin_step()  # the rules of the new configuration are in force
         pressure = live.reporter.status().pressure
         assert pressure is not None
         assert (predicted.givable_tokens, predicted.givable_blocks) == (

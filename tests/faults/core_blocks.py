@@ -52,11 +52,11 @@ def free_nothing(engine: CoreEngine, hit: Hit) -> None:
 )
 def relocate_twice(engine: CoreEngine, hit: Hit) -> None:
     """A request is relocated again before its relocation was reported."""
-    planner, state = engine.runtime.round_planner, engine.runtime.state
+    planner, requests = engine.runtime.round_planner, engine.runtime.requests
     original = planner._layouts
 
     def layouts(*args: Any) -> Any:
-        in_flight, rows = state.due.in_flight, state.tables.all_rows
+        in_flight, rows = requests.due.in_flight, requests.tables.all_rows
         steps = in_flight[rows]
         in_flight[rows] = 0
         found = list(original(*args))

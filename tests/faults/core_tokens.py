@@ -197,7 +197,7 @@ def _choose(engine: CoreEngine, hit: Hit, victims: Callable[[Any], Any]) -> None
         raise error  # the product would continue without evicting
 
     engine.runtime.policy_runner._suspend = suspend
-    engine.runtime.state.config = structs.replace(engine.runtime.config, policy=Wrong())
+    engine.runtime.active.config = structs.replace(engine.runtime.config, policy=Wrong())
 
 
 @TOKENS.fault("policy", "policy, `checked`")

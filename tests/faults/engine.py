@@ -83,7 +83,7 @@ class EngineUnderFaults:
 
         self._configure(CONFIG | fault.options.get("config", {}))
         with self.stack:
-            self.stack.enter_context(patch.object(self.runtime.state, "violated", violated))
+            self.stack.enter_context(patch.object(self.runtime.current, "violated", violated))
             self._runs += 1
             outputs = self._traffic(fault, hit, found)
         assert hit.times, f"{fault.name}: never injected"
@@ -94,7 +94,7 @@ class EngineUnderFaults:
 
     def _configure(self, values: dict[str, Any]) -> None:
         geometry = self.runtime.geometry
-        self.runtime.state.config = merge_patch(
+        self.runtime.active.config = merge_patch(
             self.runtime.config,
             values,
             num_blocks=geometry.num_blocks,

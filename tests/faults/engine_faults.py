@@ -200,7 +200,7 @@ def forget_a_token_of_a_partial_block(engine: Engine, hit: Hit) -> None:
 )
 def treat_every_block_as_writable(engine: Engine, hit: Hit) -> None:
     """`is_writable` always returns true: slots of shared and cached blocks are recycled."""
-    store = engine.runtime.state.store
+    store = engine.runtime.store
     original = store.is_writable
 
     def is_writable(block: int) -> bool:
@@ -244,5 +244,5 @@ def lose_an_eviction(engine: Engine, hit: Hit) -> None:
 def free_twice(engine: Engine, hit: Hit) -> None:
     """A block is freed to vLLM's pool once more than it was allocated."""
     shared = next(iter(engine.runtime.tables)).blocks[0]
-    engine.runtime.state.store.give_back([shared])
+    engine.runtime.store.give_back([shared])
     hit()

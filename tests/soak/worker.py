@@ -170,7 +170,7 @@ class Soak:
             self.tally.failed += len(self.in_flight)
         self.runtime.check()
         pool = self.runtime.tables.pool
-        free = self.runtime.state.store.num_free_blocks()
+        free = self.runtime.store.num_free_blocks()
         usable = self.runtime.geometry.num_blocks - 1
         if len(self.runtime.tables) or pool.num_used or free != usable:
             self._fail(

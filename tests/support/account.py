@@ -49,7 +49,7 @@ class Account:
     def _victims(self, table: Any, victims: Any) -> None:
         if victims is None:
             return
-        name, rules = table.request_id, self.runtime.state.rules(table.request_id)
+        name, rules = table.request_id, self.runtime.requests.rules(table.request_id)
         dead = self.dead.setdefault(name, set())
         assert dead.isdisjoint(victims.tolist())
         dead.update(victims.tolist())
@@ -59,7 +59,7 @@ class Account:
             self.gave[name] = self.gave.get(name, 0) + len(victims)
 
     def _released(self, request_id: str, *, preempted: bool = False) -> None:
-        request = self.runtime.state.requests.get(request_id)
+        request = self.runtime.requests.held.get(request_id)
         if request is not None:
             dead, given = len(self.dead.pop(request_id, ())), self.gave.pop(request_id, 0)
             if preempted:

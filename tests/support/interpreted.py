@@ -328,7 +328,7 @@ def play(llm: Any, scenarios: Any, holes: list[int] | None = None) -> dict[str, 
             )
         ]
         unwatch()
-        shadow = runtime.state.shadow.document()
+        shadow = runtime.shadow.document()
         found[name] = {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "cached": [output.num_cached_tokens for output in outputs],

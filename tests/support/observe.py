@@ -63,11 +63,11 @@ class Observer:
         private: dict[int, str] = {}
         for table in self.runtime.tables:
             request = table.request_id
-            self.prompt_tokens[request] = self.runtime.state.requests[request].num_prompt_tokens
+            self.prompt_tokens[request] = self.runtime.requests.held[request].num_prompt_tokens
             self.held[request].append(len(table.blocks))
             self.steps_with_holes += not table.dense
             for block in table.blocks:
-                if not self.runtime.state.store.is_shared(block):
+                if not self.runtime.store.is_shared(block):
                     assert private.setdefault(block, request) == request, "owned twice"
                 if request not in self.owners[block]:
                     self.owners[block].append(request)

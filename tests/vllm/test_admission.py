@@ -115,7 +115,7 @@ def test_admission_counts_with_the_longest_chunk_of_a_shared_step(engine: Any, g
 
         scheduler.schedule = schedule_and_look
         greedy(llm, [reference.random_prompt(300, seed) for seed in (1, 2)], 2)
-        assert max(chunks) == scheduler.vtoken.admission.max_chunk_tokens == 128
+        assert max(chunks) == scheduler.vtoken.shape.max_chunk_tokens == 128
 
 
 def test_blocks_that_the_watermark_withholds_are_reported_and_open_the_gate(

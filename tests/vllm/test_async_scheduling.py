@@ -103,7 +103,7 @@ def test_tokens_equal_the_reference(name: str, engine: Any, greedy: Any, expecte
     with engine(**chunked, **args(**VARIANTS[name])) as llm:
         core, observer = core_of(llm), Observer(llm)
         assert core.batch_queue_size == 2
-        assert core.scheduler.vtoken.state.report_lag_steps == 1
+        assert core.scheduler.vtoken.shape.report_lag_steps == 1
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         counters = observer.runtime.counters
         assert counters.invariants.violations == 0
@@ -253,7 +253,7 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
         assert runtime.counters.requests.preempted > 0
         assert runtime.counters.tokens.evicted > 0
         assert runtime.counters.invariants.violations == 0
-        assert runtime.state.store.num_free_blocks() == 12
+        assert runtime.store.num_free_blocks() == 12
         assert sum(len(owners) > 1 for owners in observer.owners.values()) > 5
         runtime.check()
     for name, answer in tokens.items():
@@ -279,7 +279,7 @@ def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_mode
         for number, policy in enumerate(policies):
             step(llm, tokens, 15)
             control.patch_config({"policy": {"name": policy}, "recycle": number % 2 == 1})
-            held = [a for state in runtime.state.requests.values() for a in state.signals.values()]
+            held = [a for state in runtime.requests.held.values() for a in state.signals.values()]
             assert all(signal.scores is None for signal in held)
             operations += [control.compact(Compact(), "") for _ in range(2)]
         step(llm, tokens)

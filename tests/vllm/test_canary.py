@@ -201,8 +201,8 @@ def test_a_check_leaves_no_trace_but_its_metrics(engine: Any, greedy: Any) -> No
         assert counted(llm) == before
         assert scheduler_of(llm).requests == {}
         runtime = runtime_of(llm)
-        state = runtime.state
-        assert (len(runtime.tables), state.request_rules, state.own_policies) == (0, {}, {})
+        requests = runtime.requests
+        assert (len(runtime.tables), requests.announced, requests.own_policies) == (0, {}, {})
         assert runtime.canary.document().checked == 3
         assert len(scheduler_of(llm).vtoken_canary.samples) == 0
 
@@ -439,7 +439,7 @@ def test_a_check_that_gets_no_blocks_is_dropped_and_asks_for_none(
         monkeypatch.setattr(module.Checks, "_has_room", lambda *_: False)
         add(llm, "a", PROMPTS[0], 4)
         add(llm, "b", PROMPTS[1], 250)
-        while runtime.state.store.num_free_blocks() != 2:
+        while runtime.store.num_free_blocks() != 2:
             llm.llm_engine.step()
         assert (checks.num_unfinished, checks.request) == (1, None)
         asking, record = [], runtime.admission.record_demand

@@ -122,14 +122,14 @@ def test_holes_are_read_exactly_when_no_block_can_be_borrowed(
     config = vtoken_args(48, recycle=False, reclamation="paused")
     with engine(enable_prefix_caching=False, **config) as llm:
         observer = Observer(llm)
-        borrow, step = observer.runtime.state.store.borrow, [0]
+        borrow, step = observer.runtime.store.borrow, [0]
 
         def borrow_sometimes(num_blocks: int) -> list[int]:
             """Nothing in two steps of three; half of the requested blocks in the third."""
             step[0] += 1
             return borrow(num_blocks // 2) if step[0] % 3 == 0 else []
 
-        observer.runtime.state.store.borrow = borrow_sometimes
+        observer.runtime.store.borrow = borrow_sometimes
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         assert step[0] > 200
         assert observer.steps_with_holes > 100

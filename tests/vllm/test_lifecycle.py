@@ -269,17 +269,17 @@ def test_abort_and_finish_return_every_block(engine: Any) -> None:
     tokens: dict[str, list[int]] = {}
     with engine(enable_prefix_caching=True, **args()) as llm:
         runtime = runtime_of(llm)
-        free = runtime.state.store.num_free_blocks()
+        free = runtime.store.num_free_blocks()
         submit(llm, PROMPTS, 120)
         step(llm, tokens, 60)
         assert runtime.counters.reclamation.relocations > 0
-        assert runtime.state.store.num_free_blocks() < free
+        assert runtime.store.num_free_blocks() < free
         running = scheduler_of(llm).running[0].request_id
         llm.llm_engine.abort_request([running], internal=True)
         assert running not in runtime.tables
         step(llm, tokens)
         assert len(runtime.tables) == 0
-        assert runtime.state.store.num_free_blocks() == free
+        assert runtime.store.num_free_blocks() == free
         assert runtime.tables.pool.num_used == 0
         runtime.check()
 

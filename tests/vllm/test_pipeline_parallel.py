@@ -137,7 +137,7 @@ def test_tokens_equal_the_reference_with_two_steps_in_flight(
     runtime, core = runtime_of(two_stages), core_of(two_stages)
     counters = runtime.counters.reclamation
     assert core.batch_queue_size == 2
-    assert runtime.state.report_lag_steps == 1
+    assert runtime.shape.report_lag_steps == 1
     for name, changes in VARIANTS.items():
         patch(two_stages, **changes)
         before = counters.relocations, counters.recycled_slots
@@ -323,10 +323,10 @@ def test_control_a_lost_copy_on_the_first_stage_reaches_the_scheduler(two_stages
 
 
 def test_a_stage_that_differs_stops_the_engine_in_strict_mode(two_stages: Any) -> None:
-    runtime_of(two_stages).state.strict = True
+    runtime_of(two_stages).current.strict = True
     with pytest.raises(InvariantViolation, match="stage 1 has a different mirror"):
         run_and_break(two_stages, PROMPTS[::2], on_rank(1, move_a_token), 12)
-    two_stages.llm_engine.abort_request(list(runtime_of(two_stages).state.requests), internal=True)
+    two_stages.llm_engine.abort_request(list(runtime_of(two_stages).requests.held), internal=True)
 
 
 def test_a_plan_that_an_early_stage_cannot_apply_stops_the_later_ones(two_stages: Any) -> None:

@@ -61,7 +61,7 @@ def configure(llm: Any, **patch: Any) -> None:
         "prefix_sharing": "index",
         **patch,
     }
-    runtime.state.config = merge_patch(
+    runtime.active.config = merge_patch(
         runtime.config, values, num_blocks=runtime.geometry.num_blocks, num_layers=4
     )
 
@@ -213,7 +213,7 @@ def test_sharers_and_later_hits_get_the_references_tokens(
 def until_all_have_evicted(run: Session, num_sharers: int) -> None:
     for number in range(num_sharers):
         run.add(f"r{number}", PROMPTS[number])
-    while not run.runtime.state.requests or not all(t.virtual for t in run.runtime.tables):
+    while not run.runtime.requests.held or not all(t.virtual for t in run.runtime.tables):
         run.step(1)
 
 
@@ -229,12 +229,12 @@ def test_a_newcomer_hits_in_the_same_step_what_a_group_has_just_emptied(
     run = session()
     until_all_have_evicted(run, 2)
     shared = {b for table in run.runtime.tables for b in table.blocks}
-    shared = {b for b in shared if run.runtime.state.store.is_shared(b)}
+    shared = {b for b in shared if run.runtime.store.is_shared(b)}
     operation = compact(run)
     run.add("r3", PROMPTS[3])
     taken: list[int] = []
     borrowed: list[int] = []
-    store = run.runtime.state.store
+    store = run.runtime.store
     take, borrow = store.take, store.borrow
     store.take = lambda n: (taken.extend(new := take(n)), new)[1]
     store.borrow = lambda n: (borrowed.extend(new := borrow(n)), new)[1]
@@ -318,14 +318,14 @@ def test_a_dry_run_predicts_the_compaction(tier: str, llm: Any, session: Any) ->
         num_layers=4,
     )
     predicted = DryRuns(runtime).what_if(answer_to)
-    runtime.state.config = answer_to
-    free = runtime.state.store.num_free_blocks()
+    runtime.active.config = answer_to
+    free = runtime.store.num_free_blocks()
     scheduler = scheduler_of(llm)
     begin, freed = runtime.begin_step, []
 
     def measured(*upcoming: Any) -> None:
         begin(*upcoming)
-        freed.append(runtime.state.store.num_free_blocks() - free)
+        freed.append(runtime.store.num_free_blocks() - free)
         moved = [plan.num_moved_tokens for plan, _ in runtime.relocator.planned.values()]
         assert predicted.moved_tokens == sum(moved)
 
@@ -358,7 +358,7 @@ def test_control_a_store_that_calls_hashed_blocks_writable_poisons_later_hits(
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     expected = reference.generate(hf_model, PROMPTS[0], 12, evict)
     assert poisoned(llm, session()) == expected
-    store = runtime_of(llm).state.store
+    store = runtime_of(llm).store
     honest = store.is_writable, store.first_not_writable
     store.is_writable = lambda block: store._pool.blocks[block].ref_cnt == 1
     store.first_not_writable = lambda _: None

@@ -63,14 +63,14 @@ def test_short_memory_takes_tokens_and_preempts_nobody(
     prompts, pool = (LONG, LONG_POOL) if policy == "auto" else (PROMPTS, POOL)
     with scheduling, engine(enable_prefix_caching=False, **pool, **args(policy)) as llm:
         observer = Observer(llm)
-        num_free = observer.runtime.state.store.num_free_blocks()
+        num_free = observer.runtime.store.num_free_blocks()
         tokens = greedy(llm, prompts, NUM_NEW)
         counters, logs = observer.runtime.counters, observer.logs()
         assert counters.invariants.violations == 0
         assert counters.pressure.given_tokens == counters.tokens.evicted > 0
         assert counters.pressure.preemptions_above_floor == 0
         assert counters.requests.preempted == 0
-        assert observer.runtime.state.store.num_free_blocks() == num_free
+        assert observer.runtime.store.num_free_blocks() == num_free
     for prompt, found, log in zip(prompts, tokens, logs, strict=True):
         assert found == reference.generate(
             hf_model, prompt, NUM_NEW, reference.replay(log), draft=found
@@ -172,10 +172,10 @@ def test_forgotten_tokens_give_before_others(engine: Any, hf_model: Any) -> None
         begin = runtime.begin_step
 
         def tell_then_begin(*step: Any) -> None:
-            for name, request in runtime.state.requests.items():
+            for name, request in runtime.requests.held.items():
                 last = request.num_prompt_tokens == len(PROMPTS[-1])
                 if last and runtime.tables[name].num_tokens == told_at:
-                    runtime.state.forget_tokens(name, ((later.start, later.stop),))
+                    runtime.requests.forget_tokens(name, ((later.start, later.stop),))
             begin(*step)
 
         runtime.begin_step = tell_then_begin
@@ -194,7 +194,7 @@ def test_forgotten_tokens_give_before_others(engine: Any, hf_model: Any) -> None
         assert counters.invariants.violations == 0
         assert counters.pressure.given_tokens == counters.tokens.evicted > 0
         assert counters.requests.preempted == 0
-        assert runtime.state.num_forgets == 1
+        assert runtime.requests.num_forgets == 1
     for prompt, output, log in zip(PROMPTS, outputs, logs, strict=True):
         found = list(output.outputs[0].token_ids)
         assert found == reference.generate(

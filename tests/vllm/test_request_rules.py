@@ -41,7 +41,7 @@ def test_each_request_runs_under_its_own_rules(engine: Any, hf_model: Any) -> No
             ],
             use_tqdm=False,
         )
-        assert runtime_of(llm).state.request_rules == {}  # forgotten with their requests
+        assert runtime_of(llm).requests.announced == {}  # forgotten with their requests
         for name, value, bound in (
             ("vtoken_budget_tokens", -1, "an integer in 1..16777216"),
             ("vtoken_report", 2, "one of 0, 1"),

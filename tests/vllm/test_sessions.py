@@ -105,7 +105,7 @@ def test_a_session_evicts_nothing_next_to_requests_that_do(
         add(llm, "session", [0], resumable=False)  # its input has ended
         step(llm, tokens)
         assert len(runtime.tables) == 0
-        assert runtime.state.request_rules == {}
+        assert runtime.requests.announced == {}
         assert runtime.counters.tokens.evicted > 0
         assert runtime.counters.invariants.violations == 0
         runtime.check()

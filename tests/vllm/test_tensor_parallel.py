@@ -210,10 +210,10 @@ def test_a_violation_on_the_other_rank_reaches_the_scheduler(two_ranks: Any) -> 
 
 
 def test_a_rank_that_differs_stops_the_engine_in_strict_mode(two_ranks: Any) -> None:
-    runtime_of(two_ranks).state.strict = True
+    runtime_of(two_ranks).current.strict = True
     with pytest.raises(InvariantViolation, match="rank 1 has a different mirror"):
         run_and_break(two_ranks, PROMPTS[::2], on_rank(1, move_a_token))
-    two_ranks.llm_engine.abort_request(list(runtime_of(two_ranks).state.requests), internal=True)
+    two_ranks.llm_engine.abort_request(list(runtime_of(two_ranks).requests.held), internal=True)
 
 
 def test_a_plan_that_one_rank_cannot_apply_stops_all_of_them(two_ranks: Any) -> None:

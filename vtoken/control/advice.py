@@ -50,7 +50,7 @@ def to_free(runtime: Runtime, preview: Preview) -> str:
     """Why a round frees nothing, as in `preview`, and what would free blocks."""
     config, found = runtime.config, preview.round
     needed = preview.available_blocks + found.missing_blocks
-    if found.missing_blocks and runtime.state.store.num_free_blocks() >= needed:
+    if found.missing_blocks and runtime.store.num_free_blocks() >= needed:
         return (
             f"moving tokens takes {needed:,} fresh blocks, headroom is {config.headroom_blocks:,}: "
             f"raise headroom_blocks to {needed:,}"
@@ -69,6 +69,6 @@ def to_free(runtime: Runtime, preview: Preview) -> str:
                 f"{found.shared_skipped_blocks:,} shared blocks with holes stay: "
                 f"prefix_sharing={better} would free {freed:,}"
             )
-    if not runtime.state.may_evict:
+    if not runtime.requests.may_evict:
         return "every token is kept: choose a policy that evicts, or fewer requests"
     return "compacting frees nothing: smaller budget or fewer requests"

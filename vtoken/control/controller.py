@@ -205,7 +205,7 @@ class Controller:
 
     def _policies(self) -> list[PolicyInfo]:
         """The available policies, each with its measured quality on this model."""
-        profile = self.runtime.state.calibration
+        profile = self.runtime.scoring.calibration
         offered = describe_policies()
         if profile is not None:
             for policy in offered:
@@ -290,7 +290,7 @@ class Controller:
             bound = bounds(runtime.geometry.num_blocks, runtime.geometry.num_layers)["batch_size"]
             check("batch_size", size, bound)
         operation = runtime.operations.add(
-            actor, request_id, size, call.dry_run, revision=runtime.state.revision
+            actor, request_id, size, call.dry_run, revision=runtime.revision
         )
         if call.dry_run:
             found = self.dry_runs.compaction(request_id, size)

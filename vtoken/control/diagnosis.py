@@ -81,12 +81,12 @@ class Diagnosis:
         `freed_blocks`: by compacting now. `memory`: the pressure now.
         """
         runtime, config = self._runtime, self._runtime.config
-        free, short = runtime.state.store.num_free_blocks(), outlook.standing.blocks
+        free, short = runtime.store.num_free_blocks(), outlook.standing.blocks
         cause: Cause = "ok"
         if short:
             cause = "fragmented" if freed_blocks >= short else "full"
         elif memory is None and freed_blocks:
-            low = free - runtime.state.wanted_blocks <= config.low_watermark_blocks
+            low = free - runtime.current.wanted_blocks <= config.low_watermark_blocks
             cause = "fragmented" if low else "ok"
         elif memory is None and free <= config.headroom_blocks:
             cause = "full"
@@ -95,7 +95,7 @@ class Diagnosis:
     def _held(self, cause: Cause) -> tuple[Cause, float]:
         """The worst cause of the last `HOLD_S`, and how many seconds ago it held last."""
         runtime, now = self._runtime, time.monotonic()
-        seen, gave_s = now, runtime.state.given.since_s()
+        seen, gave_s = now, runtime.losses.given.since_s()
         if cause == "ok" and gave_s < HOLD_S:
             cause, seen = "full", now - gave_s  # it was short until others gave
         worse = CAUSES.index(cause) - CAUSES.index(self._cause)

@@ -91,7 +91,7 @@ class DryRuns:
         pressure = replace(
             self._pressure_after(victims, preview.holders),
             short_blocks=outlook.shortage.blocks,
-            ask_worth=partial(runtime.pricer.worth_after, config, victims),
+            ask_worth=partial(runtime.round_planner.worth_after, config, preview.layouts),
         )
         gates = describe_gates(config, pressure)
         gates.append(headroom_gate(preview.available_blocks, missing, gains=plan.freed_blocks > 0))
@@ -121,7 +121,7 @@ class DryRuns:
         runtime, waiting = self._runtime, 0
         victims: dict[str, Ints] = {}
         for table in runtime.tables:
-            rules = runtime.state.rules(table.request_id, config)
+            rules = runtime.requests.rules(table.request_id, config)
             target = keeps.get(table.request_id)
             if runtime.evictor.is_due(table, config):
                 target = rules.budget_tokens

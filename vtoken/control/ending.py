@@ -21,8 +21,7 @@ def end(runtime: Runtime, request_id: str, actor: str, end_request: EndRequest) 
 
     The event tells the API process that serves the client.
     """
-    state = runtime.state
-    if not state.is_session(request_id):
+    if not runtime.requests.own_rules(request_id).session:
         raise RefusedError(
             f"{request_id} is no streaming-input session: it ends by itself",
             field="request_id",
@@ -31,13 +30,13 @@ def end(runtime: Runtime, request_id: str, actor: str, end_request: EndRequest) 
             status=409,
             title="Not a session",
         )
-    free = state.store.num_free_blocks()
+    free = runtime.store.num_free_blocks()
     end_request(request_id)
-    freed = state.store.num_free_blocks() - free
+    freed = runtime.store.num_free_blocks() - free
     runtime.events.add(
         runtime.step,
         "server",
         f"{actor} ended session {request_id}, which frees {counted(freed, 'block')}",
         {"detail": "ended", "request_id": request_id, "freed_blocks": freed},
     )
-    return Ended(request_id=request_id, freed_blocks=freed, revision=state.revision)
+    return Ended(request_id=request_id, freed_blocks=freed, revision=runtime.revision)

@@ -30,16 +30,16 @@ def forget(
 
     Raises RefusedError if a span leaves the request or overlaps a protected one.
     """
-    state = runtime.state
+    requests = runtime.requests
     spans = read_spans([[*span] for span in asked], FIELD)
     check_inside(spans, num_known, FIELD, "request")
-    check_apart(spans, tuple(state.protection(name).spans()), FIELD)
-    before = state.forgotten.get(name, ())
+    check_apart(spans, tuple(requests.protection(name).spans()), FIELD)
+    before = requests.forgotten.get(name, ())
     after = merged(before, spans)
     num_new = num_tokens(after) - num_tokens(merged(before, ()))
     if num_new:
-        state.forget_tokens(name, spans)
-        policy = state.rules(name).policy.name
+        requests.forget_tokens(name, spans)
+        policy = requests.rules(name).policy.name
         runtime.events.add(
             runtime.step,
             "eviction",
@@ -58,7 +58,7 @@ def forget(
         spans=[*after],
         new_tokens=num_new,
         live_tokens=_num_live(runtime, name, after),
-        revision=state.revision,
+        revision=runtime.revision,
         notes=_notes(runtime, name),
     )
 
@@ -69,7 +69,7 @@ def _num_live(runtime: Runtime, request_id: str, spans: Spans) -> int:
 
 
 def _notes(runtime: Runtime, request_id: str) -> list[str]:
-    policy = runtime.state.rules(request_id).policy
+    policy = runtime.requests.rules(request_id).policy
     if policy.name == "none":
         return ["policy none evicts nothing: the tokens stay until the request has another policy"]
     if runtime.policy_runner.is_suspended(policy):

@@ -85,7 +85,7 @@ class GuardWatch:
                 value -= self._counted.setdefault(series, value)
         elif series.samples:
             return limit_now(guard, series, status)
-        elif self._reporter.runtime.state.effective[1] != self._revision:
+        elif self._reporter.runtime.effective[1] != self._revision:
             value = None
         return Limit(guard, series, value, count)
 

@@ -38,9 +38,8 @@ class Outlook:
     @cached_property
     def rows(self) -> Ints:
         """The rows of the requests that may give, now or once their prompts are computed."""
-        state = self._runtime.state
-        if self._config is state.effective[0]:
-            return state.giving_rows()
+        if self._config is self._runtime.effective[0]:
+            return self._runtime.requests.giving_rows()
         giving = [table.row for table in self._tables if self._gives(table)]
         return np.array(giving, dtype=np.int64)
 
@@ -48,7 +47,7 @@ class Outlook:
     def givers(self) -> Givers:
         """These requests."""
         runtime = self._runtime
-        if self._config is runtime.state.effective[0]:
+        if self._config is runtime.effective[0]:
             return runtime.admission.givers(self.rows)
         return self._givers([runtime.tables.at(row) for row in self.rows.tolist()])
 
@@ -90,7 +89,7 @@ class Outlook:
             asked = demand.needed_blocks
             future = admission.reserved_blocks(demand, config, now)
         headroom = config.headroom_blocks if reserves or len(self.givers.live) else 0
-        free = runtime.state.store.num_free_blocks()
+        free = runtime.store.num_free_blocks()
         return Shortage(now, soon, asked, headroom, free, future, self.givable_blocks)
 
     @cached_property
@@ -121,7 +120,7 @@ class Outlook:
         if demand is not None and enough and self.patience_left_s(demand) <= 0:
             asked = demand.needed_blocks
         now, soon = runtime.shortages.growth()
-        free = runtime.state.store.num_free_blocks()
+        free = runtime.store.num_free_blocks()
         found = Shortage(now, soon, asked, config.headroom_blocks, free)
         if found.blocks == 0 or config.reclamation != "auto":
             return found
@@ -154,7 +153,7 @@ class Outlook:
         if len(counted) == 0:
             return None
         first, later = np.maximum(1, counted.mean(axis=0)).tolist()
-        spare = runtime.state.store.num_free_blocks() + self.givable_blocks
+        spare = runtime.store.num_free_blocks() + self.givable_blocks
         due = [table for table in self._tables if runtime.evictor.is_due(table, config)]
         if due:
             givers = self._givers(due)
@@ -205,11 +204,10 @@ class Outlook:
         runtime, short = self._runtime, self.standing
         if len(self.givers.live) == 0 and not self._config.evicts_under_pressure:
             return None
-        state, log = runtime.state, runtime.state.finished
-        tokens, requests = state.given.recent()
+        log, (tokens, requests) = runtime.finished, runtime.losses.given.recent()
         return MemoryPressure(
             **structs.asdict(runtime.counters.pressure),
-            near=state.is_short_soon and len(self.givers.live) > 0,
+            near=runtime.current.is_short_soon and len(self.givers.live) > 0,
             short_blocks=short.blocks,
             growth_blocks=short.growth_blocks,
             asked_blocks=short.asked_blocks,
@@ -231,18 +229,19 @@ class Outlook:
 
     def first_waiting(self) -> FirstWaiting | None:
         """What the first waiting request lacks; None if it lacks nothing."""
-        admission = self._runtime.admission
-        demand = admission.demand
+        demand = self._runtime.admission.demand
         if demand is None or not demand.needed_blocks:
             return None
         name = demand.request_id
-        read_again = name in self._runtime.state.preempted  # all of its tokens but the newest
+        request = self._runtime.requests.announced.get(name)
+        is_read_again = request is not None and request.num_preemptions
         return FirstWaiting(
             id=name,
             needed_blocks=demand.needed_blocks,
             withheld_blocks=demand.withheld_blocks,
             short_blocks=self.standing.blocks,
-            reread_tokens=admission.num_prompt_tokens(name) - 1 if read_again else 0,
+            # All of its tokens but the newest.
+            reread_tokens=request.num_prompt_tokens - 1 if request and is_read_again else 0,
             patience_s=self.patience_left_s(demand),
         )
 
@@ -262,7 +261,7 @@ class Outlook:
         rules = self._rules(table)
         if not rules.gives:
             return False
-        end = self._runtime.state.requests[table.request_id].prefill_end
+        end = self._runtime.requests.held[table.request_id].prefill_end
         return rules.evict_during != "prefill" or table.num_tokens <= end
 
     def _givers(self, tables: list[TokenTable]) -> Givers:
@@ -278,7 +277,7 @@ class Outlook:
         return np.array(intervals, dtype=np.int64)
 
     def _rules(self, table: TokenTable) -> VTokenConfig:
-        return self._runtime.state.rules(table.request_id, self._config)
+        return self._runtime.requests.rules(table.request_id, self._config)
 
     def patience_left_s(self, demand: Demand) -> float:
         """How much longer the request of `demand` waits before others give for it; at most 0: not

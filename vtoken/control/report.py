@@ -19,6 +19,7 @@ from vtoken.control.scheduling import Scheduling
 from vtoken.control.status import StatusReport, naive_blocks
 from vtoken.control.tokens import text_source, token_page
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, QueuedRequest, WaitingQueue
+from vtoken.core.runtime.request_rows import R, describe_rules, request_row
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import (
     FLAG_HASHED,
@@ -171,12 +172,12 @@ class Reporter:
             if queued.request_id in held:
                 held[queued.request_id].state = _between_turns(queued)
             else:
-                rows.append(self._queued_row(queued))
+                rows.append(self._queued_row(RequestRow, queued))
         return rows
 
     def _held_rows(self, names: Sequence[str], outlook: Outlook) -> list[RequestRow]:
         """The rows of requests that hold blocks."""
-        state, tables = self.runtime.state, self.runtime.tables
+        requests, tables = self.runtime.requests, self.runtime.tables
         facts = tables.columns.facts[[tables.rows[name] for name in names]]
         live = facts["num_live"]
         of_tables = {
@@ -193,7 +194,7 @@ class Reporter:
         for name, *numbers in zip(
             names, *(column.tolist() for column in of_tables.values()), strict=True
         ):
-            request, rules = state.requests[name], state.rules(name)
+            request, rules = requests.held[name], requests.rules(name)
             rows.append(
                 RequestRow(
                     id=name,
@@ -203,43 +204,31 @@ class Reporter:
                     policy=rules.policy.name,
                     budget_tokens=rules.budget_tokens,
                     moved_tokens=request.moved_tokens,
-                    preemptions=state.preempted.get(name, 0),
+                    preemptions=requests.num_preemptions(name),
                     evict_when=rules.evict_when,
                     given_tokens=request.given_tokens,
                     givable_tokens=givable.get(name, 0),
-                    session=state.is_session(name),
+                    session=requests.own_rules(name).session,
                     **dict(zip(of_tables, numbers, strict=True)),
                 )
             )
         return rows
 
-    def _queued_row(self, queued: QueuedRequest) -> RequestRow:
+    def _queued_row(self, make: type[R], queued: QueuedRequest) -> R:
         """The row of a request that holds no block: its lengths and its rules."""
-        state, name = self.runtime.state, queued.request_id
-        rules = state.rules(name)
-        return RequestRow(
-            id=name,
-            state="preempted" if queued.preempted else "waiting",
-            live=0,
-            dead=0,
+        return request_row(
+            make,
+            self.runtime.requests,
+            queued.request_id,
+            "preempted" if queued.preempted else "waiting",
             prompt_tokens=queued.num_prompt_tokens,
             output_tokens=queued.num_output_tokens,
-            blocks=0,
-            bound_blocks=0,
-            naive_blocks=0,
-            policy=rules.policy.name,
-            budget_tokens=rules.budget_tokens,
-            dense=True,
-            preemptions=state.preempted.get(name, 0),
-            evict_when=rules.evict_when,
-            session=state.is_session(name),
         )
 
     def named(self, name: str) -> list[NamedRequest]:
         """The requests that a client may mean by `name`, which `the_one` chooses from."""
-        state = self.runtime.state
-        known = dict.fromkeys(state.finished.ids(), True)
-        known |= dict.fromkeys(state.request_rules, False)
+        known = dict.fromkeys(self.runtime.finished.ids(), True)
+        known |= dict.fromkeys(self.runtime.requests.announced, False)
         return matches(known.items(), name)
 
     def request(self, name: str) -> RequestDetail:
@@ -262,11 +251,11 @@ class Reporter:
         elif queued is not None:
             detail = RequestDetail(**msgspec.structs.asdict(self._queued_row(queued)))
         else:
-            ended = self.runtime.state.finished.get(request_id)
+            ended = self.runtime.finished.get(request_id)
             if ended is None:
                 raise UnknownRequestError(request_id)
             return ended
-        self.runtime.state.describe_rules(detail)
+        describe_rules(self.runtime.requests, detail)
         return detail
 
     def living(self, name: str) -> str:
@@ -275,13 +264,13 @@ class Reporter:
         Raises RefusedError if there is none, or several.
         """
         request_id = the_one(self.named(name), name, running=True)
-        if request_id not in self.runtime.state.request_rules:
+        if request_id not in self.runtime.requests.announced:
             raise UnknownRequestError(request_id, ended=True)
         return request_id
 
     def num_tokens(self, request_id: str) -> int:
         """The known tokens of a request that runs or waits, computed or not."""
-        request = self.runtime.state.requests.get(request_id)
+        request = self.runtime.requests.held.get(request_id)
         if request is not None:
             return max(self.runtime.tables[request_id].num_tokens, request.prefill_end)
         queued = self._queue.find(request_id)

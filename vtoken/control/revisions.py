@@ -49,12 +49,12 @@ class Revisions:
         """The current configuration. It is cached until something changes: do not write to it."""
         runtime = self._runtime
         trial = None if self._trial is None else self._trial.document
-        state = (runtime.config, runtime.state.revision, *runtime.state.effective, trial)
+        state = (runtime.config, runtime.revision, *runtime.effective, trial)
         if self._cached is None or self._cached[0] != state:
-            effective, revision = runtime.state.effective
+            effective, revision = runtime.effective
             geometry = runtime.geometry
             document = ConfigDocument(
-                revision=runtime.state.revision,
+                revision=runtime.revision,
                 desired=runtime.config.values(),
                 effective=effective.values(),
                 bounds=bounds(geometry.num_blocks, geometry.num_layers, geometry.num_heads),
@@ -73,11 +73,11 @@ class Revisions:
 
     def require(self, expected: int | None) -> None:
         """Raises StaleRevisionError unless `expected` is the newest revision, or None."""
-        if expected is not None and expected != self._runtime.state.revision:
-            raise StaleRevisionError(expected, self._runtime.state.revision)
+        if expected is not None and expected != self._runtime.revision:
+            raise StaleRevisionError(expected, self._runtime.revision)
 
     def _require_new(self, revision: int | None) -> None:
-        newest = self._runtime.state.revision
+        newest = self._runtime.revision
         if revision is not None and revision <= newest:
             raise RefusedError(
                 f"revision {revision} is not new",
@@ -130,7 +130,7 @@ class Revisions:
         notes = self.notes(config, terms)
         if self._trial is not None:
             notes.append(
-                f"refused while revision {self._runtime.state.revision} is on trial: "
+                f"refused while revision {self._runtime.revision} is on trial: "
                 "confirm or undo it first"
             )
         return self._preview(config, notes)
@@ -140,13 +140,13 @@ class Revisions:
         self.require_history()
         notes = self.notes(self._history[-1])
         if self._trial is not None:
-            notes.append(f"it ends the trial of revision {self._runtime.state.revision}")
+            notes.append(f"it ends the trial of revision {self._runtime.revision}")
         return self._preview(self._history[-1], notes)
 
     def preview_confirm(self) -> PatchResult:
         """What `confirm` would do; nothing is changed."""
         self.require_trial()
-        note = f"revision {self._runtime.state.revision} would be confirmed and stay"
+        note = f"revision {self._runtime.revision} would be confirmed and stay"
         return self._preview(self._runtime.config, [note, *self._without_evidence()])
 
     def _without_evidence(self) -> list[str]:
@@ -204,8 +204,8 @@ class Revisions:
 
     def _superseded(self) -> int | None:
         """The newest revision, if no step has run with it yet."""
-        revision = self._runtime.state.revision
-        return None if self._runtime.state.effective[1] == revision else revision
+        revision = self._runtime.revision
+        return None if self._runtime.effective[1] == revision else revision
 
     # ------------------------------------------------------------ changing
 
@@ -238,14 +238,14 @@ class Revisions:
         self._require_new(revision)
         ended = ""
         if self._trial is not None:
-            ended = f", which ends the trial of rev {self._runtime.state.revision}"
+            ended = f", which ends the trial of rev {self._runtime.revision}"
             self._leave_trial()
         return self._install(self._history.pop(), actor, after=ended, revision=revision)
 
     def confirm(self, actor: str) -> PatchResult:
         """Keep the revision that is on trial; its number stays."""
         self.require_trial()
-        revision, notes = self._runtime.state.revision, self._without_evidence()
+        revision, notes = self._runtime.revision, self._without_evidence()
         data = {"confirmed": revision, "notes": notes}
         self._end_trial(actor, f"rev {revision} confirmed by {actor}", data)
         note = f"revision {revision} is confirmed and stays"
@@ -258,7 +258,7 @@ class Revisions:
         verdict = self._trial.verdict()
         if verdict is None:
             return
-        revision = self._runtime.state.revision
+        revision = self._runtime.revision
         if not verdict.reverts:
             data = {"kept": revision, "reason": verdict.reason}
             data["unevaluated"] = self._trial.unevaluated
@@ -296,7 +296,7 @@ class Revisions:
         if not changes:
             return self._result(previous, changes)
         notes, superseded = self.notes(config, terms), self._superseded()
-        runtime.state.install(config, revision)
+        runtime.active.install(config, revision)
         self._made = Made(actor, time.time(), [*changes])
         if "reclamation" in changes:
             facts = self._reporter.facts
@@ -310,13 +310,13 @@ class Revisions:
             self._begin_trial(terms, actor, result)
             data["trial"] = msgspec.to_builtins(result.trial)
             after = f", on trial: {terms}"
-        change = f"{change_text(changes)} by {actor} (rev {runtime.state.revision})"
+        change = f"{change_text(changes)} by {actor} (rev {runtime.revision})"
         self._add_event(actor, f"{before}{change}{after}", data)
         return result
 
     def _add_event(self, actor: str, summary: str, data: dict[str, Any]) -> None:
         runtime = self._runtime
-        common = {"revision": runtime.state.revision, "actor": actor, "changes": {}, "notes": []}
+        common = {"revision": runtime.revision, "actor": actor, "changes": {}, "notes": []}
         runtime.events.add(runtime.step + 1, "config", summary, common | data)
 
     def _begin_trial(self, terms: Terms, actor: str, result: PatchResult) -> None:
@@ -340,10 +340,10 @@ class Revisions:
     ) -> PatchResult:
         """The state after a call that replaced `previous` by making `changes`."""
         runtime = self._runtime
-        effective, revision = runtime.state.effective
-        in_force = revision == runtime.state.revision
+        effective, revision = runtime.effective
+        in_force = revision == runtime.revision
         return PatchResult(
-            revision=runtime.state.revision,
+            revision=runtime.revision,
             applied_at_step=runtime.step + 1,
             previous=previous.values(),
             effective=effective.values(),

@@ -20,9 +20,9 @@ from vtoken.control.facts import EngineFacts
 from vtoken.control.outlook import Outlook
 from vtoken.control.scheduling import Scheduling
 from vtoken.core.config.values import VTokenConfig
-from vtoken.core.runtime.relocation.pricing import NOTHING
+from vtoken.core.runtime.held_request import WASTED_WITHIN_STEPS
+from vtoken.core.runtime.relocation.round_planner import NOTHING
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.core.runtime.wasted_moves import WASTED_WITHIN_STEPS
 from vtoken.wire import (
     SCHEMA_VERSION,
     BlockCounts,
@@ -102,13 +102,13 @@ class StatusReport:
             requests=self._requests(outlook),
             invariants=Invariants(
                 **asdict(runtime.counters.invariants),
-                strict=runtime.state.strict,
+                strict=runtime.current.strict,
                 check_every_step=runtime.check_every_step,
             ),
-            config_revision=runtime.state.revision,
+            config_revision=runtime.revision,
             step_ms=facts.step_times.median_ms,
             latency=runtime.latency.document(time.monotonic()),
-            shadow=None if config.shadow is None else runtime.state.shadow.document(),
+            shadow=None if config.shadow is None else runtime.shadow.document(),
             scheduling=self._scheduling.state,
             paused_since_ts=self._scheduling.since_ts,
             prices=slow.prices,
@@ -139,7 +139,7 @@ class StatusReport:
 
     def _blocks(self) -> BlockCounts:
         runtime, pool = self._runtime, self._runtime.tables.pool
-        free = runtime.state.store.num_free_blocks()
+        free = runtime.store.num_free_blocks()
         return BlockCounts(
             total=runtime.geometry.num_blocks - 1,
             free=free,
@@ -195,14 +195,14 @@ class StatusReport:
         )
 
     def _requests(self, outlook: Outlook) -> RequestCounts:
-        facts, state = self._facts, self._runtime.state
-        sessions, blocks = state.sessions()
+        facts, requests = self._facts, self._runtime.requests
+        sessions, blocks = requests.sessions()
         return RequestCounts(
             **asdict(self._runtime.counters.requests),
             running=facts.running,
             waiting=facts.waiting,
             oldest_wait_s=outlook.oldest_wait_s if facts.waiting else 0.0,
-            idle=len(state.idle),
+            idle=len(requests.idle),
             sessions=sessions,
             session_blocks=blocks,
             first=outlook.first_waiting(),
@@ -251,7 +251,7 @@ class StatusReport:
         While holes have no price, a round saves nothing and the tables are not read.
         """
         runtime, prices = self._runtime, self._runtime.prices
-        estimate = runtime.pricer.estimate(runtime.config) if prices.hole_us else NOTHING
+        estimate = runtime.round_planner.estimate(runtime.config) if prices.hole_us else NOTHING
         worth = prices.worth(estimate)
         return RoundPrices(
             **prices.document(),
@@ -265,7 +265,7 @@ class StatusReport:
     def _calibration(self) -> Calibration:
         """Which layers and heads the current policy's signal uses, and why those."""
         runtime, facts = self._runtime, self._facts
-        config, profile = runtime.config, runtime.state.calibration
+        config, profile = runtime.config, runtime.scoring.calibration
         document = Calibration(source="default depth", detail=facts.calibration_detail)
         if profile is not None:
             document = Calibration(

@@ -13,7 +13,7 @@ import numpy as np
 
 from vtoken.base.errors import RefusedError
 from vtoken.core.config.spans import covered
-from vtoken.core.runtime.requests import ShadowComparison
+from vtoken.core.runtime.held_request import ShadowComparison
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.policies import params_dict
@@ -42,10 +42,10 @@ class _Token(NamedTuple):
 
 def _tokens(runtime: Runtime, table: TokenTable, start: int, stop: int) -> Iterator[_Token]:
     """The tokens `start` .. `stop`, dead ones included."""
-    name, state = table.request_id, runtime.state
+    name, requests = table.request_id, runtime.requests
     ids = np.arange(max(0, start), min(table.num_tokens, stop), dtype=np.int64)
-    protected = state.protection(name).covers(ids)
-    forgotten = covered(state.forgotten_pairs(name), ids) & ~protected
+    protected = requests.protection(name).covers(ids)
+    forgotten = covered(requests.forgotten_pairs(name), ids) & ~protected
     scores = runtime.scoring.newest(name)
     columns = ids, table.slots_of(ids), protected, forgotten
     for token_id, slot, is_protected, is_forgotten in zip(
@@ -102,7 +102,7 @@ def text_source(runtime: Runtime, request_id: str, start: int, limit: int) -> Te
     end = min(len(words), start + limit)
     compared = _comparison(runtime, table)
     page.total = len(words)
-    page.prompt_tokens = runtime.state.requests[request_id].num_prompt_tokens
+    page.prompt_tokens = runtime.requests.held[request_id].num_prompt_tokens
     page.rows = _text_rows(runtime, table, start, end, compared)
     page.shadow = None if compared is None else _shadow(compared)
     context = words[max(0, start - TEXT_CONTEXT_TOKENS) : end] if page.rows else words[:0]
@@ -135,8 +135,8 @@ def _text_rows(
 
 def _comparison(runtime: Runtime, table: TokenTable) -> ShadowComparison | None:
     """The shadow's choice at the request's newest eviction; None if it made none then."""
-    compared = runtime.state.requests[table.request_id].compared
-    if compared is None or compared.policy is not runtime.state.shadow.active_policy:
+    compared = runtime.requests.held[table.request_id].compared
+    if compared is None or compared.policy is not runtime.shadow.active_policy:
         return None
     return compared if compared.num_dead == table.num_dead else None
 

@@ -14,7 +14,7 @@ def own_bytes(scheduler: Any, runner: Any) -> dict[str, float]:
     buffers. `buffers`: side buffers and the record of packed slots, on a CPU.
     """
     tables = scheduler.vtoken.tables
-    store = scheduler.vtoken.state.store  # leads to all of vLLM's block manager
+    store = scheduler.vtoken.store  # leads to all of vLLM's block manager
     caches = list(runner.kv_caches)
     half = getattr(runner, "vtoken_device", None)
     if half is None:

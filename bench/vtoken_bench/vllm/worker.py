@@ -139,7 +139,7 @@ def _facts(scheduler: Any) -> dict[str, Any]:
         "block_size": runtime.geometry.block_size,
         "violations": runtime.counters.invariants.violations,
         **{fact: attrgetter(name)(runtime.counters) for fact, name in COUNTERS.items()},
-        "kept_share_sum": runtime.state.finished.kept_sum,
+        "kept_share_sum": runtime.finished.kept_sum,
     }
 
 

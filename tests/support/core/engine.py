@@ -25,6 +25,7 @@ from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.admission import NO_REQUIREMENT
 from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.other_groups import OtherGroup
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import Geometry
 
@@ -90,6 +91,7 @@ class CoreEngine:
         self.reserves = False  # admission as in vLLM's block manager; else by the first chunk alone
         # Like vLLM's --watermark: withheld from waiting requests while others run.
         self.watermark_blocks = 0
+        self.other_groups: list[OtherGroup] = [] if self.windows is None else [self.windows]
         geometry = Geometry(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -114,7 +116,7 @@ class CoreEngine:
             strict=strict,
             check_every_step=check_every_step,
             calibration=calibration,
-            other_groups=[] if self.windows is None else [self.windows],
+            other_groups=self.other_groups,
             max_drafts=max_drafts,
             num_sampled=self._num_sampled,
         )
@@ -150,7 +152,7 @@ class CoreEngine:
             raise ValueError(f"a prompt of {prompt_tokens} tokens does not fit {most} slots")
         if not 0 <= prefix_tokens <= prompt_tokens:
             raise ValueError(f"{prefix_tokens} prefix tokens in a prompt of {prompt_tokens}")
-        if request_id not in self.runtime.state.request_rules:
+        if request_id not in self.runtime.requests.announced:
             self.runtime.announce(
                 request_id,
                 rules,
@@ -209,7 +211,7 @@ class CoreEngine:
 
     def due_requests(self) -> list[str]:
         """The requests in the middle of their prompt and those that append one token next."""
-        ends = {name: state.prefill_end for name, state in self.runtime.state.requests.items()}
+        ends = {name: state.prefill_end for name, state in self.runtime.requests.held.items()}
         return [
             r.id
             for r in self.running
@@ -217,7 +219,7 @@ class CoreEngine:
         ]
 
     def step(self) -> StepPlan:
-        self.runtime.state.report_lag_steps = self.worker_lag_steps
+        self.runtime.shape.report_lag_steps = self.worker_lag_steps
         self._drafts = self._draft()
         drafting = [(name, 1 + num) for name, (num, _) in self._drafts.items()]
         self.runtime.begin_step(self.due_requests(), **({"drafting": drafting} if drafting else {}))
@@ -242,7 +244,7 @@ class CoreEngine:
         found = {}
         most = (self.store.num_blocks - 1) * self.block_size
         for request in self.running:
-            if self.runtime.state.max_drafts and request.num_known - request.num_computed == 1:
+            if self.runtime.shape.max_drafts and request.num_known - request.num_computed == 1:
                 num, right = self.draft(request)
                 num = min(num, most - request.num_known)
                 if num > 0:

@@ -141,7 +141,7 @@ class LiveEngine:
     def configure(self, **patch: Any) -> None:
         """Replace the configuration without a new revision."""
         geometry = self.runtime.geometry
-        self.runtime.state.config = merge_patch(
+        self.runtime.active.config = merge_patch(
             self.runtime.config,
             with_its_budget(patch),
             num_blocks=geometry.num_blocks,

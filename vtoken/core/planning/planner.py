@@ -111,18 +111,6 @@ class SearchResult(msgspec.Struct, frozen=True, eq=False, gc=False):
     num_passed_over: int
 
 
-def num_excess_blocks(
-    num_blocks: int, num_live: int, block_size: int, *, max_drafts: int = 0
-) -> int:
-    """Blocks held beyond ceil((live + 1 + drafts) / S), the need of the live tokens and of those of
-    the next step.
-
-    A cheap test before planning: a request without excess blocks gains nothing, or loses the block
-    that its next drafts take.
-    """
-    return num_blocks - ((num_live + max_drafts) // block_size + 1)
-
-
 def search(
     layout: Layout, planner: PlannerName, *, batch_size: int, headroom_blocks: int
 ) -> SearchResult:

@@ -5,7 +5,7 @@ request with n live tokens in b blocks of S slots, f of them full, with live tok
 that evicts c tokens after `due_in` more steps:
 
 1. holes h = E - n. Without holes the request is dense and none of it is packed
-2. a plan must free a block (I4), so one exists only if b > n // S + 1; see `num_excess_blocks`
+2. a plan must free a block (I4), so one exists only if b > n // S + 1
 3. l = n - f S tokens of partial blocks are packed in every step while there is a hole
 4. a round saves all of that until the next eviction, for t = due_in steps. Recycling fills one hole
    per step, before attention reads: then t <= h, and step i packs about l (h - i) / h tokens

@@ -26,7 +26,6 @@ request that does not fit even then waits for an end, and nobody loses a token f
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +33,12 @@ import numpy as np
 from vtoken.base.arrays import Ints
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.giving import Givers
+from vtoken.core.runtime.active_config import ActiveConfig
+from vtoken.core.runtime.block_store import BlockStore
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.engine_shape import EngineShape
 from vtoken.core.runtime.other_groups import OtherGroups
-from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables.token_table import TokenTable
 
 SHORTAGE_VALID_STEPS = 8
@@ -79,22 +82,24 @@ class Admission:
     """Counts the blocks that admitted requests may still take."""
 
     def __init__(
-        self, state: RuntimeState, max_chunk_tokens: int, others: OtherGroups = ()
+        self,
+        shape: EngineShape,
+        store: BlockStore,
+        requests: Requests,
+        active: ActiveConfig,
+        current: CurrentStep,
+        others: OtherGroups,
     ) -> None:
-        self._state = state
+        self._shape = shape
+        self._store = store
+        self._requests = requests
+        self._active = active
+        self._current = current
         self._others = others
-        self.max_chunk_tokens = max_chunk_tokens
         self._outstanding: tuple[int, int] = (-1, 0)  # step, blocks
         self._admitted_step = -1
         self._demand = NO_DEMAND
         self._givable: tuple[int, int] = (-1, 0)  # step, blocks
-
-    def preempted(self, request_id: str, num_tokens: int) -> None:
-        """A preempted request will compute `num_tokens` again before it decodes."""
-        arrival = self._state.arrivals.get(request_id)
-        if arrival is not None:
-            arrival.num_prompt_tokens = num_tokens
-            arrival.waits_since = time.monotonic()
 
     def forget(self, request_id: str) -> None:
         self._end_demand(request_id)
@@ -109,16 +114,17 @@ class Admission:
         `num_tokens`: its prompt, as vLLM counts; `num_cached` of them are in the prefix cache and
         all held until the first chunk is computed.
         """
-        rules = self._state.rules(request_id)
+        rules = self._requests.rules(request_id)
         return self._prompt_peak(rules, num_tokens, num_cached)
 
     def requirement(self, request_id: str, num_tokens: int, other_blocks: int = 0) -> Requirement:
         """What must be free when `request_id` starts and takes the blocks of `num_tokens`, and
         `other_blocks` in other groups.
         """
-        config = self._state.config
-        is_alone = all(map(self._state.is_session, self._state.requests))  # beside sessions
-        idle = is_alone and self._admitted_step != self._state.step
+        config = self._active.config
+        own_rules = self._requests.own_rules
+        is_alone = all(own_rules(name).session for name in self._requests.held)
+        idle = is_alone and self._admitted_step != self._current.number
         if idle or not self.reserves(config):
             return NO_REQUIREMENT
         taken = self._blocks(num_tokens) + other_blocks
@@ -140,12 +146,11 @@ class Admission:
         The engine withholds `withheld_blocks` more from it. A shortage also opens the gates if
         blocks are withheld or the request waits for what others will hold.
         """
-        state = self._state
-        free = state.store.num_free_blocks()
+        free = self._store.num_free_blocks()
         missing = max(0, num_blocks + requirement.extra_blocks + withheld_blocks - free)
-        if self._demand.step != state.step or missing > self._demand.missing_blocks:
+        if self._demand.step != self._current.number or missing > self._demand.missing_blocks:
             self._demand = Demand(
-                state.step,
+                self._current.number,
                 request_id,
                 num_blocks + withheld_blocks,
                 withheld_blocks,
@@ -153,7 +158,7 @@ class Admission:
                 reserves=requirement.reserves,
             )
         if missing and (requirement.extra_blocks or withheld_blocks):
-            state.want_blocks(missing + withheld_blocks)
+            self._current.want_blocks(missing + withheld_blocks)
 
     @property
     def demand(self) -> Demand | None:
@@ -163,24 +168,28 @@ class Admission:
         for `SHORTAGE_VALID_STEPS`.
         """
         demand = self._demand
-        fresh = self._state.step - demand.step <= SHORTAGE_VALID_STEPS
+        fresh = self._current.number - demand.step <= SHORTAGE_VALID_STEPS
         return demand if fresh and demand.missing_blocks else None
 
     def num_prompt_tokens(self, request_id: str) -> int:
         """The tokens that a waiting request computes before it decodes."""
-        arrival = self._state.arrivals.get(request_id)
+        arrival = self._requests.announced.get(request_id)
         return 0 if arrival is None else arrival.num_prompt_tokens
 
     def oldest_wait_s(self, now: float) -> float:
         """How long the request that waits longest has waited; 0 if none waits. `now`: monotonic."""
-        held = self._state.requests
-        since = [a.waits_since for name, a in self._state.arrivals.items() if name not in held]
+        held = self._requests.held
+        since = [
+            request.waits_since
+            for name, request in self._requests.announced.items()
+            if name not in held and not request.is_check
+        ]
         return now - min(since, default=now)
 
     def reserves(self, config: VTokenConfig) -> bool:
         """Whether a waiting request leaves blocks to running ones and to relocation."""
         reclaims = config.reclamation == "auto" and config.experiment.admission != "stock"
-        return reclaims and self._state.may_evict
+        return reclaims and self._requests.may_evict
 
     def reserved_blocks(self, demand: Demand, config: VTokenConfig, growth_blocks: int) -> int:
         """What the request of `demand` leaves to running ones under `config`, which take
@@ -194,7 +203,7 @@ class Admission:
         """How much longer the request of `demand` waits under `config` before others give; at most
         0: not longer.
         """
-        arrival = self._state.arrivals.get(demand.request_id)
+        arrival = self._requests.announced.get(demand.request_id)
         if arrival is None:
             return 0.0
         return arrival.waits_since + config.evict_after_wait_ms / 1000 - now
@@ -205,11 +214,13 @@ class Admission:
         """
         if not self.reserves(config):
             return 0
-        growth = sum(self._growth(table, config) for table in self._state.tables)
-        arrival = None if request_id is None else self._state.arrivals.get(request_id)
+        growth = sum(self._growth(table, config) for table in self._requests.tables)
+        arrival = None if request_id is None else self._requests.announced.get(request_id)
         if request_id is not None and arrival is not None:
             prompt = arrival.num_prompt_tokens
-            taken = self._blocks(prompt) + self.most_other_blocks(prompt, self.max_chunk_tokens)
+            taken = self._blocks(prompt) + self.most_other_blocks(
+                prompt, self._shape.max_chunk_tokens
+            )
             growth += max(0, self._peak_blocks(request_id, config) - taken)
         return growth + config.headroom_blocks
 
@@ -217,7 +228,10 @@ class Admission:
         """The most blocks of a new request like `request_id` under `config`, and the most after its
         prompt; None if it would evict nothing.
         """
-        arrival, rules = self._state.arrivals.get(request_id), self._state.rules(request_id, config)
+        arrival, rules = (
+            self._requests.announced.get(request_id),
+            self._requests.rules(request_id, config),
+        )
         if arrival is None or not self._compresses(rules):
             return None
         prompt, total = arrival.num_prompt_tokens, arrival.max_tokens
@@ -227,15 +241,15 @@ class Admission:
     def givable_blocks(self) -> int:
         """Blocks that running requests can give until each is at its floor."""
         step, blocks = self._givable
-        if step != self._state.step:
+        if step != self._current.number:
             blocks = self.givable_now()
-            self._givable = self._state.step, blocks
+            self._givable = self._current.number, blocks
         return blocks
 
     def givable_now(self) -> int:
         """`givable_blocks` of this moment, before and after some gave in a step."""
-        givers = self.givers(self._state.giving_rows())
-        return int(givers.most_blocks(self._state.geometry.block_size).sum())
+        givers = self.givers(self._requests.giving_rows())
+        return int(givers.most_blocks(self._shape.block_size).sum())
 
     def can_give(self) -> bool:
         """Whether a request could give a block now."""
@@ -243,38 +257,38 @@ class Admission:
 
     def givers(self, rows: Ints) -> Givers:
         """The facts of the `rows` [k] that may give."""
-        state, tables = self._state, self._state.tables
+        tables = self._requests.tables
         columns = tables.columns
         forgotten = np.zeros_like(rows)
-        if state.forgotten:
-            for i in np.flatnonzero(state.are_forgetting(rows)).tolist():
-                forgotten[i] = len(state.forgotten_ids(tables.at(rows[i])))
+        if self._requests.forgotten:
+            for i in np.flatnonzero(self._requests.are_forgetting(rows)).tolist():
+                forgotten[i] = len(self._requests.forgotten_ids(tables.at(rows[i])))
         return Givers(
             columns.num_live[rows],
             columns.num_tokens[rows],
-            state.due.floor[rows],
+            self._requests.due.floor[rows],
             tables.num_private_blocks(rows),
-            state.due.priority[rows],
-            np.maximum(1, -(-state.due.interval[rows] // state.geometry.block_size)),
+            self._requests.due.priority[rows],
+            np.maximum(1, -(-self._requests.due.interval[rows] // self._shape.block_size)),
             forgotten,
-            state.max_drafts,
+            self._shape.max_drafts,
         )
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks` in all
         groups.
         """
-        self._admitted_step = self._state.step
+        self._admitted_step = self._current.number
         self._end_demand(request_id)
-        if self._state.may_evict:
+        if self._requests.may_evict:
             growth = max(0, self._peak_blocks(request_id) - num_blocks)
-            self._outstanding = self._state.step, self._outstanding_blocks() + growth
+            self._outstanding = self._current.number, self._outstanding_blocks() + growth
 
     def _outstanding_blocks(self) -> int:
         step, blocks = self._outstanding
-        if step != self._state.step:
-            blocks = sum(map(self._growth, self._state.tables))
-            self._outstanding = self._state.step, blocks
+        if step != self._current.number:
+            blocks = sum(map(self._growth, self._requests.tables))
+            self._outstanding = self._current.number, blocks
         return blocks
 
     def _growth(self, table: TokenTable, config: VTokenConfig | None = None) -> int:
@@ -286,13 +300,13 @@ class Admission:
         """The most blocks of all groups that the request will hold from now on; 0 if it evicts
         nothing.
         """
-        arrival = self._state.arrivals.get(request_id)
-        rules = self._state.rules(request_id, config)
+        arrival = self._requests.announced.get(request_id)
+        rules = self._requests.rules(request_id, config)
         if arrival is None or not self._compresses(rules):
             return 0
-        request = self._state.requests.get(request_id)
+        request = self._requests.held.get(request_id)
         prompt = arrival.num_prompt_tokens if request is None else request.prefill_end
-        table = self._state.tables.get(request_id)
+        table = self._requests.tables.get(request_id)
         prefilling = table is None or table.num_tokens < prompt
         first = self._prompt_blocks(rules, prompt) if prefilling else 0
         return max(first, self._later_blocks(rules, prompt, arrival.max_tokens))
@@ -300,7 +314,7 @@ class Admission:
     def _prompt_blocks(self, rules: VTokenConfig, prompt: int) -> int:
         """The most blocks of all groups while a prompt of `prompt` tokens is computed."""
         own = self._blocks(self._prompt_peak(rules, prompt))
-        return own + self.most_other_blocks(prompt, self.max_chunk_tokens)
+        return own + self.most_other_blocks(prompt, self._shape.max_chunk_tokens)
 
     def _later_blocks(self, rules: VTokenConfig, prompt: int, max_tokens: int) -> int:
         """The most blocks of all groups after it."""
@@ -309,12 +323,12 @@ class Admission:
 
     def most_other_blocks(self, num_tokens: int, chunk_tokens: int) -> int:
         """The most blocks that a request of `num_tokens` tokens holds in the other groups."""
-        in_flight = chunk_tokens * (1 + self._state.report_lag_steps)
+        in_flight = chunk_tokens * (1 + self._shape.report_lag_steps)
         return sum(group.most_blocks(num_tokens, in_flight) for group in self._others)
 
     def _later_peak(self, rules: VTokenConfig, prompt: int, max_tokens: int) -> int:
         """The most tokens live at once after a prompt of `prompt` tokens."""
-        limit, drafts = self._limit(rules), self._state.max_drafts
+        limit, drafts = self._limit(rules), self._shape.max_drafts
         if rules.evict_during != "prefill":
             return min(max_tokens, limit + 1) + drafts
         return (prompt if prompt <= limit else rules.budget_tokens) + max_tokens - prompt + drafts
@@ -325,8 +339,8 @@ class Admission:
         keeps_prompt = rules.evict_during == "decode" or rules.policy.profiles
         if keeps_prompt or not self._compresses(rules):
             return num_tokens
-        chunk = self.max_chunk_tokens
-        lag = 0 if rules.policy.reads is None else self._state.report_lag_steps
+        chunk = self._shape.max_chunk_tokens
+        lag = 0 if rules.policy.reads is None else self._shape.report_lag_steps
         return min(num_tokens, max(self._limit(rules), num_cached + lag * chunk) + chunk)
 
     def _compresses(self, rules: VTokenConfig) -> bool:
@@ -334,11 +348,11 @@ class Admission:
             rules.experiment.admission == "compressed"
             and rules.evicts
             and rules.reclamation == "auto"
-            and rules.policy not in self._state.suspended
+            and rules.policy not in self._active.suspended
         )
 
     def _limit(self, rules: VTokenConfig) -> int:
         return rules.budget_tokens + rules.interval_tokens
 
     def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._state.geometry.block_size)
+        return -(-tokens // self._shape.block_size)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from vtoken.base.arrays import Floats, Ints, Ragged
-from vtoken.core.runtime import kernels
+from vtoken.base.compiled import kernel
+from vtoken.core.tables.columns import TableArrays
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies.kernels import DIGITS, lowest_scores
 from vtoken.policies.view import View
@@ -51,7 +52,7 @@ class TableBatch:
         """Each request's `num_victims` oldest ids, except the first `sinks` positions."""
         starts = np.empty(len(self.rows) + 1, dtype=np.int64)
         out = np.empty(int(self.num_victims.sum()), dtype=np.int64)
-        kernels.oldest(
+        _oldest(
             self.rows, self.num_victims, sinks, self._protected, self._tables.columns.arrays,
             starts, out,
         )  # fmt: skip
@@ -69,7 +70,7 @@ class TableBatch:
         ids, values = np.empty(longest, dtype=np.int64), np.empty(longest, dtype=np.float32)
         keys, count = np.empty(longest, dtype=np.uint32), np.empty(DIGITS, dtype=np.int64)
         for j, row in enumerate(self.rows.tolist()):
-            found = kernels.evictable(
+            found = _evictable(
                 row, sinks, recent[j], self._scores[j], self._protected.of(j),
                 columns.arrays, ids, values,
             )  # fmt: skip
@@ -77,3 +78,72 @@ class TableBatch:
                 ids[:found], values[:found], self.num_victims[j], keys, count, out[starts[j] :]
             )
         return Ragged(out[: starts[-1]], starts)
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@kernel
+def _oldest(
+    rows: Ints,
+    num_victims: Ints,
+    sinks: int,
+    spans: Ragged,
+    cols: TableArrays,
+    starts: Ints,
+    out: Ints,
+) -> None:
+    """Each row's first num_victims[j] live ids from `sinks` on, or fewer if there are no more.
+
+    Skips ids within the (start, end) pairs of `spans` [k]. Writes the ids to `out`, and their
+    offsets to `starts` [k + 1].
+    """
+    put = 0
+    starts[0] = 0
+    for j in range(len(rows)):
+        fact = cols.facts[rows[j]]
+        left = num_victims[j]
+        t = sinks
+        span = spans.starts[j]
+        while left > 0 and t < fact.num_tokens:
+            while span < spans.starts[j + 1] and spans.values[span + 1] <= t:
+                span += 2
+            if span < spans.starts[j + 1] and spans.values[span] <= t:
+                t = spans.values[span + 1]
+                continue
+            if cols.index_of[fact.first_token + t] >= 0:
+                out[put] = t
+                put += 1
+                left -= 1
+            t += 1
+        starts[j + 1] = put
+
+
+@kernel
+def _evictable(
+    row: int,
+    sinks: int,
+    recent: int,
+    scores: Floats,
+    spans: Ints,
+    cols: TableArrays,
+    ids: Ints,
+    values: Floats,
+) -> int:
+    """Write the live ids from `sinks` on, except the newest `recent` (at least one), to `ids`, and
+    their `scores` [n], which are by token id, to `values`; returns their number. Newer tokens count
+    as infinite. Ids within the (start, end) pairs `spans` [2 m] are ignored.
+    """
+    fact = cols.facts[row]
+    found = 0
+    span = 0
+    for t in range(sinks, fact.num_tokens):
+        while span < len(spans) and spans[span + 1] <= t:
+            span += 2
+        if span < len(spans) and spans[span] <= t:
+            continue
+        if cols.index_of[fact.first_token + t] >= 0:
+            ids[found] = t
+            values[found] = scores[t] if t < len(scores) else np.float32(np.inf)
+            found += 1
+    return max(0, found - max(recent, 1))

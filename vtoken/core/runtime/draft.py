@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from vtoken.base.arrays import Ints, Ragged
+from vtoken.base.compiled import kernel
 from vtoken.core.protocol.step import NO_IDS, Retained
-from vtoken.core.runtime import kernels
 
 
 def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
@@ -18,7 +18,7 @@ def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
     starts = np.empty(len(wanted) + 1, dtype=np.int64)
     out = np.empty(len(given.values), dtype=np.int64)
     place = np.full(num_rows, -1, dtype=np.int64)
-    total = kernels.pick(wanted, rows, given, place, out, starts)
+    total = _pick(wanted, rows, given, place, out, starts)
     return Ragged(out[:total], starts)
 
 
@@ -66,3 +66,28 @@ class StepDraft:
         ids = pick(rows, movers, Ragged.joined(i for i, _ in self.moved.values()), num_rows)
         slots = pick(rows, movers, Ragged.joined(s for _, s in self.moved.values()), num_rows)
         return ids, Ragged(slots.values, ids.starts)
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@kernel
+def _pick(wanted: Ints, rows: Ints, given: Ragged, place: Ints, out: Ints, out_starts: Ints) -> int:
+    """Copy the numbers of the rows `wanted` [k], distinct, to `out`; returns their count.
+
+    Row rows[j] has the numbers of request j of `given`; a row not in `rows` has none. Writes
+    offsets to `out_starts` [k + 1]. `place`: scratch by row, -1 before.
+    """
+    for j in range(len(rows)):
+        if rows[j] >= 0:
+            place[rows[j]] = j
+    total = 0
+    out_starts[0] = 0
+    for i in range(len(wanted)):
+        j = place[wanted[i]]
+        if j >= 0:
+            for at in range(given.starts[j], given.starts[j + 1]):
+                out[total] = given.values[at]
+                total += 1
+        out_starts[i + 1] = total
+    return total

@@ -18,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.base.arrays import Bools, Ints, Ragged
+from vtoken.base.compiled import kernel
 from vtoken.base.rows import Rows
 from vtoken.core.config.protection import NOTHING, Protection
 from vtoken.core.config.values import VTokenConfig
-from vtoken.core.runtime import kernels
-from vtoken.core.runtime.kernels import NEVER
 from vtoken.core.tables.columns import Columns
+from vtoken.wire import MAX_TOKENS
+
+NEVER = MAX_TOKENS << 1  # of a limit or a floor: above every number of tokens
 
 DUE_FACTS = np.dtype(
     [
@@ -112,7 +114,7 @@ class DueColumns(Rows):
     def giving(self, columns: Columns) -> Ints:
         """The rows of `columns` that may give tokens under pressure, now or later."""
         out = np.empty(columns.num_rows, dtype=np.int64)
-        return out[: kernels.select_giving(columns.num_rows, columns.num_tokens, self.arrays, out)]
+        return out[: _select_giving(columns.num_rows, columns.num_tokens, self.arrays, out)]
 
     def protected(self, rows: Ints) -> Ragged:
         """The protected spans of each of `rows` [k], as (start, end) pairs."""
@@ -127,7 +129,66 @@ class DueColumns(Rows):
         `gives`: those that may give tokens under pressure now, and be relocated.
         """
         out = np.empty(len(rows), dtype=np.int64)
-        found = kernels.select_due(
-            rows, gives, columns.num_live, columns.num_tokens, self.arrays, out
-        )
+        found = _select_due(rows, gives, columns.num_live, columns.num_tokens, self.arrays, out)
         return out[:found]
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@kernel
+def is_due(
+    num_live: int,
+    num_tokens: int,
+    prefill_end: int,
+    waits: bool,
+    limit: int,
+    in_prefill: bool,
+    in_decode: bool,
+) -> bool:
+    """Whether a request is due; `waits`: it had no scores at its prompt's end."""
+    if num_live <= limit:
+        return False
+    if num_tokens == prefill_end or waits:
+        return True
+    return in_prefill if num_tokens < prefill_end else in_decode
+
+
+@kernel
+def _select_due(
+    rows: Ints, gives: bool, num_live: Ints, num_tokens: Ints, dues: DueArrays, out: Ints
+) -> int:
+    """Write the due ones of `rows` [k] to `out` [k]; returns their number.
+
+    `num_live`, `num_tokens`: by row. `gives`: those above their floor, not their limit, that have
+    no relocation in flight. Resets `waits` where a prompt ends.
+    """
+    found = 0
+    for j in range(len(rows)):
+        r = rows[j]
+        due = dues.facts[r]
+        if num_tokens[r] == due.prefill_end:
+            due.waits = False
+        if gives and due.in_flight:
+            continue
+        if is_due(
+            num_live[r], num_tokens[r], due.prefill_end, due.waits,
+            due.floor if gives else due.limit, due.in_prefill, due.in_decode,
+        ):  # fmt: skip
+            out[found] = r
+            found += 1
+    return found
+
+
+@kernel
+def _select_giving(num_rows: int, num_tokens: Ints, dues: DueArrays, out: Ints) -> int:
+    """Write the rows of requests that give, now or later in their lives, to `out`; returns their
+    number. `num_tokens`: by row.
+    """
+    found = 0
+    for r in range(min(num_rows, len(dues.facts))):
+        due = dues.facts[r]
+        if due.floor < NEVER and (due.in_decode or num_tokens[r] <= due.prefill_end):
+            out[found] = r
+            found += 1
+    return found

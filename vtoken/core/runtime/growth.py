@@ -14,9 +14,13 @@ import numpy as np
 from vtoken.base.arrays import Ints, Ragged, starts_of
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.protocol.step import RequestSteps
+from vtoken.core.runtime.active_config import ActiveConfig
+from vtoken.core.runtime.block_store import BlockStore
+from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.draft import pick
-from vtoken.core.runtime.requests import RequestState
-from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.runtime.engine_shape import EngineShape
+from vtoken.core.runtime.held_request import HeldRequest
+from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables.token_tables import AppendedTokens, Places
 
 NO_STEPS = RequestSteps()  # no request has evicted
@@ -49,8 +53,19 @@ class Scheduled:
 class TokenAppender:
     """Places the new tokens of one runtime's requests."""
 
-    def __init__(self, state: RuntimeState) -> None:
-        self._state = state
+    def __init__(
+        self,
+        shape: EngineShape,
+        store: BlockStore,
+        requests: Requests,
+        active: ActiveConfig,
+        current: CurrentStep,
+    ) -> None:
+        self._shape = shape
+        self._store = store
+        self._requests = requests
+        self._active = active
+        self._current = current
         self._places: Places | None = None  # None: every layout is the identity
 
     def choose_places(self) -> bool:
@@ -59,15 +74,15 @@ class TokenAppender:
         Returns whether a request with holes holds more blocks than its live tokens and the next one
         need.
         """
-        tables = self._state.tables
+        tables = self._requests.tables
         self._places = None
         if tables.any_virtual:
-            self._places = tables.choose_places(recycling=self._state.config.recycles)
+            self._places = tables.choose_places(recycling=self._active.config.recycles)
         return self._places is not None and self._places.spare
 
     def required_extent(self, request_id: str, num_tokens: int) -> int:
         """Places that `num_tokens` tokens in total require, dead ones included."""
-        row = self._state.tables.rows.get(request_id)
+        row = self._requests.tables.rows.get(request_id)
         if self._places is None or row is None:
             return num_tokens
         num_new = num_tokens - self._places.num_tokens[row]
@@ -77,10 +92,10 @@ class TokenAppender:
 
     def append(self, scheduled: Scheduled) -> tuple[Ints, AppendedTokens]:
         """Append the new tokens of all scheduled requests; returns their rows [k] and the slots."""
-        state, tables = self._state, self._state.tables
+        tables = self._requests.tables
         for request_id, new in scheduled.new.items():
-            state.admit(
-                RequestState(
+            self._requests.admit(
+                HeldRequest(
                     request_id,
                     new.num_prompt_tokens,
                     max(new.num_prompt_tokens, new.num_prefill_tokens),
@@ -94,20 +109,21 @@ class TokenAppender:
         added = self._added_blocks(scheduled, rows)
         totals = np.array(scheduled.num_tokens, dtype=np.int64)
         grown = tables.grow(rows, totals, added)
-        state.counters.reclamation.recycled_slots += grown.num_recycled
+        self._current.counters.reclamation.recycled_slots += grown.num_recycled
         self._check_private(grown.written.tolist())
         return rows, grown
 
     def _check_private(self, written: list[int]) -> None:
         """Requests that have evicted write only private, unhashed blocks (I4)."""
-        state = self._state
-        foreign = state.store.first_not_writable(written)
+        foreign = self._store.first_not_writable(written)
         if foreign is not None:
-            state.violated(InvariantViolation("I4", f"block {foreign} is written but not private"))
+            self._current.violated(
+                InvariantViolation("I4", f"block {foreign} is written but not private")
+            )
 
     def _added_blocks(self, scheduled: Scheduled, rows: Ints) -> Ragged:
         """The blocks that requests gained since the last step."""
-        tables = self._state.tables
+        tables = self._requests.tables
         known = tables.columns.num_blocks[rows]
         more = np.array(scheduled.num_blocks, dtype=np.int64) - known
         if np.count_nonzero(more) == 0:
@@ -119,15 +135,15 @@ class TokenAppender:
                 raise InvariantViolation(
                     "I4", f"{name} holds {scheduled.num_blocks[i]} blocks, its table has {known[i]}"
                 )
-            added += self._state.store.blocks_from(name, int(known[i]))
+            added += self._store.blocks_from(name, int(known[i]))
         return Ragged(np.array(added, dtype=np.int64), starts_of(more))
 
-    def plan(self, rows: Ints, grown: AppendedTokens, *, borrows: bool) -> RequestSteps:
+    def plan(self, rows: Ints, grown: AppendedTokens) -> RequestSteps:
         """The worker's part of the step: the scheduled `rows` [k] that have evicted something, and
-        all rows with evicted or moved tokens. `borrows`: the worker packs holes before attention.
+        all rows with evicted or moved tokens.
         """
-        state, tables = self._state, self._state.tables
-        draft, columns = state.take_draft(), tables.columns
+        tables = self._requests.tables
+        draft, columns = self._current.take_draft(), tables.columns
         virtual = columns.virtual[rows] != 0
         num_virtual = np.count_nonzero(virtual)
         if draft.is_empty and num_virtual == 0:
@@ -158,19 +174,19 @@ class TokenAppender:
             {names[row]: blocks for row, blocks in draft.blocks.items()},
             {names[row]: retained for row, retained in draft.retained.items()},
         )
-        if borrows:
+        if self._shape.borrows_blocks:
             steps.scratch = self._borrow(chosen, steps)
         return steps
 
     def _borrow(self, rows: Ints, steps: RequestSteps) -> Ragged:
         """Free blocks for packing the requests with holes that decode one token in this step."""
-        columns, size = self._state.tables.columns, self._state.geometry.block_size
+        columns, size = self._requests.tables.columns, self._shape.block_size
         with_holes = ~steps.dense & (steps.new_slots.counts == 1)
         if not with_holes.any():
             return steps.scratch
         partial = columns.num_live[rows] - columns.num_full[rows] * size
         needs = np.where(with_holes, -(-partial // size), 0)
-        borrowed = np.array(self._state.store.borrow(int(needs.sum())), dtype=np.int64)
+        borrowed = np.array(self._store.borrow(int(needs.sum())), dtype=np.int64)
         # If too few blocks are free, the last requests use the worker's side buffer.
         needs[np.cumsum(needs) > len(borrowed)] = 0
         starts = starts_of(needs)

@@ -22,13 +22,16 @@ from vtoken.base.arrays import Floats, Ints, Ragged
 from vtoken.base.errors import InvariantViolation, RefusedError
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.protocol.step import NO_IDS
+from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.batch import TableBatch
-from vtoken.core.runtime.requests import ShadowComparison
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.held_request import ShadowComparison
+from vtoken.core.runtime.requests import Requests
 from vtoken.core.runtime.scoring import Scoring, scores_of
-from vtoken.core.runtime.state import RuntimeState
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.policies import Policy, View
 from vtoken.policies.base import checked
+from vtoken.policies.shadow import ShadowTally
 from vtoken.policies.tokenizer_info import Vocabulary
 
 NO_SCORES: Floats = np.empty(0, dtype=np.float32)
@@ -38,9 +41,18 @@ class PolicyRunner:
     """Creates views of one runtime's requests and runs policies on them."""
 
     def __init__(
-        self, state: RuntimeState, scoring: Scoring, vocabulary: Vocabulary | None
+        self,
+        requests: Requests,
+        active: ActiveConfig,
+        current: CurrentStep,
+        shadow: ShadowTally,
+        scoring: Scoring,
+        vocabulary: Vocabulary | None,
     ) -> None:
-        self._state = state
+        self._requests = requests
+        self._active = active
+        self._current = current
+        self._shadow = shadow
         self._scoring = scoring
         self.vocabulary = vocabulary
 
@@ -66,26 +78,24 @@ class PolicyRunner:
 
     def is_suspended(self, policy: Policy) -> bool:
         """Whether `policy` has failed and is no longer called."""
-        return policy in self._state.suspended
+        return policy in self._active.suspended
 
     def can_choose(self, table: TokenTable) -> bool:
         """Whether the request's policy has all that it needs to choose victims now."""
-        state = self._state
-        policy = state.rules(table.request_id).policy
+        policy = self._requests.rules(table.request_id).policy
         if self.is_suspended(policy):
             return False
-        return self._inputs(policy, state.config, table.request_id) is not None
+        return self._inputs(policy, self._active.config, table.request_id) is not None
 
     def least(self, rows: Ints) -> Ints:
         """The fewest live tokens that each of the giving `rows` [k] can be cut down to now [k]: its
         floor, or what its forgotten tokens leave while its policy cannot choose.
         """
-        state = self._state
-        least = state.due.floor[rows]
+        least = self._requests.due.floor[rows]
         for i, table in enumerate(self._tables_of(rows)):
             if not self.can_choose(table):
-                fails = self.is_suspended(state.rules(table.request_id).policy)
-                num_forgotten = 0 if fails else len(state.forgotten_ids(table))
+                fails = self.is_suspended(self._requests.rules(table.request_id).policy)
+                num_forgotten = 0 if fails else len(self._requests.forgotten_ids(table))
                 least[i] = max(least[i], table.num_live - num_forgotten)
         return least
 
@@ -97,7 +107,7 @@ class PolicyRunner:
         if self.is_suspended(policy):
             return nothing
         try:
-            return self._choose(policy, self._state.config, rows, self._state.due.target[rows])
+            return self._choose(policy, self._active.config, rows, self._requests.due.target[rows])
         except Exception as error:  # a policy of another package may raise anything
             self._suspend(policy, error)
             return nothing
@@ -106,7 +116,7 @@ class PolicyRunner:
         """The victims of one request under a configuration that is not in force, if `target` tokens
         stay live; None if its policy cannot choose. Raises RefusedError if the policy fails.
         """
-        policy = self._state.rules(table.request_id, config).policy
+        policy = self._requests.rules(table.request_id, config).policy
         if self.is_suspended(policy):
             return None
         row, kept = np.array([table.row]), np.array([target])
@@ -133,12 +143,12 @@ class PolicyRunner:
         """Those of `rows` [k] for which `policy` can choose under `config`, and their victims if
         `targets` [k] tokens stay live. `check`: raise if the policy names invalid ones.
         """
-        if not self._state.forgotten or not self._state.are_forgetting(rows).any():
+        if not self._requests.forgotten or not self._requests.are_forgetting(rows).any():
             batch = self._batch(policy, config, rows, targets)
             return batch.rows, self._select(policy, batch, check=check)
-        due = self._state.tables.columns.num_live[rows] - targets
+        due = self._requests.tables.columns.num_live[rows] - targets
         first = [
-            self._state.forgotten_ids(table, config)[:most]
+            self._requests.forgotten_ids(table, config)[:most]
             for table, most in zip(self._tables_of(rows), due.tolist(), strict=True)
         ]
         asked = due > [len(ids) for ids in first]
@@ -173,7 +183,7 @@ class PolicyRunner:
 
         Protected and forgotten tokens are excluded; `targets` [k] tokens stay live.
         """
-        state, tables = self._state, self._state.tables
+        tables = self._requests.tables
         scores = [NO_SCORES] * len(rows)
         if policy.reads is not None or policy.profiles or "token_ids" in policy.needs:
             inputs = [self._inputs(policy, config, tables.names[row]) for row in rows.tolist()]
@@ -181,17 +191,19 @@ class PolicyRunner:
             if len(scores) < len(rows):
                 ready = [found is not None for found in inputs]
                 rows, targets = rows[ready], targets[ready]
-        if config is state.config:
-            excluded = state.due.protected(rows)
+        if config is self._active.config:
+            excluded = self._requests.due.protected(rows)
         else:
             names = [tables.names[row] for row in rows.tolist()]
-            excluded = Ragged.joined([state.protection(name, config).pairs for name in names])
+            excluded = Ragged.joined(
+                [self._requests.protection(name, config).pairs for name in names]
+            )
         kept = targets
-        if state.forgotten and (forgetting := state.are_forgetting(rows)).any():
+        if self._requests.forgotten and (forgetting := self._requests.are_forgetting(rows)).any():
             parts = [excluded.of(i) for i in range(len(rows))]
             kept = targets.copy()
             for i in np.flatnonzero(forgetting).tolist():
-                ids = state.forgotten_ids(tables.at(rows[i]), config)
+                ids = self._requests.forgotten_ids(tables.at(rows[i]), config)
                 pairs = np.append(parts[i].reshape(-1, 2), np.stack([ids, ids + 1], 1), axis=0)
                 parts[i] = pairs[np.argsort(pairs[:, 0])].ravel()
                 kept[i] += len(ids)
@@ -208,69 +220,80 @@ class PolicyRunner:
         """The scores, by token id, that `policy` needs of a request under `config`; empty if it
         reads none. None while these or other inputs are missing.
         """
-        state, request = self._state, self._state.requests[name]
+        request = self._requests.held[name]
         if profiled and policy.profiles and policy not in request.profiles:
             return None  # its prompt is not complete
-        if "token_ids" in policy.needs and self.vocabulary is not None and state.is_embedded(name):
+        if (
+            "token_ids" in policy.needs
+            and self.vocabulary is not None
+            and self._requests.own_rules(name).prompt.is_embedded
+        ):
             return None  # the words are unknown
         if policy.reads is None:
             return NO_SCORES
-        return self._scoring.current(request, policy.reads, state.rules(name, config))
+        return self._scoring.current(request, policy.reads, self._requests.rules(name, config))
 
     def _tables_of(self, rows: Ints) -> list[TokenTable]:
-        return [self._state.tables.at(row) for row in rows.tolist()]
+        return [self._requests.tables.at(row) for row in rows.tolist()]
 
     def profiles(self) -> bool:
         """Whether any policy in force profiles its requests."""
-        state = self._state
-        shadow = state.shadow.active_policy
+        shadow = self._shadow.active_policy
         return (
-            state.config.policy.profiles
+            self._active.config.policy.profiles
             or (shadow is not None and shadow.profiles)
-            or any(policy.profiles for policy in state.own_policies.values())
+            or any(policy.profiles for policy in self._requests.own_policies.values())
         )
 
     def compare(self, rows: Ints, victims: Ragged) -> None:
         """Run the shadow, if there is one, on the requests `rows` [k] whose `victims` are about to
         die. Only those that a policy chose are compared.
         """
-        state, policy = self._state, self._state.shadow.active_policy
+        policy = self._shadow.active_policy
         if policy is None:
             return
         first = [
-            state.forgotten_ids(table)[:count]
+            self._requests.forgotten_ids(table)[:count]
             for table, count in zip(self._tables_of(rows), victims.counts.tolist(), strict=True)
         ]
         place = {row: i for i, row in enumerate(rows.tolist()) if len(first[i]) < victims.counts[i]}
         try:
             asked = np.array([*place], dtype=np.int64)
-            batch = self._batch(policy, state.config, asked, state.due.target[asked])
+            batch = self._batch(
+                policy, self._active.config, asked, self._requests.due.target[asked]
+            )
             able = batch.rows[batch.budget >= policy.min_budget_tokens()]
             if len(able) < len(batch.rows):
-                batch = self._batch(policy, state.config, able, state.due.target[able])
+                batch = self._batch(
+                    policy, self._active.config, able, self._requests.due.target[able]
+                )
             found = self._select(policy, batch, check=True)
         except Exception as error:  # a policy of another package may raise anything
-            state.shadow.fail(error)
+            self._shadow.fail(error)
             return
-        state.shadow.count_without_scores(len(asked) - len(able))
+        self._shadow.count_without_scores(len(asked) - len(able))
         for number, row in enumerate(able.tolist()):
             i, chosen = place[row], found.of(number)
-            died, table = victims.of(i), state.tables.at(row)
-            state.shadow.count(np.setdiff1d(died, first[i], assume_unique=True), chosen)
-            state.requests[table.request_id].compared = ShadowComparison(
+            died, table = victims.of(i), self._requests.tables.at(row)
+            self._shadow.count(np.setdiff1d(died, first[i], assume_unique=True), chosen)
+            self._requests.held[table.request_id].compared = ShadowComparison(
                 policy,
-                state.step,
+                self._current.number,
                 table.num_tokens,
                 table.num_dead + len(died),
                 died,
                 _joined(first[i], chosen),
             )
 
-    def take_profiles(self, table: TokenTable) -> None:
-        """Let policies that profile inspect the request once its prompt has scores."""
-        state = self._state
-        request, shadow = state.requests[table.request_id], state.shadow
-        acting = state.rules(table.request_id).policy
+    def take_profiles(self, rows: Ints) -> None:
+        """Let policies that profile inspect the requests `rows` whose prompts have scores now."""
+        if self.profiles():
+            for table in self._tables_of(rows):
+                self._take_profile(table)
+
+    def _take_profile(self, table: TokenTable) -> None:
+        request, shadow = self._requests.held[table.request_id], self._shadow
+        acting = self._requests.rules(table.request_id).policy
         policies = [acting] if shadow.active_policy is None else [acting, shadow.active_policy]
         if table.num_tokens < request.prefill_end:
             return
@@ -280,10 +303,10 @@ class PolicyRunner:
             try:
                 self.require(policy)
                 name = table.request_id
-                scores = self._inputs(policy, state.config, name, profiled=False)
+                scores = self._inputs(policy, self._active.config, name, profiled=False)
                 if scores is not None:
-                    budget = int(state.due.target[table.row])
-                    view = self._view(table, state.config, policy, budget, scores)
+                    budget = int(self._requests.due.target[table.row])
+                    view = self._view(table, self._active.config, policy, budget, scores)
                     kept = {p: seen for p, seen in request.profiles.items() if p in policies}
                     request.profiles = {**kept, policy: policy.profile(view)}
             except Exception as error:
@@ -298,15 +321,15 @@ class PolicyRunner:
         """The view of a request for `policy` under `config`: its live tokens that are neither
         protected nor forgotten, and `budget` minus the protected ones. `scores` by token id.
         """
-        state, name = self._state, table.request_id
-        request = state.requests[name]
+        name = table.request_id
+        request = self._requests.held[name]
         ids = table.live_ids()
-        protection = state.protection(name, config)
+        protection = self._requests.protection(name, config)
         if protection.num_tokens:
             protected = protection.covers(ids)
             ids, budget = ids[~protected], budget - int(np.count_nonzero(protected))
-        if name in state.forgotten:
-            ids = np.setdiff1d(ids, state.forgotten_ids(table, config), assume_unique=True)
+        if name in self._requests.forgotten:
+            ids = np.setdiff1d(ids, self._requests.forgotten_ids(table, config), assume_unique=True)
         view = View(ids, table.num_tokens, request.num_prompt_tokens, budget, request.seed)
         view.profile = request.profiles.get(policy)
         if policy.reads is not None:
@@ -324,12 +347,10 @@ class PolicyRunner:
         self._suspend(policy, InvariantViolation("policy", why))
 
     def _suspend(self, policy: Policy, error: Exception) -> None:
-        self._state.suspend(policy)
+        self._active.suspend(policy)
         detail = f"policy {policy.name} failed and evicts nothing from now on: {error!r}"
-        self._state.counters.invariants.violations += 1
-        self._state.events.add(
-            self._state.step, "violation", detail, {"invariant": "policy", "detail": detail}
-        )
+        self._current.counters.invariants.violations += 1
+        self._current.note("violation", detail, {"invariant": "policy", "detail": detail})
 
 
 def _joined(first: Ints, others: Ints) -> Ints:

@@ -1,119 +1,217 @@
-"""The runtime's state of a request besides its token table."""
+"""The requests of one engine: what is known of each from its arrival on, and of those with blocks.
+
+Independent of policies' choices and of the block store.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from vtoken.base.arrays import Floats, Ints
+import numpy as np
+
+from vtoken.base.arrays import Bools, Ints
+from vtoken.core.config.prompt_parts import Spans
+from vtoken.core.config.protection import NOTHING, Protection
+from vtoken.core.config.request_rules import RequestRules
+from vtoken.core.config.spans import covered, merged, pairs_of
 from vtoken.core.config.values import VTokenConfig
+from vtoken.core.protocol.step import NO_IDS
+from vtoken.core.runtime.active_config import ActiveConfig
+from vtoken.core.runtime.due import DueColumns
+from vtoken.core.runtime.held_request import HeldRequest
+from vtoken.core.tables.token_table import TokenTable
+from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Policy
-from vtoken.policies.signals import Signal
+from vtoken.wire import Geometry
+
+NO_RULES = RequestRules()
 
 
 @dataclass(slots=True)
-class Arrival:
-    """A request known to the engine. `max_tokens`: prompt and output at most. `priority`: vLLM's.
+class Announced:
+    """A request from its arrival to its end.
 
-    `waits_since`: monotonic seconds of its arrival or of its last preemption.
+    `num_prompt_tokens`: tokens to compute before it decodes; `max_tokens`: prompt and output at
+    most. `priority`: vLLM's, lower is more important. `waits_since`: monotonic seconds of its
+    arrival or of its last preemption. `is_check`: a request of the quality canary, which nobody
+    waits for.
     """
 
-    num_prompt_tokens: int
-    max_tokens: int
+    rules: RequestRules
+    num_prompt_tokens: int = 0
+    max_tokens: int = 0
     priority: int = 0
+    is_check: bool = False
+    num_preemptions: int = 0
     waits_since: float = field(default_factory=time.monotonic)
 
 
-@dataclass(slots=True)
-class SignalState:
-    """A signal that the worker keeps for a request, and its newest scores.
+class Requests:
+    """`announced`: all requests by id; `held`: those that hold blocks, which have a table and a row
+    in `due`.
 
-    The last four are of a signal of keys alone, whose scores are a *reading*.
+    `forgotten`: spans of tokens that die first, of requests that have such; `num_forgets`: changes
+    of it besides arrivals and ends. `own_policies`: of requests with their own policy. `idle`:
+    sessions that wait for their clients. `without_words(request_id, policy)` is called when a
+    request evicts nothing because `policy` needs words that its prompt does not have.
     """
 
-    signal: Signal
-    reader: Policy  # the acting policy if it reads the signal, else the shadow
-    requested: bool = False  # in the newest step; of keys, ever
-    requested_since: int = 0  # first step of the uninterrupted requests
-    scores: Floats | None = None  # the newest ones, by token id
-    scores_step: int = 0  # step of the report that `scores` came with
-    of_keys: bool = field(init=False)  # read for every request in every step
-    asked_step: int = 0  # of the newest reading, and the tokens that it covers
-    asked_tokens: int = 0
-    num_dead: int = -1  # the request's dead tokens in every reading from step `live_since` on
-    live_since: int = 0
+    def __init__(
+        self,
+        geometry: Geometry,
+        active: ActiveConfig,
+        without_words: Callable[[str, Policy], None] = lambda *_: None,
+    ) -> None:
+        self._active = active
+        self._without_words = without_words
+        self.tables = TokenTables(geometry.num_blocks, geometry.block_size)
+        self.due = DueColumns()
+        self._due_under: VTokenConfig | None = None  # the configuration that `due` was filled from
+        self.announced: dict[str, Announced] = {}
+        self.held: dict[str, HeldRequest] = {}
+        self.own_policies: dict[str, Policy] = {}
+        self.forgotten: dict[str, Spans] = {}
+        self.num_forgets = 0
+        self.idle: frozenset[str] = frozenset()
 
-    def __post_init__(self) -> None:
-        self.of_keys = self.signal.of_keys
+    # ------------------------------------------------------------ arrival and end
 
-    def ask(self, step: int, num_tokens: int, num_dead: int) -> None:
-        """Note that a reading of keys is asked for in `step`."""
-        self.asked_step, self.asked_tokens = step, num_tokens
-        if num_dead != self.num_dead:
-            self.num_dead, self.live_since = num_dead, step
+    def announce(self, request_id: str, request: Announced) -> None:
+        """A request has arrived."""
+        rules = request.rules
+        self.announced[request_id] = request
+        if rules.policy is not None:
+            self.own_policies[request_id] = rules.policy
+        if rules.forget:
+            self.forgotten[request_id] = rules.forget
 
-    def holds(self, num_tokens: int, num_dead: int) -> bool:
-        """Whether a reading of keys ranks the tokens that are live now: none has died since, and
-        the reader evicts none that is newer.
-        """
-        return (
-            self.scores is not None
-            and self.scores_step >= self.live_since
-            and num_dead == self.num_dead
-            and num_tokens - len(self.scores) <= self.spared_tokens
-        )
+    def admit(self, request: HeldRequest) -> None:
+        """Create the table and columns of a request that gets its first blocks in this step."""
+        table = self.tables.add(request.request_id)
+        self.held[request.request_id] = request
+        announced = self.announced.get(request.request_id)
+        priority = 0 if announced is None else announced.priority
+        self.due.admit(table.row, request.prefill_end, priority)
+        self._set_rules(request.request_id, table.row)
+
+    def preempted(self, request_id: str, num_tokens: int) -> None:
+        """A preempted request will compute `num_tokens` again before it decodes."""
+        request = self.announced.get(request_id)
+        if request is not None:
+            request.num_preemptions += 1
+            request.num_prompt_tokens = num_tokens
+            request.waits_since = time.monotonic()
+
+    def release(self, request_id: str) -> None:
+        """Remove a request that releases its blocks."""
+        self.due.release(self.tables.rows[request_id])
+        self.tables.release(request_id)
+        del self.held[request_id]
+
+    def forget(self, request_id: str) -> None:
+        """Remove what is known of a request that has ended."""
+        for known in (self.announced, self.own_policies, self.forgotten):
+            known.pop(request_id, None)
+
+    def set_idle(self, request_ids: Iterable[str]) -> None:
+        """Record which sessions wait for their clients now."""
+        self.idle = frozenset(request_ids)
+
+    # ------------------------------------------------------------ rules
+
+    def begin_step(self) -> None:
+        """Give every request with blocks its rules under the configuration of the new step."""
+        if self._due_under is not self._active.config:
+            self._due_under = self._active.config
+            for request_id, row in self.tables.rows.items():
+                self._set_rules(request_id, row)
+
+    def _set_rules(self, request_id: str, row: int) -> None:
+        self.due.set_rules(row, self.rules(request_id), self.protection(request_id))
+        policy = self.own_rules(request_id).lacks_words(self._active.config)
+        if policy is not None:
+            self._without_words(request_id, policy)
+
+    def own_rules(self, request_id: str) -> RequestRules:
+        """The request's own rules; empty ones for an unknown request."""
+        request = self.announced.get(request_id)
+        return NO_RULES if request is None else request.rules
+
+    def rules(self, request_id: str, config: VTokenConfig | None = None) -> VTokenConfig:
+        """The configuration for one request; `config`: under that one instead."""
+        config = self._active.config if config is None else config
+        request = self.announced.get(request_id)
+        return config if request is None else request.rules.under(config)
+
+    def protection(self, request_id: str, config: VTokenConfig | None = None) -> Protection:
+        """The protected tokens of a request; `config`: under that one instead."""
+        request = self.announced.get(request_id)
+        if request is None:
+            return NOTHING
+        return request.rules.protection(self._active.config if config is None else config)
 
     @property
-    def spared_tokens(self) -> int:
-        """How many tokens a reading of keys may lack: as many as the reader spares, less those that
-        are neighbours of others.
-        """
-        radius = self.signal.pool_radius
-        return self.reader.recent - (radius + 1 if radius else 0)
+    def may_evict(self) -> bool:
+        """Whether the configuration, or a request's own policy, may evict anything."""
+        return self._active.config.evicts or bool(self.own_policies)
 
+    @property
+    def evicts_by_length(self) -> bool:
+        """Whether any request may become due by its length alone, or the rules have changed."""
+        return self._due_under is not self._active.config or self.due.any_by_length
 
-@dataclass(frozen=True, slots=True)
-class ShadowComparison:
-    """The victims of one eviction, and those that the shadow would have chosen.
+    # ------------------------------------------------------------ forgotten tokens
 
-    `victims`, `chosen`: ascending ids. `num_dead`: the request's dead tokens afterwards, by which a
-    later eviction without a comparison is detected.
-    """
+    def forget_tokens(self, request_id: str, spans: Spans) -> None:
+        """Let these tokens of an announced request die before its others."""
+        self.forgotten[request_id] = merged(self.forgotten.get(request_id, ()), spans)
+        self.num_forgets += 1
 
-    policy: Policy  # the shadow
-    step: int
-    num_tokens: int
-    num_dead: int
-    victims: Ints
-    chosen: Ints
+    def forgotten_pairs(self, request_id: str) -> Ints:
+        """The forgotten spans of a request, as start, end, start, end, …"""
+        return pairs_of(self.forgotten.get(request_id, ()))
 
+    def forgotten_ids(self, table: TokenTable, config: VTokenConfig | None = None) -> Ints:
+        """The live tokens of a request that die before all others, oldest first."""
+        name = table.request_id
+        if name not in self.forgotten:
+            return NO_IDS
+        ids = table.live_ids()
+        ids = ids[covered(self.forgotten_pairs(name), ids) & (ids < table.num_tokens - 1)]
+        forgotten: Ints = ids[~self.protection(name, config).covers(ids)]
+        return forgotten
 
-@dataclass(slots=True)
-class RequestState:
-    """One admitted request; recreated after a preemption. Each field has one writer.
+    def are_forgetting(self, rows: Ints) -> Bools:
+        """Which of `rows` [k] have forgotten spans."""
+        if not self.forgotten:
+            return np.zeros(len(rows), dtype=np.bool_)
+        names = self.tables.names
+        return np.array([names[row] in self.forgotten for row in rows.tolist()], dtype=np.bool_)
 
-    `retained_dead_blocks`: all-dead blocks kept because other requests hold them too (`skip`).
-    """
+    # ------------------------------------------------------------ questions
 
-    request_id: str
-    num_prompt_tokens: int
-    prefill_end: int  # tokens to compute before the first decode step; a resumed one has more
-    seed: int
-    # Evictor
-    retained_dead_blocks: frozenset[int] = frozenset()
-    given_tokens: int = 0  # died because memory was short
-    # Relocator
-    moved_tokens: int = 0
-    # Scoring: what the policy and the shadow read, and what it was set for: rules, shadow, whether
-    # the signals are kept at all
-    signals: dict[Signal, SignalState] = field(default_factory=dict)
-    signals_for: tuple[VTokenConfig, Policy | None, bool] | None = None
-    # PolicyRunner
-    profiles: dict[Policy, Any] = field(default_factory=dict)  # of the prompt, by policy
-    compared: ShadowComparison | None = None  # the newest eviction with a shadow
+    def num_preemptions(self, request_id: str) -> int:
+        """How often the request was preempted."""
+        request = self.announced.get(request_id)
+        return 0 if request is None else request.num_preemptions
 
-    def scores_of(self, signal: Signal) -> Floats | None:
-        """The newest scores of `signal`, by token id; None if there are none yet."""
-        state = self.signals.get(signal)
-        return None if state is None else state.scores
+    def sessions(self) -> tuple[int, int]:
+        """How many sessions hold blocks, and how many blocks they hold."""
+        held = [table for table in self.tables if self.own_rules(table.request_id).session]
+        return len(held), len({block for table in held for block in table.blocks})
+
+    def left_of_prompts(self, rows: Ints) -> Ints:
+        """The tokens that requests `rows` [k] compute before they decode [k], negative after it."""
+        left: Ints = self.due.prefill_end[rows] - self.tables.columns.num_tokens[rows]
+        return left
+
+    def giving_rows(self) -> Ints:
+        """The rows that may give tokens under pressure, now or later in their lives."""
+        return self.due.giving(self.tables.columns)
+
+    def in_flight_step(self, request_id: str) -> int:
+        """The step of the request's relocation that is not reported yet; 0 if there is none."""
+        row = self.tables.rows.get(request_id)
+        return 0 if row is None else int(self.due.in_flight[row])

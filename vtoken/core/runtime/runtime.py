@@ -36,22 +36,29 @@ from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.protocol.step import StepPlan, WorkerReport
+from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.admission import Admission
 from vtoken.core.runtime.block_store import BlockStore
-from vtoken.core.runtime.eviction import Evictor
+from vtoken.core.runtime.canary import CanaryTally
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.engine_shape import EngineShape
+from vtoken.core.runtime.eviction import Evicted, Evictor
+from vtoken.core.runtime.given import FinishedLog
 from vtoken.core.runtime.growth import Scheduled, TokenAppender
+from vtoken.core.runtime.latency import LatencyMeter
+from vtoken.core.runtime.losses import Losses
 from vtoken.core.runtime.other_groups import OtherGroups
 from vtoken.core.runtime.policy_runner import PolicyRunner
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.relocation.operations import Operations, record_operation
-from vtoken.core.runtime.relocation.pricing import RoundPricer
 from vtoken.core.runtime.relocation.relocator import Relocator
 from vtoken.core.runtime.relocation.round_planner import RoundPlanner
-from vtoken.core.runtime.requests import Arrival
+from vtoken.core.runtime.request_rows import describe_rules, request_row
+from vtoken.core.runtime.requests import Announced, Requests
 from vtoken.core.runtime.scoring import Scoring
 from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
-from vtoken.core.runtime.state import RuntimeState
-from vtoken.policies import make_policy
+from vtoken.policies import Policy, make_policy
+from vtoken.policies.shadow import ShadowTally
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.wire import MAX_TOKENS, Geometry, RequestDetail
 
@@ -59,9 +66,10 @@ from vtoken.wire import MAX_TOKENS, Geometry, RequestDetail
 class Runtime:
     """Token-level virtualization of one block pool.
 
-    The parts share `state`; some of its fields are here too, as shortcuts for readers.
-    `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`: the model's profile.
-    `num_sampled`: how many tokens a request that holds blocks has given its client.
+    Three parts own state that others read: `requests`, the step being planned `current`, and the
+    configuration `active`. `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`:
+    the layers and heads of this model's signals, if measured. `num_sampled`: how many tokens a
+    request that holds blocks has given its client. Other arguments as in `EngineShape`.
     """
 
     def __init__(
@@ -85,37 +93,50 @@ class Runtime:
         self.check_every_step = check_every_step
         self.num_sampled = num_sampled
         self.other_groups = other_groups
-        self.borrows_blocks = borrows_blocks
-        self.state = RuntimeState(
-            geometry,
-            store,
-            config,
-            strict=strict,
-            report_lag_steps=report_lag_steps,
-            max_drafts=max_drafts,
-            calibration=calibration,
-        )
+        self.store = store
         self.geometry = geometry
-        self.tables = self.state.tables  # after the newest step
-        self.counters = self.state.counters
-        self.events = self.state.events
-        self.latency = self.state.latency
-        self.canary = self.state.canary
-        self.operations = Operations(partial(record_operation, self.state))
-        self.appender = TokenAppender(self.state)
-        self.required_extent = self.appender.required_extent
-        self.scoring = Scoring(self.state)
-        self.policy_runner = PolicyRunner(self.state, self.scoring, vocabulary)
-        self.admission = Admission(self.state, max_chunk_tokens, other_groups)
-        self.prices = Prices()
-        self.shortages = ShortageMonitor(
-            self.state, self.admission, self.prices, max_step_tokens, other_groups
+        self.shape = shape = EngineShape(
+            geometry,
+            report_lag_steps,
+            max_drafts,
+            max_chunk_tokens,
+            max_step_tokens,
+            borrows_blocks,
         )
-        self.evictor = Evictor(self.state, self.policy_runner, self.shortages)
-        self.round_planner = RoundPlanner(self.state)
-        self.pricer = RoundPricer(self.state, self.prices)
+        self.active = active = ActiveConfig(config)
+        self.current = current = CurrentStep(strict=strict)
+        self.requests = requests = Requests(geometry, active, self._note_missing_words)
+        self.tables = requests.tables  # after the newest step
+        self.counters = current.counters
+        self.events = current.events
+        self.latency = LatencyMeter()
+        self.canary = CanaryTally()
+        self.shadow = ShadowTally()
+        self.finished = FinishedLog()
+        self.losses = Losses(requests, current)
+        self.prices = Prices()
+        self.operations = Operations(partial(record_operation, current))
+        self.appender = TokenAppender(shape, store, requests, active, current)
+        self.required_extent = self.appender.required_extent
+        self.scoring = Scoring(shape, requests, active, current, self.shadow, calibration)
+        self.policy_runner = PolicyRunner(
+            requests, active, current, self.shadow, self.scoring, vocabulary
+        )
+        self.admission = Admission(shape, store, requests, active, current, other_groups)
+        self.shortages = ShortageMonitor(
+            shape, store, requests, active, current, self.admission, self.prices, other_groups
+        )
+        self.evictor = Evictor(store, requests, active, current, self.policy_runner, self.losses)
+        self.round_planner = RoundPlanner(shape, store, requests, self.prices)
         self.relocator = Relocator(
-            self.state, self.round_planner, self.operations, self.prices, self.pricer
+            shape,
+            store,
+            requests,
+            active,
+            current,
+            self.round_planner,
+            self.operations,
+            self.prices,
         )
 
     # ------------------------------------------------------------ reading
@@ -123,11 +144,26 @@ class Runtime:
     @property
     def config(self) -> VTokenConfig:
         """The configuration of the next step."""
-        return self.state.config
+        return self.active.config
+
+    @property
+    def revision(self) -> int:
+        """The number of that configuration."""
+        return self.active.revision
+
+    @property
+    def effective(self) -> tuple[VTokenConfig, int]:
+        """The configuration of the newest step, and its revision.
+
+        While no request holds a block, a new configuration is in force immediately.
+        """
+        if self.active.of_step is None or not self.requests.held:
+            return self.active.config, self.active.revision
+        return self.active.of_step
 
     @property
     def step(self) -> int:
-        return self.state.step
+        return self.current.number
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -135,23 +171,22 @@ class Runtime:
 
         Equal versions: victims would be chosen and a round would be planned equally.
         """
-        state = self.state
         return (
-            state.step,
-            state.num_reports,
-            state.num_forgets,
+            self.current.number,
+            self.current.num_reports,
+            self.requests.num_forgets,
             self.tables.num_changes,
-            state.store.num_free_blocks(),
+            self.store.num_free_blocks(),
             self.relocator.num_in_flight_tokens,
         )
 
     @property
     def idle(self) -> bool:
         """Whether nothing can be due in the coming step and no request with blocks has evicted."""
-        state = self.state
+        requests = self.requests
         if self.tables.any_virtual:
             return False
-        return not state.may_evict or not (state.evicts_by_length or self.shortages.is_near())
+        return not requests.may_evict or not (requests.evicts_by_length or self.shortages.is_near())
 
     def concerns_worker(self, plan: StepPlan) -> bool:
         """Whether the worker needs `plan`: a request has evicted or keeps signals.
@@ -180,40 +215,37 @@ class Runtime:
         """
         prompt = Prompt(num_prompt_tokens) if prompt is None else prompt
         rules = replace(rules or RequestRules(), prompt=prompt)
-        arrival = Arrival(num_prompt_tokens, max_tokens, priority)
-        self.state.announce(request_id, rules, arrival)
+        request = Announced(rules, num_prompt_tokens, max_tokens, priority)
+        self.requests.announce(request_id, request)
         self.latency.arrived(request_id, time.monotonic())
 
     def announce_check(self, request_id: str) -> None:
         """A request of the quality canary arrives: it evicts nothing and is not counted."""
         self.canary.request_id = request_id
-        self.state.announce(request_id, RequestRules(policy=make_policy("none", {})))
+        rules = RequestRules(policy=make_policy("none", {}))
+        self.requests.announce(request_id, Announced(rules, is_check=True))
 
     def release(self, request_id: str, *, preempted: bool = False) -> None:
         """The request releases its blocks: finished, aborted or preempted."""
-        state = self.state
-        if request_id not in state.requests:
+        requests = self.requests
+        if request_id not in requests.held:
             return
-        num_dead = num_tokens = 0
         is_check = request_id == self.canary.request_id
         preempted = preempted and not is_check
-        if preempted:
-            table = state.tables[request_id]
-            num_dead, num_tokens = table.num_dead, table.num_tokens
-        elif not is_check:
+        table = self.tables[request_id]
+        num_dead, num_tokens = table.num_dead, table.num_tokens
+        if not preempted and not is_check:
             self._note_end(request_id)
         self.relocator.drop(request_id)
-        state.release(request_id)
-        if not state.requests:
+        self.current.draft.drop(table.row)
+        requests.release(request_id)
+        if not requests.held:
             self.relocator.settle()
         if preempted:
-            per_request = self.state.preempted
-            self.admission.preempted(request_id, num_tokens + 1)
+            requests.preempted(request_id, num_tokens + 1)
             self.counters.requests.preempted += 1
             self.counters.pressure.preemptions_above_floor += self.admission.can_give()
-            per_request[request_id] = per_request.get(request_id, 0) + 1
-            self.events.add(
-                self.step,
+            self.current.note(
                 "preemption",
                 f"{request_id} preempted; {num_tokens:,} tokens will be computed again, "
                 f"{num_dead:,} of them evicted before",
@@ -229,32 +261,31 @@ class Runtime:
 
     def _note_end(self, request_id: str) -> None:
         """Record what a request that ends has kept."""
-        state, rules = self.state, self.state.rules(request_id)
-        table, request = self.tables[request_id], state.requests[request_id]
-        ended = RequestDetail(
-            id=request_id,
-            state="finished",
-            live=table.num_live,
-            dead=table.num_dead,
+        table, request = self.tables[request_id], self.requests.held[request_id]
+        ended = request_row(
+            RequestDetail,
+            self.requests,
+            request_id,
+            "finished",
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=self.num_sampled(request_id),
-            blocks=0,
-            bound_blocks=0,
-            naive_blocks=0,
-            policy=rules.policy.name,
-            budget_tokens=rules.budget_tokens,
-            dense=True,
-            preemptions=state.preempted.get(request_id, 0),
-            evict_when=rules.evict_when,
         )
+        ended.live, ended.dead = table.num_live, table.num_dead
         ended.given_tokens, ended.ended_ts = request.given_tokens, time.time()
-        state.describe_rules(ended)
-        state.finished.add(ended)
+        describe_rules(self.requests, ended)
+        self.finished.add(ended)
+
+    def _note_missing_words(self, request_id: str, policy: Policy) -> None:
+        self.current.note(
+            "eviction",
+            f"{policy.name} evicts nothing of {request_id}: its prompt came as embeddings, "
+            "which have no words",
+            {"requests": 1, "tokens": 0, "policy": policy.name},
+        )
 
     def forget(self, request_id: str) -> None:
         """The request has ended, whether it was ever scheduled or not; its blocks are released."""
-        self.state.forget(request_id)
-        self.state.preempted.pop(request_id, None)
+        self.requests.forget(request_id)
         self.admission.forget(request_id)
         self.latency.forget(request_id)
 
@@ -272,17 +303,18 @@ class Runtime:
         `drafting` append drafts behind it, so many tokens in all. `prefilling`: requests in the
         middle of their prompt, with the maximum size of their next chunk.
         """
-        state = self.state
-        state.begin_step()
+        self.current.begin()
+        self.active.begin_step()
+        self.shadow.set_policy(self.config.shadow)
+        self.requests.begin_step()
         freed = self.evictor.drop_retained()
         self.relocator.forget_step()
         ready = list(ready)
         shortage, reclaimed = self._shortage(ready, prefilling, freed)
         freed += reclaimed
         died = False
-        if state.may_evict:
-            due = ready + [request_id for request_id, _ in prefilling]
-            died, dropped = self.evictor.evict_due(due, shortage)
+        if self.requests.may_evict:
+            died, dropped = self._evict(ready + [name for name, _ in prefilling], shortage)
             freed += dropped
         several = [*prefilling, *drafting]
         missing = self._missing_blocks(several, freed) if several else 0
@@ -291,18 +323,28 @@ class Runtime:
         freed += self.relocator.plan_step(
             new_holes=died, missing_blocks=missing, short_blocks=shortage.blocks
         )
-        state.begin_allocation()
+        self.current.begin_allocation()
         if freed:
             freed.reverse()  # the block freed first is the first to leave the prefix cache
-            state.store.give_back(freed)
+            self.store.give_back(freed)
         if self.appender.choose_places():
             self.relocator.note_held_back()
+
+    def _evict(self, names: list[str], shortage: Shortage) -> Evicted:
+        """Evict what is due among the requests `names`, and what they give for `shortage`."""
+        rows = self.tables.rows_of(names)
+        self.policy_runner.take_profiles(rows)
+        due = self.evictor.due_by_length(rows)
+        if shortage.blocks:
+            able = self.requests.due.select(rows, self.tables.columns, gives=True)
+            giving = self.shortages.share(able, self.policy_runner.least, shortage)
+            due = np.append(due, giving)
+        return self.evictor.evict(due)
 
     def commit_step(self, scheduled: Scheduled) -> StepPlan:
         """Append the tokens of the scheduled requests; returns the plan for the worker."""
         rows, grown = self.appender.append(scheduled)
-        requests = self.appender.plan(rows, grown, borrows=self.borrows_blocks)
-        plan = StepPlan(self.state.step, requests=requests)
+        plan = StepPlan(self.current.number, requests=self.appender.plan(rows, grown))
         if self.scoring.has_readers():
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
             giving = self.shortages.soon(rows)
@@ -317,7 +359,7 @@ class Runtime:
             try:
                 self.check()
             except InvariantViolation as violation:
-                self.state.violated(violation)
+                self.current.violated(violation)
 
     def _missing_blocks(self, several: Sequence[tuple[str, int]], freed: list[int]) -> int:
         """Blocks of all groups that requests that have evicted need for `several` new tokens, by
@@ -330,7 +372,7 @@ class Runtime:
     def _num_free(self, freed: list[int]) -> int:
         """The free blocks once `freed` are returned."""
         pool = self.tables.pool
-        return self.state.store.num_free_blocks() + pool.num_without_holder(freed)
+        return self.store.num_free_blocks() + pool.num_without_holder(freed)
 
     def _shortage(
         self, ready: list[str], prefilling: Sequence[tuple[str, int]], freed: list[int]
@@ -338,8 +380,8 @@ class Runtime:
         """The shortage that remains after a round, if requests may give for it, and the blocks that
         the round freed. `freed`: those that the step has freed before.
         """
-        self.state.set_near(self.shortages.is_near())
-        if not self.state.is_short_soon:
+        self.current.set_near(self.shortages.is_near())
+        if not self.current.is_short_soon:
             return NO_SHORTAGE, []
         shortage = self.shortages.measure(ready, prefilling, self._num_free(freed))
         if shortage.blocks == 0:
@@ -352,7 +394,7 @@ class Runtime:
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """Process the end of `step`; `report` is None if the worker sent none."""
-        self.state.num_reports += 1
+        self.current.end()
         # Steps run in order: outstanding reports of earlier steps are lost.
         for earlier in self.relocator.steps_in_flight(before=step):
             self.relocator.finish_step(earlier, 0, self._check_copies(None, earlier))
@@ -370,9 +412,9 @@ class Runtime:
         self.counters.invariants.verified_relocations += report.verified_relocations
         self.counters.invariants.verify_us += report.verify_us
         if report.violation is not None:
-            self.state.violated(InvariantViolation("I1", report.violation))
+            self.current.violated(InvariantViolation("I1", report.violation))
         if report.disagreement is not None:
-            self.state.violated(InvariantViolation("ranks", report.disagreement))
+            self.current.violated(InvariantViolation("ranks", report.disagreement))
         self.scoring.receive(report)
 
     def truncate(self, rejected: Mapping[str, int]) -> None:
@@ -392,7 +434,7 @@ class Runtime:
             table = self.tables[request_id]
             if table.num_tokens != count:
                 detail = f"{request_id} has {table.num_tokens} tokens in its table, {count} in vLLM"
-                self.state.violated(InvariantViolation("I4", detail))
+                self.current.violated(InvariantViolation("I4", detail))
 
     def sampled(self, request_ids: list[str], num_tokens: int, now: float) -> None:
         """A step gave `request_ids` `num_tokens` tokens in total; `now`: monotonic seconds."""
@@ -410,16 +452,16 @@ class Runtime:
             return None
         answer = "none was reported" if report is None else f"the report of {reported} says {done}"
         detail = f"step {step} copies {planned} tokens, {answer}"
-        self.state.violated(InvariantViolation("I3", detail))
+        self.current.violated(InvariantViolation("I3", detail))
         return detail
 
     # ------------------------------------------------------------ checking
 
     def check(self) -> None:
         """Recompute all invariants; raises InvariantViolation."""
-        tables, state = self.tables, self.state
+        tables, requests = self.tables, self.requests
         tables.check()
-        if set(state.requests) != {table.request_id for table in tables}:
+        if set(requests.held) != {table.request_id for table in tables}:
             raise InvariantViolation("I4", "a request has a table but no state, or the reverse")
-        if differences := state.store.differences(tables):
+        if differences := self.store.differences(tables):
             raise InvariantViolation("I4", "; ".join(differences[:3]))

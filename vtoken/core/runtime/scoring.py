@@ -20,13 +20,17 @@ from dataclasses import replace
 import numpy as np
 
 from vtoken.base.arrays import Bools, Floats, Ints
-from vtoken.core.config.calibration import default_layer
+from vtoken.core.config.calibration import CalibrationProfile, default_layer
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.protocol.step import StepPlan, WorkerReport
-from vtoken.core.runtime.kernels import NEVER
-from vtoken.core.runtime.requests import RequestState, SignalState
-from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.runtime.active_config import ActiveConfig
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.due import NEVER
+from vtoken.core.runtime.engine_shape import EngineShape
+from vtoken.core.runtime.held_request import HeldRequest, SignalState
+from vtoken.core.runtime.requests import Requests
 from vtoken.policies import Policy
+from vtoken.policies.shadow import ShadowTally
 from vtoken.policies.signals import Signal
 from vtoken.wire import Probe
 
@@ -36,33 +40,45 @@ Resolve = Callable[[Signal, VTokenConfig], Signal]
 class Scoring:
     """Requests signals from the worker and stores their scores."""
 
-    def __init__(self, state: RuntimeState) -> None:
-        self._state = state
+    def __init__(
+        self,
+        shape: EngineShape,
+        requests: Requests,
+        active: ActiveConfig,
+        current: CurrentStep,
+        shadow: ShadowTally,
+        calibration: CalibrationProfile | None,
+    ) -> None:
+        self._shape = shape
+        self._requests = requests
+        self._active = active
+        self._current = current
+        self._shadow = shadow
+        self.calibration = calibration
         self.active = False  # some policy read a signal in the newest committed step
         self._resolved: dict[Signal, Signal] = {}  # for the probe settings
         self._resolved_for: Probe | None = None
 
     def has_readers(self) -> bool:
         """Whether any policy in force reads a signal now. If none does, drops all scores."""
-        state = self._state
-        shadow = state.shadow.active_policy
+        shadow = self._shadow.active_policy
         reads = (
-            state.config.policy.reads is not None
-            or (shadow is not None and shadow.reads is not None and state.may_evict)
-            or any(policy.reads is not None for policy in state.own_policies.values())
+            self._active.config.policy.reads is not None
+            or (shadow is not None and shadow.reads is not None and self._requests.may_evict)
+            or any(policy.reads is not None for policy in self._requests.own_policies.values())
         )
-        if reads and (state.is_short_soon or state.evicts_by_length):
+        if reads and (self._current.is_short_soon or self._requests.evicts_by_length):
             self.active = True
         elif self.active:
             self.active = False
-            for request in state.requests.values():
+            for request in self._requests.held.values():
                 request.signals, request.signals_for = {}, None
         return self.active
 
     @property
     def keeps_signals(self) -> bool:
         """Whether the worker keeps a signal of any request."""
-        return self.active and any(r.signals for r in self._state.requests.values())
+        return self.active and any(r.signals for r in self._requests.held.values())
 
     def request_signals(
         self, plan: StepPlan, names: Sequence[str], rows: Ints, num_before: Ints, giving: Ints
@@ -74,21 +90,20 @@ class Scoring:
         that many tokens before it is due. Requests under `pressure` have no signals while no
         shortage is near.
         """
-        state = self._state
-        probes_decode = state.step % state.config.probe.every_steps == 0
-        shadow = state.shadow.active_policy
+        probes_decode = self._current.number % self._active.config.probe.every_steps == 0
+        shadow = self._shadow.active_policy
         probed, want = [], []
-        own, rules = state.request_rules, state.config
+        own, rules = self._requests.announced, self._active.config
         due_soon = self.soon_due(rows)
-        is_giving = np.zeros(len(state.due.facts), dtype=np.bool_)
+        is_giving = np.zeros(len(self._requests.due.facts), dtype=np.bool_)
         is_giving[giving] = True
         due_soon |= is_giving[rows]
-        keeps = state.is_short_soon | (state.due.floor[rows] == NEVER)
+        keeps = self._current.is_short_soon | (self._requests.due.floor[rows] == NEVER)
         numbers = rows.tolist(), num_before.tolist(), due_soon.tolist(), keeps.tolist()
         for request_id, row, known_before, due, keep in zip(names, *numbers, strict=True):
-            request = state.requests[request_id]
+            request = self._requests.held[request_id]
             if own:
-                rules = state.rules(request_id)
+                rules = self._requests.rules(request_id)
             known = request.signals_for
             if known is None or known[0] is not rules or known[1] is not shadow or known[2] != keep:
                 self._set_signals(request, rules, keep=keep)
@@ -101,13 +116,13 @@ class Scoring:
                 signal, of_keys = kept_signal.signal, kept_signal.of_keys
                 wanted = due or (
                     kept_signal.reader.profiles
-                    and state.tables.columns.num_tokens[row] >= request.prefill_end
+                    and self._requests.tables.columns.num_tokens[row] >= request.prefill_end
                     and kept_signal.reader not in request.profiles
                 )
                 if of_keys:
                     wanted = wanted and self._needs_reading(kept_signal, row)
                 if wanted and not kept_signal.requested:
-                    kept_signal.requested_since = state.step
+                    kept_signal.requested_since = self._current.number
                 kept_signal.requested = wanted or (of_keys and kept_signal.requested)
                 if wanted:
                     want.append((request_id, signal))
@@ -126,25 +141,27 @@ class Scoring:
         """Whether the newest reading of keys may not hold until one of the next step arrives; then
         notes that this step's is asked for.
         """
-        state, columns = self._state, self._state.tables.columns
-        num_tokens, lag = int(columns.num_tokens[row]), state.report_lag_steps
+        columns = self._requests.tables.columns
+        num_tokens, lag = int(columns.num_tokens[row]), self._shape.report_lag_steps
         num_dead = num_tokens - int(columns.num_live[row])
-        lacks = num_tokens - kept.asked_tokens + (lag + 1) * (1 + state.max_drafts) - 1
-        is_lost = kept.scores_step < kept.asked_step < state.step - lag
-        cut_again = state.due.interval[row] < lag  # maybe before a reading of after the cut arrives
+        lacks = num_tokens - kept.asked_tokens + (lag + 1) * (1 + self._shape.max_drafts) - 1
+        is_lost = kept.scores_step < kept.asked_step < self._current.number - lag
+        cut_again = (
+            self._requests.due.interval[row] < lag
+        )  # maybe before a reading of after the cut arrives
         holds = num_dead == kept.num_dead and lacks <= kept.spared_tokens
         if holds and not is_lost and not cut_again:
             return False
-        kept.ask(state.step, num_tokens, num_dead)
+        kept.ask(self._current.number, num_tokens, num_dead)
         return True
 
-    def _set_signals(self, request: RequestState, rules: VTokenConfig, *, keep: bool) -> None:
+    def _set_signals(self, request: HeldRequest, rules: VTokenConfig, *, keep: bool) -> None:
         """Set a request's signals to those of its policy and, if it evicts, of the shadow; to none
         unless `keep`.
 
         Existing signals continue, others start from zero; the policy is the reader of a common one.
         """
-        shadow = self._state.shadow.active_policy if rules.evicts else None
+        shadow = self._shadow.active_policy if rules.evicts else None
         before, request.signals = request.signals, {}
         if not keep:
             return
@@ -160,8 +177,8 @@ class Scoring:
 
     def soon_due(self, rows: Ints) -> Bools:
         """Of each of `rows` [k], whether this step's scores may be the newest when it is due."""
-        soon = self._state.tables.columns.num_live[rows] + self._state.report_lag_steps
-        due: Bools = soon > self._state.due.limit[rows]
+        soon = self._requests.tables.columns.num_live[rows] + self._shape.report_lag_steps
+        due: Bools = soon > self._requests.due.limit[rows]
         return due
 
     def resolve(self, signal: Signal, config: VTokenConfig) -> Signal:
@@ -181,9 +198,8 @@ class Scoring:
 
         The profile's heads belong to its layers and are ignored if other layers are set.
         """
-        state = self._state
-        profile = None if state.calibration is None else state.calibration.of(signal.kind)
-        layers, heads = [default_layer(state.geometry.num_layers, signal.kind)], probe.heads
+        profile = None if self.calibration is None else self.calibration.of(signal.kind)
+        layers, heads = [default_layer(self._shape.geometry.num_layers, signal.kind)], probe.heads
         if probe.layers:
             layers = probe.layers
         elif profile is not None and profile.layers:
@@ -193,7 +209,7 @@ class Scoring:
     def receive(self, report: WorkerReport) -> None:
         """Store the scores of `report` that are still requested."""
         for (request_id, signal), scores in report.scores.items():
-            request = self._state.requests.get(request_id)
+            request = self._requests.held.get(request_id)
             kept = None if request is None else request.signals.get(signal)
             if kept is not None and kept.requested and report.step >= kept.requested_since:
                 kept.scores, kept.scores_step = scores, report.step
@@ -203,14 +219,14 @@ class Scoring:
 
         `end`: the end of the request's prompt.
         """
-        state, lag = self._state, self._state.report_lag_steps
-        steps = lag + state.config.probe.every_steps - 1
-        if num_tokens - num_scored <= steps * (1 + state.max_drafts):
+        lag = self._shape.report_lag_steps
+        steps = lag + self._active.config.probe.every_steps - 1
+        if num_tokens - num_scored <= steps * (1 + self._shape.max_drafts):
             return False
         between_chunks = num_tokens < end
-        return not between_chunks or scores_step < state.step - 1 - lag
+        return not between_chunks or scores_step < self._current.number - 1 - lag
 
-    def current(self, request: RequestState, signal: Signal, config: VTokenConfig) -> Floats | None:
+    def current(self, request: HeldRequest, signal: Signal, config: VTokenConfig) -> Floats | None:
         """The newest scores of `signal`, by token id; None if there are none or they are stale."""
         kept = request.signals.get(self.resolve(signal, config))
         if kept is None:
@@ -218,11 +234,11 @@ class Scoring:
         scores, step = kept.scores, kept.scores_step
         if not kept.requested or scores is None or step < kept.requested_since:
             return None
-        table = self._state.tables[request.request_id]
+        table = self._requests.tables[request.request_id]
         if kept.of_keys:
             if kept.holds(table.num_tokens, table.num_dead):
                 return scores
-            if step < self._state.step - 1 - self._state.report_lag_steps:
+            if step < self._current.number - 1 - self._shape.report_lag_steps:
                 return None
         if self._are_stale(len(scores), step, table.num_tokens, request.prefill_end):
             return None
@@ -230,11 +246,11 @@ class Scoring:
 
     def newest(self, request_id: str) -> Floats | None:
         """The newest scores of the signal that the request's policy reads, even if stale."""
-        rules = self._state.rules(request_id)
+        rules = self._requests.rules(request_id)
         if rules.policy.reads is None:
             return None
         signal = self.resolve(rules.policy.reads, rules)
-        return self._state.requests[request_id].scores_of(signal)
+        return self._requests.held[request_id].scores_of(signal)
 
 
 def scores_of(ids: Ints, by_id: Floats) -> Floats:

@@ -32,10 +32,14 @@ import numpy as np
 from vtoken.base.arrays import Ints
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.giving import share_out
+from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.admission import Admission
+from vtoken.core.runtime.block_store import BlockStore
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.engine_shape import EngineShape
 from vtoken.core.runtime.other_groups import OtherGroups
 from vtoken.core.runtime.prices import Prices
-from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.runtime.requests import Requests
 from vtoken.policies.signals import WARM_QUERIES
 from vtoken.wire import MAX_TOKENS
 
@@ -96,21 +100,24 @@ MARGIN = 2  # scores are requested of those who would give this many times the s
 
 
 class ShortageMonitor:
-    """Measures the shortage of one runtime and shares it out.
-
-    `max_step_tokens`: the most tokens that the engine computes in one step.
-    """
+    """Measures the shortage of one runtime and shares it out."""
 
     def __init__(
         self,
-        state: RuntimeState,
+        shape: EngineShape,
+        store: BlockStore,
+        requests: Requests,
+        active: ActiveConfig,
+        current: CurrentStep,
         admission: Admission,
         prices: Prices,
-        max_step_tokens: int,
-        others: OtherGroups = (),
+        others: OtherGroups,
     ) -> None:
-        self._max_step_tokens = max_step_tokens
-        self._state = state
+        self._shape = shape
+        self._store = store
+        self._requests = requests
+        self._active = active
+        self._current = current
         self._others = others
         self._admission = admission
         self._prices = prices
@@ -121,18 +128,18 @@ class ShortageMonitor:
         A signal takes up to `WARM_QUERIES` steps. The bound takes every running request to grow in
         each of them, and every prompt to be completed.
         """
-        state, size = self._state, self._state.geometry.block_size
-        if not state.may_evict or len(state.giving_rows()) == 0:
+        size = self._shape.block_size
+        if not self._requests.may_evict or len(self._requests.giving_rows()) == 0:
             return False
         if self._admission.demand is not None:
             return True
-        rows = state.tables.all_rows
-        steps = WARM_QUERIES + 2 * (state.report_lag_steps + 1)
-        left, tokens = state.left_of_prompts(rows), steps * (1 + state.max_drafts)
+        rows = self._requests.tables.all_rows
+        steps = WARM_QUERIES + 2 * (self._shape.report_lag_steps + 1)
+        left, tokens = self._requests.left_of_prompts(rows), steps * (1 + self._shape.max_drafts)
         growth = len(rows) * (1 + tokens // size) + int(np.maximum(left, 0).sum()) // size
         growth += self._most_of_others(rows, left, tokens)
-        free = state.store.num_free_blocks()
-        return free < growth + state.config.headroom_blocks
+        free = self._store.num_free_blocks()
+        return free < growth + self._active.config.headroom_blocks
 
     def _most_of_others(self, rows: Ints, left: Ints, num_new: int) -> int:
         """A bound of what other groups take for `rows` [k] to complete the `left` [k] tokens of
@@ -140,16 +147,16 @@ class ShortageMonitor:
         """
         if not self._others:
             return 0
-        state, most = self._state, 0
-        tokens = state.tables.columns.num_tokens[rows] + np.maximum(left, 0) + num_new
+        most = 0
+        tokens = self._requests.tables.columns.num_tokens[rows] + np.maximum(left, 0) + num_new
         for group in self._others:
             blocks = -(-tokens // group.block_size)
-            for chosen, chunk in ((left > 0, self._admission.max_chunk_tokens), (left <= 0, 1)):
-                in_flight = chunk * (1 + state.report_lag_steps)
+            for chosen, chunk in ((left > 0, self._shape.max_chunk_tokens), (left <= 0, 1)):
+                in_flight = chunk * (1 + self._shape.report_lag_steps)
                 limit = group.most_blocks(MAX_TOKENS, in_flight)
                 most += int(np.minimum(blocks[chosen], limit).sum())
-        free, pool = state.store.num_free_blocks(), state.tables.pool
-        held = state.geometry.num_blocks - 1 - free - pool.num_used  # all but the null block
+        free, pool = self._store.num_free_blocks(), self._requests.tables.pool
+        held = self._shape.geometry.num_blocks - 1 - free - pool.num_used  # all but the null block
         return max(0, most - held)
 
     def measure(
@@ -159,18 +166,18 @@ class ShortageMonitor:
 
         `free_blocks`: those of the pool, and those that this step has returned so far.
         """
-        now, soon = self._growth(self._state.tables.rows_of(ready), prefilling)
+        now, soon = self._growth(self._requests.tables.rows_of(ready), prefilling)
         return self._shortage(now, soon, free_blocks)
 
     def growth(self) -> tuple[int, int]:
         """Blocks of all groups that running requests take in the coming step, and in `AHEAD_STEPS`
         steps, if each computes as much as it can.
         """
-        state, tables = self._state, self._state.tables
-        rows, chunk = tables.all_rows, self._admission.max_chunk_tokens
-        if state.idle:
-            rows = np.setdiff1d(rows, tables.rows_of([*state.idle]))
-        left = state.left_of_prompts(rows)
+        tables = self._requests.tables
+        rows, chunk = tables.all_rows, self._shape.max_chunk_tokens
+        if self._requests.idle:
+            rows = np.setdiff1d(rows, tables.rows_of([*self._requests.idle]))
+        left = self._requests.left_of_prompts(rows)
         prefilling = zip(rows[left > 0].tolist(), left[left > 0].tolist(), strict=True)
         chunks = [(tables.names[row], min(num_left, chunk)) for row, num_left in prefilling]
         return self._growth(rows[left <= 0], chunks)
@@ -186,7 +193,7 @@ class ShortageMonitor:
             now_blocks,
             growth_blocks,
             self._asked(now_blocks),
-            self._state.config.headroom_blocks,
+            self._active.config.headroom_blocks,
             free_blocks,
         )
 
@@ -196,13 +203,13 @@ class ShortageMonitor:
         0 within `evict_after_wait_ms` of its arrival, and if all that can be given is not enough.
         `now_blocks`: what running requests take in the coming step.
         """
-        admission, config = self._admission, self._state.config
+        admission, config = self._admission, self._active.config
         demand = admission.demand
         if demand is None or admission.patience_left_s(demand, time.monotonic(), config) > 0:
             return 0
         standing = Shortage(
             asked_blocks=demand.needed_blocks,
-            free_blocks=self._state.store.num_free_blocks(),
+            free_blocks=self._store.num_free_blocks(),
             future_blocks=admission.reserved_blocks(demand, config, now_blocks),
             givable_blocks=admission.givable_now(),
         )
@@ -210,13 +217,13 @@ class ShortageMonitor:
 
     def _decode_growth(self, rows: Ints, steps: int) -> int:
         """Blocks of all groups that `rows` take in `steps` steps if every draft is accepted."""
-        state, num_new = self._state, steps * (1 + self._state.max_drafts)
+        num_new = steps * (1 + self._shape.max_drafts)
         # A hole may take the next token, if its block is writable and no draft follows.
-        recycling = state.config.recycles and not state.max_drafts
-        own = state.tables.growth(rows, num_new, recycling=recycling)
+        recycling = self._active.config.recycles and not self._shape.max_drafts
+        own = self._requests.tables.growth(rows, num_new, recycling=recycling)
         if not self._others:
             return int(own.sum())
-        taking, tokens = own > 0, state.tables.columns.num_tokens[rows]
+        taking, tokens = own > 0, self._requests.tables.columns.num_tokens[rows]
         for group in self._others:  # most requests stay within their last block
             taking |= -(-(tokens + num_new) // group.block_size) > -(-tokens // group.block_size)
         rows, own = rows[taking], own[taking]
@@ -228,7 +235,7 @@ class ShortageMonitor:
         """
         if not prefilling:
             return 0
-        tables, num_left = self._state.tables, self._max_step_tokens
+        tables, num_left = self._requests.tables, self._shape.max_step_tokens
         rows: list[int] = []
         chunks: list[int] = []
         for name, num_new in prefilling:
@@ -239,7 +246,7 @@ class ShortageMonitor:
                 num_left -= chunks[-1]
         places = np.array([tables.at(row).append_start for row in rows], dtype=np.int64)
         taken, chosen = np.array(chunks, dtype=np.int64), np.array(rows, dtype=np.int64)
-        needed = -(-(places + taken) // self._state.geometry.block_size)
+        needed = -(-(places + taken) // self._shape.block_size)
         own = np.maximum(0, needed - tables.columns.num_blocks[chosen])
         return self._in_all_groups(chosen, own, taken, 1)
 
@@ -249,7 +256,7 @@ class ShortageMonitor:
 
         What a request's windows give back serves that request alone: others may come before it.
         """
-        taken, names = own.copy(), self._state.tables.names
+        taken, names = own.copy(), self._requests.tables.names
         if self._others and len(rows):
             chosen = [names[row] for row in rows.tolist()]
             for group in self._others:
@@ -261,7 +268,7 @@ class ShortageMonitor:
 
         Relocation copies at most the tokens of a block to free it.
         """
-        block_us = self._state.geometry.block_size * self._prices.copy_us
+        block_us = self._shape.block_size * self._prices.copy_us
         most = int(ADMISSION_US / block_us) if block_us else config.batch_size
         return shortage.to_give(max(1, min(most, config.batch_size)))
 
@@ -272,42 +279,40 @@ class ShortageMonitor:
         Only those whose turn it is are asked, and all if one of them cannot give down to its floor:
         a request that gives nothing changes no other's turn.
         """
-        blocks, floor = self.to_give(shortage, self._state.config), self._state.due.floor[rows]
+        blocks, floor = self.to_give(shortage, self._active.config), self._requests.due.floor[rows]
         kept, gives = self._shared_out(rows, floor, blocks)
         if (least(rows[gives]) > floor[gives]).any():
             kept, gives = self._shared_out(rows, least(rows), blocks)
-        self._state.due.target[rows[gives]] = kept[gives]
+        self._requests.due.target[rows[gives]] = kept[gives]
         return rows[gives]
 
     def _shared_out(self, rows: Ints, least: Ints, blocks: int) -> tuple[Ints, Ints]:
         """The tokens that `rows` [k] keep [k], at least `least` [k], and the indices of those that
         give.
         """
-        state = self._state
         if blocks == 0 or len(rows) == 0:
-            return state.tables.columns.num_live[rows], rows[:0]
+            return self._requests.tables.columns.num_live[rows], rows[:0]
         givers = self._admission.givers(rows)._replace(floor=least)
-        kept = share_out(givers, blocks, block_size=state.geometry.block_size)
+        kept = share_out(givers, blocks, block_size=self._shape.block_size)
         return kept, np.flatnonzero(kept < givers.live)
 
     def soon(self, rows: Ints) -> Ints:
         """Those of the scheduled `rows` [k] that are to give within the steps that their scores
         take to arrive, if nothing unforeseen happens.
         """
-        state = self._state
-        if not state.is_short_soon:
+        if not self._current.is_short_soon:
             return rows[:0]
-        steps = AHEAD_STEPS + 1 + state.report_lag_steps
-        left = state.left_of_prompts(rows)
-        chunks = min(int(np.maximum(left, 0).sum()), steps * self._max_step_tokens)
+        steps = AHEAD_STEPS + 1 + self._shape.report_lag_steps
+        left = self._requests.left_of_prompts(rows)
+        chunks = min(int(np.maximum(left, 0).sum()), steps * self._shape.max_step_tokens)
         growth = self._decode_growth(rows, steps)
-        for size in (state.geometry.block_size, *(group.block_size for group in self._others)):
+        for size in (self._shape.block_size, *(group.block_size for group in self._others)):
             growth += -(-chunks // size)
-        shortage = self._shortage(growth, growth, state.store.num_free_blocks())
+        shortage = self._shortage(growth, growth, self._store.num_free_blocks())
         if shortage.blocks == 0:
             return rows[:0]
-        columns = state.tables.columns
-        able = rows[columns.num_live[rows] > state.due.floor[rows]]
-        blocks = MARGIN * self.to_give(shortage, state.config)
-        _, gives = self._shared_out(able, state.due.floor[able], blocks)
+        columns = self._requests.tables.columns
+        able = rows[columns.num_live[rows] > self._requests.due.floor[rows]]
+        blocks = MARGIN * self.to_give(shortage, self._active.config)
+        _, gives = self._shared_out(able, self._requests.due.floor[able], blocks)
         return able[gives]

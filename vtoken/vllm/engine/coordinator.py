@@ -48,7 +48,11 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
         runtime, demand = self.managed.runtime, self.managed.first_demand
         if runtime is None:
             return needed
-        if demand is None and runtime.state.is_session(request_id) and self.waits(request_id):
+        if (
+            demand is None
+            and runtime.requests.own_rules(request_id).session
+            and self.waits(request_id)
+        ):
             # Its next turn waits for blocks beside those that it holds.
             withheld = self.num_withheld()
             runtime.admission.record_demand(request_id, needed, withheld_blocks=withheld)
@@ -66,7 +70,7 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
     def allocate_new_blocks(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
         blocks = super().allocate_new_blocks(request_id, *args, **kwargs)  # type: ignore[misc]
         runtime = self.managed.runtime
-        if runtime is not None and request_id not in runtime.state.requests:
+        if runtime is not None and request_id not in runtime.requests.held:
             held = len(self.managed.req_to_blocks[request_id])
             held += sum(group.held_blocks(request_id) for group in runtime.other_groups)
             runtime.admission.admitted(request_id, held)

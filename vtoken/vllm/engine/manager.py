@@ -78,7 +78,7 @@ class VTokenAttentionManager(FullAttentionManager):
         prefill_end: int = 0,
     ) -> int:
         runtime, places = self.runtime, self._num_places(request_id, num_tokens)
-        is_first = runtime is not None and request_id not in runtime.state.requests
+        is_first = runtime is not None and request_id not in runtime.requests.held
         if runtime is not None and is_first and apply_admission_cap:
             # vLLM queries the entire prompt, without allocating.
             places = runtime.admission.peak_tokens(request_id, num_tokens, total_computed_tokens)

@@ -27,8 +27,8 @@ from vtoken.control.controller import Controller
 from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
 from vtoken.control.telemetry import Publisher
+from vtoken.core import selftest
 from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
-from vtoken.core.runtime import selftest
 from vtoken.core.runtime.given import answer_report
 from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
@@ -189,7 +189,7 @@ class VTokenSchedulerMixin(Scheduler):
         if self.vtoken.idle:
             return [], [], []  # nothing can be due
         ready, prefilling, drafting = [], [], []
-        requests, chunk = self.vtoken.state.requests, self.vtoken.admission.max_chunk_tokens
+        requests, chunk = self.vtoken.requests.held, self.vtoken.shape.max_chunk_tokens
         for request in self._may_be_due():
             state = requests.get(request.request_id)
             num_tokens = request.num_tokens + request.num_output_placeholders
@@ -257,9 +257,9 @@ class VTokenSchedulerMixin(Scheduler):
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's, whose first value is the answer's `kv_transfer_params`."""
-        asks = self.vtoken.state.asks_for_report(request.request_id)
+        asks = self.vtoken.requests.own_rules(request.request_id).report
         params, *others = super()._free_request(request, *args, **kwargs)
-        ended = self.vtoken.state.finished.get(request.request_id) if asks else None
+        ended = self.vtoken.finished.get(request.request_id) if asks else None
         if ended is not None:
             params = (params or {}) | {"vtoken": answer_report(ended)}
         return params, *others
@@ -310,8 +310,8 @@ class VTokenSchedulerMixin(Scheduler):
         self._facts.running, self._facts.waiting = self.get_request_counts()
         any_idle = self.num_waiting_for_streaming_input
         known = self.requests.values() if any_idle else ()
-        self.vtoken.state.set_idle(r.request_id for r in known if is_idle(r))
-        self._facts.waiting -= len(self.vtoken.state.idle)
+        self.vtoken.requests.set_idle(r.request_id for r in known if is_idle(r))
+        self._facts.waiting -= len(self.vtoken.requests.idle)
         self._facts.withheld_blocks = self._num_withheld()
 
     def _num_withheld(self) -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 from vtoken.base.errors import RefusedError
 from vtoken.core.planning.round import Round
-from vtoken.core.runtime.state import RuntimeState
+from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.sentences import counted
 from vtoken.wire import Operation, OperationPlan, OperationResult, OperationState, Relocation
 
@@ -158,11 +158,11 @@ def _no_result() -> OperationResult:
     return OperationResult(moved_tokens=0, moved_bytes=0, freed_blocks=0, duration_ms=0.0)
 
 
-def record_operation(state: RuntimeState, operation: Operation) -> None:
+def record_operation(current: CurrentStep, operation: Operation) -> None:
     """Add the event of an operation that entered a new state."""
-    step = state.step + (operation.state == "pending")  # a pending operation runs in the next step
+    step = current.number + (operation.state == "pending")  # a pending one runs in the next step
     data = msgspec.to_builtins(operation)
-    state.events.add(step, "operation", describe_operation(operation), data)
+    current.events.add(step, "operation", describe_operation(operation), data)
 
 
 def describe_operation(operation: Operation) -> str:

@@ -23,13 +23,16 @@ from vtoken.core.planning.planner import RelocationPlan
 from vtoken.core.planning.round import Round
 from vtoken.core.protocol.integrity import order_dependence
 from vtoken.core.protocol.step import Retained, StepPlan
+from vtoken.core.runtime.active_config import ActiveConfig
+from vtoken.core.runtime.block_store import BlockStore
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.engine_shape import EngineShape
+from vtoken.core.runtime.held_request import LastMoves
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.relocation.in_flight import InFlight
 from vtoken.core.runtime.relocation.operations import Operations
-from vtoken.core.runtime.relocation.pricing import RoundPricer
 from vtoken.core.runtime.relocation.round_planner import RoundPlanner
-from vtoken.core.runtime.state import RuntimeState
-from vtoken.core.runtime.wasted_moves import LastMoves
+from vtoken.core.runtime.requests import Requests
 
 DEFERRED_EVENT_SECONDS = 5.0  # between two events of deferred rounds
 
@@ -39,16 +42,22 @@ class Relocator:
 
     def __init__(
         self,
-        state: RuntimeState,
+        shape: EngineShape,
+        store: BlockStore,
+        requests: Requests,
+        active: ActiveConfig,
+        current: CurrentStep,
         planner: RoundPlanner,
         operations: Operations,
         prices: Prices,
-        pricer: RoundPricer,
     ) -> None:
-        self._state = state
+        self._shape = shape
+        self._store = store
+        self._requests = requests
+        self._active = active
+        self._current = current
         self._planner = planner
         self._prices = prices
-        self._pricer = pricer
         self._operations = operations
         self._handed_over: list[InFlight] = []  # in the plan of the newest step
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
@@ -69,7 +78,7 @@ class Relocator:
         if self.num_excess_blocks() == 0:
             return []
         if missing_blocks > 0:
-            return self._reclaim(batch_size=self._state.geometry.num_blocks)[1]
+            return self._reclaim(batch_size=self._shape.geometry.num_blocks)[1]
         return self._reclaim()[1]
 
     def plan_step(
@@ -83,30 +92,25 @@ class Relocator:
         recomputes an entire prompt. `short_blocks`: the shortage of the step; if any, the gates of
         pressure are open.
         """
-        state = self._state
         self._short_blocks = short_blocks
         if new_holes:
             self._last_round_empty = False
         if self._operations.pending:
             return self._run_operations()
-        if not state.tables.any_virtual:
+        if not self._requests.tables.any_virtual:
             return []  # only the last block of a request can have free slots
-        if missing_blocks > 0 and state.config.reclamation == "auto":
-            return self._reclaim(batch_size=state.geometry.num_blocks)[1]
-        self._closed_gate = first_closed(state.config, self.pressure())
+        if missing_blocks > 0 and self._active.config.reclamation == "auto":
+            return self._reclaim(batch_size=self._shape.geometry.num_blocks)[1]
+        self._closed_gate = first_closed(self._active.config, self.pressure())
         return [] if self._closed_gate is not None else self._run_round()
 
     def num_excess_blocks(self) -> int:
         """Blocks beyond their need that requests hold and that a round may reclaim now; 0 if the
         last one found nothing, or none runs automatically.
         """
-        state = self._state
-        columns, rows = state.tables.columns, state.tables.all_rows
-        if self._last_round_empty or state.config.reclamation != "auto":
+        if self._last_round_empty or self._active.config.reclamation != "auto":
             return 0
-        needed = state.needed_blocks(columns.num_live[rows])
-        excess = np.maximum(0, columns.num_blocks[rows] - needed) * (columns.virtual[rows] != 0)
-        return int((excess * (state.due.in_flight[rows] == 0)).sum())
+        return int(self._planner.num_excess(self._planner.movable_rows()).sum())
 
     def forget_step(self) -> None:
         """Reset the plans for a new step."""
@@ -117,7 +121,7 @@ class Relocator:
     def note_held_back(self) -> None:
         """Count the closed gate: a round could have gained something in this step."""
         if self._closed_gate is not None:
-            self._state.counters.reclamation.deferrals[self._closed_gate] += 1
+            self._current.counters.reclamation.deferrals[self._closed_gate] += 1
 
     def hand_over(self, plan: StepPlan) -> None:
         """Write the step's copies into the worker's plan."""
@@ -128,20 +132,20 @@ class Relocator:
         plan.source_slots = np.concatenate([b.source_slots for b in bounds])
         plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
         self._check_one_pass(plan)
-        self._in_flight[self._state.step] = in_flight
+        self._in_flight[self._current.number] = in_flight
         self._handed_over = in_flight
         self.planned.clear()
 
     def _check_one_pass(self, plan: StepPlan) -> None:
         """Check that the copies are of requests that still hold their blocks, and in any order."""
-        step = self._state.step
+        step = self._current.number
         for name in self.planned:
-            if self._state.in_flight_step(name) != step:
-                self._state.violated(
+            if self._requests.in_flight_step(name) != step:
+                self._current.violated(
                     InvariantViolation("I4", f"{name} has released the blocks of its plan")
                 )
         if wrong := order_dependence(plan.source_slots, plan.destination_slots):
-            self._state.violated(InvariantViolation("I4", f"step {step} {wrong}"))
+            self._current.violated(InvariantViolation("I4", f"step {step} {wrong}"))
 
     def steps_in_flight(self, before: int) -> list[int]:
         """Steps before `before` whose copies are not reported yet."""
@@ -199,17 +203,16 @@ class Relocator:
 
         `count_low_utilization`: returns a cached count.
         """
-        state = self._state
-        pool = state.tables.pool
+        pool = self._requests.tables.pool
         return Pressure(
             f=pool.fragmentation,
-            free_blocks=state.store.num_free_blocks(),
-            steps_since_round=state.step + ahead - self._last_round_step,
+            free_blocks=self._store.num_free_blocks(),
+            steps_since_round=self._current.number + ahead - self._last_round_step,
             last_round_empty=self._last_round_empty,
             count_low_utilization=count_low_utilization or pool.num_low_utilization,
-            wanted_blocks=state.wanted_blocks,
+            wanted_blocks=self._current.wanted_blocks,
             short_blocks=self._short_blocks,
-            ask_worth=partial(self._pricer.worth, state.config),
+            ask_worth=partial(self._planner.worth, self._active.config),
         )
 
     def _run_round(self) -> list[int]:
@@ -218,9 +221,9 @@ class Relocator:
         found, freed = self._reclaim()
         self._prices.plans.add((time.perf_counter_ns() - started) / 1000, len(found.plans))
         if found.missing_blocks:
-            self._state.counters.reclamation.deferrals["headroom"] += 1
+            self._current.counters.reclamation.deferrals["headroom"] += 1
         elif not found.plans and self._waits_for_reports():
-            self._state.counters.reclamation.deferrals["in_flight"] += 1
+            self._current.counters.reclamation.deferrals["in_flight"] += 1
             self._last_round_empty = False
         return freed
 
@@ -228,14 +231,12 @@ class Relocator:
         """Count a round, automatic or manual, that lacked `missing` fresh blocks beyond
         `available`; one event per `DEFERRED_EVENT_SECONDS`.
         """
-        state = self._state
-        state.counters.reclamation.deferred += 1
+        self._current.counters.reclamation.deferred += 1
         now = time.monotonic()
         if now - self._last_deferred_event < DEFERRED_EVENT_SECONDS:
             return
         self._last_deferred_event = now
-        state.events.add(
-            state.step,
+        self._current.note(
             "deferred",
             f"deferred: {missing} more headroom blocks needed than the {available} available",
             {
@@ -247,10 +248,12 @@ class Relocator:
 
     def _waits_for_reports(self) -> bool:
         """Whether a request with excess blocks is skipped because of a relocation in flight."""
-        state, rows = self._state, self._state.tables.all_rows
-        since = state.due.in_flight[rows]
-        waiting = rows[(since > 0) & (since < state.step)]
-        return any(self._planner.has_excess(state.tables.at(row)) for row in waiting.tolist())
+        rows = self._requests.tables.all_rows
+        since = self._requests.due.in_flight[rows]
+        waiting = rows[(since > 0) & (since < self._current.number)]
+        return any(
+            self._planner.has_excess(self._requests.tables.at(row)) for row in waiting.tolist()
+        )
 
     def _reclaim(
         self,
@@ -261,25 +264,25 @@ class Relocator:
     ) -> tuple[Round, list[int]]:
         """Plan and apply a round; returns it, and the blocks that left a table."""
         started = time.perf_counter_ns()
-        self._last_round_step = self._state.step
+        self._last_round_step = self._current.number
         preview = self._planner.preview(
-            self._state.config, request_ids=request_ids, batch_size=batch_size
+            self._active.config, request_ids=request_ids, batch_size=batch_size
         )
         found = preview.round
         plan_us = (time.perf_counter_ns() - started) // 1000
-        self._state.counters.reclamation.plan_us += plan_us
+        self._current.counters.reclamation.plan_us += plan_us
         self._last_round_empty = not found.plans
         self.num_rounds += bool(found.plans)
         if found.missing_blocks:
             self._defer(found.missing_blocks, preview.available_blocks)
-        self._state.counters.reclamation.shared_skipped_blocks += found.shared_skipped_blocks
-        used = self._state.tables.pool.num_used
+        self._current.counters.reclamation.shared_skipped_blocks += found.shared_skipped_blocks
+        used = self._requests.tables.pool.num_used
         freed: list[int] = []
         for plan in found.plans:
             freed += self._apply(plan, plan_us // len(found.plans), operation_id)
-        num_freed = used - self._state.tables.pool.num_used
+        num_freed = used - self._requests.tables.pool.num_used
         if num_freed != found.num_freed_blocks:
-            self._state.violated(
+            self._current.violated(
                 InvariantViolation(
                     "I4",
                     f"a round promised to free {found.num_freed_blocks} blocks, freed {num_freed}",
@@ -289,46 +292,51 @@ class Relocator:
 
     def _apply(self, plan: RelocationPlan, plan_us: int, operation_id: str | None) -> list[int]:
         """Apply one plan of a round; returns the blocks that left the table."""
-        state, size = self._state, self._state.geometry.block_size
-        table = state.tables[plan.request_id]
-        request = state.requests[plan.request_id]
-        if earlier := state.in_flight_step(plan.request_id):
+        size = self._shape.block_size
+        table = self._requests.tables[plan.request_id]
+        request = self._requests.held[plan.request_id]
+        if earlier := self._requests.in_flight_step(plan.request_id):
             detail = f"{plan.request_id} has a relocation of step {earlier} in flight"
-            state.violated(InvariantViolation("I4", detail))
+            self._current.violated(InvariantViolation("I4", detail))
         num_shed = plan.num_shed_blocks
-        fresh = state.store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
+        fresh = self._store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
         bound = plan.bind(fresh, size)
         destinations = sorted({*runs_of_blocks(bound.destination_slots, size).tolist()})
-        foreign = state.store.first_not_writable(destinations)
+        foreign = self._store.first_not_writable(destinations)
         if foreign is not None:
-            state.violated(InvariantViolation("I4", f"destination block {foreign} is not private"))
+            self._current.violated(
+                InvariantViolation("I4", f"destination block {foreign} is not private")
+            )
         try:
-            dropped = state.tables.apply_moves(
+            dropped = self._requests.tables.apply_moves(
                 plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks
             )
         except InvariantViolation as violation:  # nothing changed
-            state.violated(violation)
+            self._current.violated(violation)
             return fresh
         if len(dropped) - len(fresh) != num_shed or num_shed <= 0:
-            state.violated(
+            self._current.violated(
                 InvariantViolation(
                     "I4", f"{len(dropped)} blocks dropped, {len(fresh)} taken, {num_shed} promised"
                 )
             )
-        state.draft.moved[table.row] = bound.token_ids, bound.destination_slots
+        self._current.draft.moved[table.row] = bound.token_ids, bound.destination_slots
         if self._samples():
             ids = table.live_ids()
-            state.draft.retained[table.row] = Retained(ids, table.slots_of(ids))
-        state.rebound(table)
-        state.due.in_flight[table.row] = state.step
+            self._current.draft.retained[table.row] = Retained(ids, table.slots_of(ids))
+        blocks = table.block_ids()
+        self._current.draft.blocks[table.row] = blocks
+        self._store.rebind(table.request_id, blocks.tolist())
+        self._requests.due.in_flight[table.row] = self._current.number
         request.moved_tokens += plan.num_moved_tokens
-        state.last_moves.setdefault(plan.request_id, LastMoves()).moved(bound.token_ids, state.step)
+        request.last_moves = request.last_moves or LastMoves()
+        request.last_moves.moved(bound.token_ids, self._current.number)
         moving = InFlight.of(
             plan,
             destinations,
-            bytes_per_token=state.geometry.bytes_per_token,
+            bytes_per_token=self._shape.geometry.bytes_per_token,
             block_size=size,
-            holders=state.tables.pool.holders,
+            holders=self._requests.tables.pool.holders,
             plan_us=plan_us,
             operation_id=operation_id,
         )
@@ -337,7 +345,7 @@ class Relocator:
 
     def _samples(self) -> bool:
         """Whether to verify this relocation by content: an evenly spread share `verify_ratio`."""
-        self._verify_credit += self._state.config.verify_ratio
+        self._verify_credit += self._active.config.verify_ratio
         if self._verify_credit < 1.0 - 1e-9:
             return False
         self._verify_credit -= 1.0
@@ -356,7 +364,7 @@ class Relocator:
                 operation_id=operation.id,
             )
             freed += dropped
-            self._operations.planned(operation, found, self._state.geometry.bytes_per_token)
+            self._operations.planned(operation, found, self._shape.geometry.bytes_per_token)
             if not found.plans:
                 self._operations.finish(operation)
             for plan in found.plans:
@@ -367,19 +375,18 @@ class Relocator:
 
     def _is_in_flight(self, request_id: str | None) -> bool:
         """Whether this request, or any request for None, has a relocation in flight."""
-        state = self._state
         if request_id is None:
-            return bool(state.due.in_flight[state.tables.all_rows].any())
-        return bool(state.in_flight_step(request_id))
+            return bool(self._requests.due.in_flight[self._requests.tables.all_rows].any())
+        return bool(self._requests.in_flight_step(request_id))
 
     def _record(self, moving: InFlight, step: int, copy_us: int, fault: str | None) -> None:
         moved = moving.relocation
         moved.copy_us = copy_us
-        moving.count(self._state.counters.reclamation)
-        if self._state.in_flight_step(moved.request_id) == step:  # else the request was restarted
-            self._state.due.in_flight[self._state.tables.rows[moved.request_id]] = 0
-        self._state.events.add(
-            self._state.step, "relocation", moving.summary, msgspec.structs.asdict(moved)
-        )
+        moving.count(self._current.counters.reclamation)
+        if (
+            self._requests.in_flight_step(moved.request_id) == step
+        ):  # else the request was restarted
+            self._requests.due.in_flight[self._requests.tables.rows[moved.request_id]] = 0
+        self._current.note("relocation", moving.summary, msgspec.structs.asdict(moved))
         if moving.operation_id is not None:
             self._operations.part_ended(moving.operation_id, moved, fault)

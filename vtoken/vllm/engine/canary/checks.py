@@ -191,7 +191,7 @@ class Checks:
             return False
         if len(others) + len(waiting) >= scheduler.max_num_active_reqs:
             return False
-        chunk = admission.max_chunk_tokens
+        chunk = runtime.shape.max_chunk_tokens
         sizes = [size, *(group.block_size for group in runtime.other_groups)]
         left = [_num_left(request, chunk) for request in others]
         needed = config.headroom_blocks + sum(1 + n // each for n in left for each in sizes)
@@ -204,7 +204,7 @@ class Checks:
         if num_blocks:
             needed = max(needed, admission.requirement(ID_PREFIX, num_blocks * size).extra_blocks)
         table = runtime.tables.get(runtime.canary.request_id or "")
-        free, held = runtime.state.store.num_free_blocks(), 0 if table is None else table.num_blocks
+        free, held = runtime.store.num_free_blocks(), 0 if table is None else table.num_blocks
         if free + held > config.low_watermark_blocks:  # a check must not open this gate
             needed = max(needed, config.low_watermark_blocks)
         return free - num_blocks > needed

@@ -135,7 +135,7 @@ class Samples:
             for request_id in request_ids:
                 sample = self._samples.get(request_id)
                 if sample is not None and not sample.revision:
-                    sample.revision = self._runtime.state.revision
+                    sample.revision = self._runtime.revision
 
     def outdate(self) -> int:
         """Let no request be checked that has begun; returns how many were to be."""
@@ -177,7 +177,7 @@ class Samples:
             runtime.canary.skip("aborted")
         elif sample.outdated:
             runtime.canary.skip("weights changed")
-        elif sample.revision != runtime.state.effective[1]:
+        elif sample.revision != runtime.effective[1]:
             runtime.canary.skip("revision changed")
         elif num_prompt >= limit:
             runtime.canary.skip("max_model_len")
@@ -188,7 +188,7 @@ class Samples:
                 list(request.all_token_ids[:limit]),
                 num_prompt,
                 list(request.block_hashes[:num_hashes]),
-                runtime.state.rules(request.request_id).policy.name,
+                runtime.requests.rules(request.request_id).policy.name,
                 sample.revision,
                 evicted,
                 is_greedy(request.sampling_params),

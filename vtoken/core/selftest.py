@@ -2,7 +2,7 @@
 
 It compiles or loads every kernel of a step before requests arrive, and checks every intermediate
 state against the equations of the tables. So cached code that differs from its source stops the
-start. `python -m vtoken.core.runtime.selftest` fills the cache.
+start. `python -m vtoken.core.selftest` fills the cache.
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""The step being planned: its number and draft, and what it adds to counters and events.
+
+Independent of requests and configuration. Every invariant violation is reported here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.planning.gates import DEFERRALS
+from vtoken.core.runtime.draft import StepDraft
+from vtoken.core.runtime.events import EventLog
+from vtoken.wire import Counters, EventKind, ReclamationCounters
+
+
+class CurrentStep:
+    """Step `number`, 0 before the first.
+
+    `wanted_blocks`: those that the first waiting request lacked in the newest allocation, withheld
+    ones included. `is_short_soon`: a shortage is near, so requests under `pressure` keep their
+    signals. `num_reports`: how many steps have ended. `strict`: a violation stops the engine.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        self.strict = strict
+        self.number = 0
+        self.num_reports = 0
+        self.draft = StepDraft()
+        self.wanted_blocks = 0
+        self.is_short_soon = False
+        self.events = EventLog()
+        self.counters = Counters(
+            reclamation=ReclamationCounters(deferrals=dict.fromkeys(DEFERRALS, 0))
+        )
+
+    def begin(self) -> None:
+        self.number += 1
+
+    def end(self) -> None:
+        """A step ends, the newest or an earlier one."""
+        self.num_reports += 1
+
+    def set_near(self, is_near: bool) -> None:
+        """Record whether a shortage of blocks is near."""
+        self.is_short_soon = is_near
+
+    def begin_allocation(self) -> None:
+        """Reset `wanted_blocks` before the engine allocates."""
+        self.wanted_blocks = 0
+
+    def want_blocks(self, num_blocks: int) -> None:
+        """Record that a waiting request lacks `num_blocks`, withheld ones included."""
+        self.wanted_blocks = max(self.wanted_blocks, num_blocks)
+
+    def take_draft(self) -> StepDraft:
+        """Take the draft of the planned step; the next step starts with an empty one."""
+        draft = self.draft
+        if not draft.is_empty:
+            self.draft = StepDraft()
+        return draft
+
+    def note(self, kind: EventKind, summary: str, data: dict[str, Any]) -> None:
+        """Add an event of this step."""
+        self.events.add(self.number, kind, summary, data)
+
+    def violated(self, violation: InvariantViolation) -> None:
+        """Count and report a broken invariant; in strict mode, raise it before the step ends."""
+        self.counters.invariants.violations += 1
+        data = {"invariant": violation.invariant, "detail": violation.detail}
+        self.note("violation", str(violation), data)
+        if self.strict:
+            raise violation

@@ -1,0 +1,45 @@
+"""The sizes of an engine's blocks, steps and drafts, which never change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from vtoken.base.arrays import Ints
+from vtoken.wire import MAX_TOKENS, Geometry
+
+N = TypeVar("N", int, Ints)
+
+
+@dataclass(slots=True)
+class EngineShape:
+    """The shape of one engine.
+
+    `report_lag_steps`: how many steps the worker may be behind while the next one is planned.
+    `max_drafts`: the most drafts of a request in a step, beside its newest token.
+    `max_chunk_tokens`, `max_step_tokens`: the longest chunk of a prompt, and the most tokens that
+    the engine computes in one step. `borrows_blocks`: the worker packs holes before attention.
+    """
+
+    geometry: Geometry
+    report_lag_steps: int = 0
+    max_drafts: int = 0
+    max_chunk_tokens: int = MAX_TOKENS
+    max_step_tokens: int = MAX_TOKENS
+    borrows_blocks: bool = True
+
+    @property
+    def block_size(self) -> int:
+        return self.geometry.block_size
+
+    def blocks_of(self, num_tokens: N) -> N:
+        """Blocks for `num_tokens` tokens in consecutive places."""
+        return -(-num_tokens // self.block_size)
+
+    def needed_blocks(self, num_live: N) -> N:
+        """Blocks for `num_live` tokens and those of the next step: one and its drafts.
+
+        A request that holds no more gains nothing by a relocation, or loses the block that its next
+        tokens take.
+        """
+        return (num_live + self.max_drafts) // self.block_size + 1

@@ -1,0 +1,75 @@
+"""What an eviction is reported as: counters, one event, and who gave tokens for blocks.
+
+Changes no table.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vtoken.base.arrays import Ints, Ragged
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.due import NEVER
+from vtoken.core.runtime.given import GivenTally
+from vtoken.core.runtime.requests import Requests
+from vtoken.sentences import counted
+
+NUM_NAMED = 3  # requests in an event, those that lost most
+
+
+class Losses:
+    """Reports what requests lose; `given`: the newest tokens that were given for blocks."""
+
+    def __init__(self, requests: Requests, current: CurrentStep) -> None:
+        self._requests = requests
+        self._current = current
+        self.given = GivenTally()
+
+    def report(self, rows: Ints, victims: Ragged) -> None:
+        """Count the `victims` of `rows` [k], which have died, and add their event."""
+        counters, counts, num_tokens = self._current.counters, victims.counts, len(victims.values)
+        num_given = self._note_given(rows, counts)
+        counters.tokens.evicted += num_tokens
+        counters.pressure.given_tokens += num_given
+        counters.reclamation.moved_then_evicted_tokens += self._num_wasted(rows, victims)
+        names = [self._requests.tables.names[row] for row in rows.tolist()]
+        most = np.argsort(-counts, kind="stable")[:NUM_NAMED].tolist()
+        largest = {names[i]: int(counts[i]) for i in most}
+        used = {self._requests.rules(name).policy for name in names}
+        policies = ", ".join(sorted(policy.name for policy in used))
+        verb = "gave" if num_given == num_tokens else "lost"
+        text = f"{counted(len(rows), 'request')} {verb} {counted(num_tokens, 'token')} ({policies})"
+        if 0 < num_given < num_tokens:
+            text += f", {num_given:,} of them for blocks that were short"
+        named = ", ".join(f"{name} {count:,}" for name, count in largest.items())
+        self._current.note(
+            "eviction",
+            f"{text}: {named}" + (", …" if len(rows) > NUM_NAMED else ""),
+            {
+                "requests": len(rows),
+                "tokens": num_tokens,
+                "given": num_given,
+                "policy": policies,
+                "largest": largest,
+            },
+        )
+
+    def _note_given(self, rows: Ints, counts: Ints) -> int:
+        """Note who gave tokens for blocks that were short: of `rows` [k], which lost `counts` [k]
+        tokens. Returns how many they gave.
+        """
+        gave = np.flatnonzero(self._requests.due.floor[rows] < NEVER)
+        for i in gave.tolist():
+            request_id, count = self._requests.tables.names[rows[i]], int(counts[i])
+            self._requests.held[request_id].given_tokens += count
+            self.given.note(request_id, count)
+        return int(counts[gave].sum())
+
+    def _num_wasted(self, rows: Ints, victims: Ragged) -> int:
+        """Those of the `victims` of `rows` [k] that were moved shortly before."""
+        wasted = 0
+        for i, row in enumerate(rows.tolist()):
+            moves = self._requests.held[self._requests.tables.names[row]].last_moves
+            if moves is not None:
+                wasted += moves.num_recent(victims.of(i), self._current.number)
+        return wasted
