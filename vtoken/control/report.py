@@ -249,7 +249,7 @@ class Reporter:
             if queued is not None:
                 detail.state = _between_turns(queued)
         elif queued is not None:
-            detail = RequestDetail(**msgspec.structs.asdict(self._queued_row(queued)))
+            detail = self._queued_row(RequestDetail, queued)
         else:
             ended = self.runtime.finished.get(request_id)
             if ended is None:
