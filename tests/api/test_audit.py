@@ -24,7 +24,6 @@ from vtoken.wire import commands
 from vtoken_api.state import recorder
 from vtoken_api.state.audit import AUDIT_FILE, AuditLog
 from vtoken_api.state.journal import Journal
-from vtoken_api.state.rotating import RotatingFile
 from vtoken_api.state.statedir import StateDir
 
 
@@ -81,37 +80,21 @@ async def test_server_that_another_one_keeps_from_the_disk_writes_its_entries_af
         assert await revisions(second) == [1, 2]
 
 
-async def test_rotation_bounds_the_disk_and_counts_what_is_gone(tmp_path: Path) -> None:
-    max_bytes = 2000
+@pytest.mark.parametrize(("max_bytes", "least"), [(2000, 10), (100, 2)])
+def test_rotation_bounds_the_disk_and_splits_no_entry(
+    tmp_path: Path, max_bytes: int, least: int
+) -> None:
     with closing(StateDir(tmp_path)) as state_dir:
         log = AuditLog(state_dir, max_bytes=max_bytes)
         for number in range(100):
             log.append(entry(number))
-        page = log.page(1000)
-    held = [entry.revision for entry in page.entries]
-    assert held == list(range(page.dropped, 100))
-    assert 10 < len(held) < 100
+        held = [entry.revision for entry in log.page(1000).entries]
+    assert held == list(range(100 - len(held), 100))
+    assert least <= len(held) < 100
     files = list(tmp_path.glob(f"{AUDIT_FILE}*"))
     assert len(files) == 2
-    assert all(file.stat().st_size <= max_bytes for file in files)
-
-
-def test_line_longer_than_a_file_is_kept_whole(tmp_path: Path) -> None:
-    file = RotatingFile(tmp_path / "j", 100)
-    for letter in (b"a", b"b", b"c"):
-        file.append(letter * 300)
-    assert file.read(10) == ([b"b" * 300, b"c" * 300], 1)
-
-
-def test_crash_between_a_rotation_and_its_first_line_loses_no_count(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    for n in range(3):
-        RotatingFile(path).append(b"%d" % n)
-    path.rename(tmp_path / "j.1")  # as a process that rotates, up to its crash
-    assert RotatingFile(path).read(10) == ([b"0", b"1", b"2"], 0)
-    RotatingFile(path).append(b"3")
-    (tmp_path / "j.1").unlink()
-    assert RotatingFile(path).read(10) == ([b"3"], 3)
+    longest = max(len(line) for file in files for line in file.read_bytes().splitlines())
+    assert all(file.stat().st_size <= max(max_bytes, longest + 1) for file in files)
 
 
 async def test_torn_last_line_is_passed_over_and_ended(tmp_path: Path) -> None:
@@ -149,25 +132,28 @@ async def test_full_disk_stops_nothing_is_told_and_is_made_up_for(
         assert [entry.revision for entry in page.entries] == [1, 2, 3]
         assert page.storage_error == ""
         assert "written again" in server_log.text
-    assert len(path.read_bytes().splitlines()) == 1 + 3
+    assert len(path.read_bytes().splitlines()) == 3
 
 
 def test_write_that_was_cut_short_is_taken_back(tmp_path: Path) -> None:
     code = NO_BYTECODE + (
         "import resource, sys; from pathlib import Path\n"
-        "from vtoken_api.state.rotating import RotatingFile\n"
-        "file = RotatingFile(Path(sys.argv[1])); file.append(b'whole')\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
-        "try: file.append(b'x' * 500)\n"
-        "except OSError as error: print(error)\n"
-        "file.append(b'small')"
+        "from vtoken_api.state.audit import AuditLog\n"
+        "from vtoken_api.state.statedir import StateDir\n"
+        "from vtoken.wire import AuditEntry\n"
+        "log = AuditLog(StateDir(Path(sys.argv[1])))\n"
+        "for actor in ('ana', 'b' * 500):\n"
+        "    log.append(AuditEntry(1.0, actor, 'undo', {}, 1, False))\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
+        "print(log.error, [len(entry.actor) for entry in log.page(10).entries])"
     )
-    path = tmp_path / "j"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert "No space left" in done.stdout
-    assert RotatingFile(path).read(10) == ([b"whole", b"small"], 0)
+    assert "[3, 500]" in done.stdout
+    (line,) = (tmp_path / AUDIT_FILE).read_bytes().splitlines()
+    assert msgspec.json.decode(line, type=wire.AuditEntry).actor == "ana"
 
 
 async def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
@@ -325,7 +311,6 @@ async def test_entry_that_never_reached_the_disk_is_made_up_for_by_the_next_proc
 async def test_acts_of_an_earlier_engine_are_not_taken_for_those_of_this_one(
     core: LiveEngine, tmp_path: Path
 ) -> None:
-    file = RotatingFile(tmp_path / AUDIT_FILE)
     old = wire.AuditEntry(
         ts=1.0,
         actor="trial",
@@ -336,7 +321,7 @@ async def test_acts_of_an_earlier_engine_are_not_taken_for_those_of_this_one(
         epoch="an earlier one",
         event_seq=10**6,
     )
-    file.append(msgspec.json.encode(old))
+    (tmp_path / AUDIT_FILE).write_bytes(msgspec.json.encode(old) + b"\n")
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         pass_guard(core, 0.5)
 
@@ -358,7 +343,7 @@ async def test_entries_in_memory_are_written_as_soon_as_the_disk_takes_them_with
         path.unlink()
         await journal.probe()
         assert journal.audit.error == ""
-    assert len(path.read_bytes().splitlines()) == 1 + 1
+    assert len(path.read_bytes().splitlines()) == 1
 
 
 async def test_file_that_cannot_be_written_is_noticed_before_there_is_an_entry(

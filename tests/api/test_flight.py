@@ -17,12 +17,13 @@ import pytest
 
 from tests.support.core.live import LiveEngine, make_engine
 from tests.support.serving import Served, serve
+from tests.support.stream_messages import stream
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
-from vtoken.recording import Index, RecordingReader, scan
+from vtoken.recording import Index, Recorder, RecordingReader, scan
 from vtoken_api.limits import RateLimits
-from vtoken_api.state import recorder
-from vtoken_api.state.segments import Segments, chunks
+from vtoken_api.state import journal, recorder
+from vtoken_api.state.segments import Segments, SegmentWriter, chunks
 
 FLIGHT = "/vtoken/v1/recording"
 
@@ -118,60 +119,57 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
 
 
 async def test_segments_follow_one_another_without_losing_an_event(
-    core: LiveEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_S", 0.0)
     async with flying(core, tmp_path) as (served, client):
         segments = served.service.journal.flights[0].segments
-        segments.segment_bytes = 1
         await until(lambda: len(segments.listed()) >= 4, "no segments")
-        answer = await client.get(FLIGHT)
-    lines = lines_of(answer.content)
-    assert sum(isinstance(line, wire.RecordingHeader) for line in lines) >= 4
-    seqs = [line.event.seq for line in lines if isinstance(line, wire.EventMessage)]
-    assert seqs == list(range(seqs[0], seqs[-1] + 1))
-
-
-async def test_a_segment_begins_while_the_engine_computes_a_long_step(
-    core: LiveEngine, tmp_path: Path
-) -> None:
-    async with flying(core, tmp_path) as (served, client):
-        flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
-        await until(lambda: flight.recording, "not recording")
-        served.engine.bus.timeout_s, served.line.hangs = 0.05, True
-        segments.ends_at = 0.0
-        await until(lambda: len(segments.listed()) == 2 and flight.recording, "not continued")
-        assert flight.problem == ""
+        served.engine.bus.timeout_s, served.line.hangs = 0.05, True  # in a long step
+        num_segments = len(segments.listed())
+        await until(lambda: len(segments.listed()) > num_segments, "none in a long step")
+        assert served.engine.recorder.problem == ""
         served.line.hangs = False
         lines = lines_of((await client.get(FLIGHT)).content)
-    hellos = [line for line in lines if isinstance(line, wire.Hello)]
-    assert [hello.resumed for hello in hellos] == [False, True]
+    snapshots = [line for line in lines if isinstance(line, wire.Snapshot)]
+    assert sum(isinstance(line, wire.RecordingHeader) for line in lines) == len(snapshots) > 4
     seqs = [line.event.seq for line in lines if isinstance(line, wire.EventMessage)]
     assert seqs == list(range(seqs[0], seqs[-1] + 1))
+
+
+def test_a_segment_ends_with_its_size(tmp_path: Path) -> None:
+    segments = Segments(tmp_path)
+    writer = SegmentWriter(segments)
+    flight = Recorder(writer, keyframe_s=3600.0, keyframe_bytes=2000)
+    for message, _ in stream(200):
+        flight.take(msgspec.json.encode(message), message)
+        writer.flush()
+    writer.close()
+    sizes = [segment.num_bytes for segment in segments.listed()]
+    assert len(sizes) > 3
+    assert all(2000 <= size < 4000 for size in sizes[:-1])
 
 
 async def test_server_that_stops_while_a_segment_ends_leaves_none_open(
-    core: LiveEngine, tmp_path: Path
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(journal, "SEGMENT_S", 0.0)
+    ending, may_end, finish = threading.Event(), threading.Event(), Segments.finish
+
+    def slow_finish(self: Segments, path: Path) -> None:
+        ending.set()
+        may_end.wait(LIMIT_S)
+        finish(self, path)
+
+    monkeypatch.setattr(Segments, "finish", slow_finish)
     async with flying(core, tmp_path) as (served, _):
-        flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
-        await until(lambda: flight.recording, "not recording")
-        append, ending, may_end = segments.append, threading.Event(), threading.Event()
-
-        def slow_append(lines: list[bytes]) -> None:
-            append(lines)
-            if not flight.recording:  # the last lines of the segment
-                ending.set()
-                may_end.wait(LIMIT_S)
-
-        segments.append = slow_append  # type: ignore[method-assign]
-        segments.ends_at = 0.0
-        await until(ending.is_set, "the segment does not end")
+        segments = served.service.journal.flights[0].segments
+        await until(ending.is_set, "no segment ends")
         closing = asyncio.create_task(served.service.close())
         await asyncio.sleep(0)
         may_end.set()
         await closing
-        assert not segments.writing
-        assert [segment.open for segment in segments.listed()] == [False]
+        assert not any(segment.open for segment in segments.listed())
 
 
 async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publisher(
@@ -200,13 +198,13 @@ async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
     core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "PERIOD_S", 0.1)
+    monkeypatch.setattr(journal, "SEGMENT_S", 0.0)
     async with flying(core, tmp_path) as (served, client):
         flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
         await until(lambda: flight.recording, "not recording")
         folder, away = segments.directory, tmp_path / "away"
         folder.rename(away)
-        folder.write_text("a file where the directory was")
-        segments.ends_at = 0.0  # the next segment cannot be opened
+        folder.write_text("a file where the directory was")  # the next segment cannot be opened
         await until(lambda: flight.problem, "no problem")
         answer = await client.get(FLIGHT)
         assert answer.status_code == 503

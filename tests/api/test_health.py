@@ -16,7 +16,7 @@ from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken_api import health
-from vtoken_api.state import recorder
+from vtoken_api.state import journal, recorder
 from vtoken_api.state.statedir import StateDir
 
 
@@ -42,13 +42,14 @@ async def test_dead_recorder_is_in_status_and_stream_with_its_fault_and_time(
     core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
+    monkeypatch.setattr(journal, "SEGMENT_S", 0.0)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
-        flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
+        flight = served.engine.recorder
         await until(lambda: flight.recording, "not recording")
-        folder = segments.directory
+        folder = served.service.journal.flights[0].segments.directory
         folder.rename(tmp_path / "away")
         folder.write_text("a file where the directory was")
-        segments.ends_at = 0.0  # the next segment cannot be opened
+        # The next segment cannot be opened.
         await until(lambda: not parts(served)["recorder"].ok, "not noticed")
         (dead,) = [part for part in (await status_of(served)).health if not part.ok]
         assert (dead.name, dead.detail.partition(":")[0]) == ("recorder", "stopped")

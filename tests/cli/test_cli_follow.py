@@ -14,12 +14,13 @@ import pytest
 
 from tests.support.cli_harness import VTOKEN, run, spawn, start
 from tests.support.core.live import LiveEngine
-from tests.support.serving import Served
+from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.cli.streaming import quiet_line
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.recording import RecordingReader
+from vtoken_api.state import journal
 
 
 @pytest.mark.usefixtures("stepping")
@@ -145,29 +146,29 @@ async def test_record_last_writes_what_happened_just_now(served: Served, tmp_pat
 
 @pytest.mark.usefixtures("stepping")
 async def test_record_last_keeps_what_a_damaged_file_of_the_server_still_holds(
-    served: Served, tmp_path: Path
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    segments = served.service.journal.flights[0].segments
-    await until(lambda: served.engine.recorder.recording, "not recording")
-    segments.ends_at = 0.0
-    await until(lambda: len(segments.listed()) >= 2, "no second segment")
-    first, *_ = segments.listed()
-    data = bytearray(first.path.read_bytes())
-    data[len(data) // 2] ^= 0x55
-    first.path.write_bytes(data)
-    for name in ("now.jsonl.gz", "now.jsonl"):
-        file = tmp_path / name
-        ran = await run("record", str(file), "--last", "5m", "--url", served.url)
-        assert (ran.code, ran.out) == (1, "")
-        (line,) = ran.err.splitlines()
-        assert line.startswith(f"vtoken: {file}, line ")
-        assert "damaged" in line
-        with RecordingReader(file) as reader:
-            lines = [entry.line for entry in iter(reader.next, None)]
-            assert reader.damage is None
-        num_messages = sum(isinstance(line, wire.Message) for line in lines)
-        assert line.endswith(f"; the other {num_messages:,} messages are in {file}")
-        assert any(isinstance(line, wire.Snapshot) for line in lines)
+    monkeypatch.setattr(journal, "SEGMENT_S", 0.0)
+    async with serve(core.handle) as served:
+        segments = served.service.journal.flights[0].segments
+        await until(lambda: len(segments.listed()) >= 2, "no second segment")
+        first, *_ = segments.listed()
+        data = bytearray(first.path.read_bytes())
+        data[len(data) // 2] ^= 0x55
+        first.path.write_bytes(data)
+        for name in ("now.jsonl.gz", "now.jsonl"):
+            file = tmp_path / name
+            ran = await run("record", str(file), "--last", "5m", "--url", served.url)
+            assert (ran.code, ran.out) == (1, "")
+            (line,) = ran.err.splitlines()
+            assert line.startswith(f"vtoken: {file}, line ")
+            assert "damaged" in line
+            with RecordingReader(file) as reader:
+                lines = [entry.line for entry in iter(reader.next, None)]
+                assert reader.damage is None
+            num_messages = sum(isinstance(line, wire.Message) for line in lines)
+            assert line.endswith(f"; the other {num_messages:,} messages are in {file}")
+            assert any(isinstance(line, wire.Snapshot) for line in lines)
 
 
 async def test_console_refuses_what_is_no_recording(tmp_path: Path) -> None:

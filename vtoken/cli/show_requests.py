@@ -198,7 +198,7 @@ def audit_lines(page: wire.AuditPage) -> list[str]:
     """One line for each entry, oldest first."""
     lines = [audit_line(entry) for entry in page.entries] or ["no changes so far"]
     if page.dropped:
-        lines.insert(0, f"{page.dropped:,} older entries are no longer held")
+        lines.insert(0, f"{page.dropped:,} entries were lost while they could not be written")
     return lines
 
 

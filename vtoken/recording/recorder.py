@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -17,13 +18,23 @@ AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})
 
 
 class Recorder:
-    """Writes every message passed to `take`, and a key frame every `keyframe_s` seconds."""
+    """Writes every message passed to `take`, and a key frame at the latest every `keyframe_s`
+    seconds, or `keyframe_bytes` of its file.
+    """
 
-    def __init__(self, writer: RecordingWriter, *, keyframe_s: float = KEYFRAME_S) -> None:
+    def __init__(
+        self,
+        writer: RecordingWriter,
+        *,
+        keyframe_s: float = KEYFRAME_S,
+        keyframe_bytes: float = math.inf,
+    ) -> None:
         self.num_messages = 0
         self._writer = writer
         self._keyframe_s = keyframe_s
+        self._keyframe_bytes = keyframe_bytes
         self._keyframe_ts = 0.0  # on the server's clock
+        self._keyframe_at = 0  # bytes of the file before it
         self._state = StreamState()  # of the messages, without events; empty while it is unknown
         self._encoder = msgspec.json.Encoder()
         self._audited: set[tuple[float, str, str, int]] = set()
@@ -43,10 +54,10 @@ class Recorder:
         except ResyncNeeded:
             self._state = StreamState()
         if isinstance(message, wire.Hello | wire.Snapshot):
-            self._keyframe_ts = message.ts
-        elif abs(message.ts - self._keyframe_ts) >= self._keyframe_s:  # also after a jump back
-            self._keyframe_ts = message.ts
+            self._keyframe_ts, self._keyframe_at = message.ts, self._writer.num_bytes
+        elif self._needs_keyframe(message.ts):
             self._write_keyframe()
+            self._keyframe_ts, self._keyframe_at = message.ts, self._writer.num_bytes
 
     def audit(self, entries: Iterable[wire.AuditEntry]) -> None:
         """Write the `entries` that were not written before."""
@@ -56,6 +67,11 @@ class Recorder:
                 self._writer.write_audit(entry)
         if seen:
             self._audited = set(seen)
+
+    def _needs_keyframe(self, ts: float) -> bool:
+        num_bytes = self._writer.num_bytes - self._keyframe_at
+        late = abs(ts - self._keyframe_ts) >= self._keyframe_s  # also after a jump back
+        return late or num_bytes >= self._keyframe_bytes
 
     def _write_keyframe(self) -> None:
         messages = keyframe(self._state)

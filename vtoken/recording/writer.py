@@ -21,17 +21,6 @@ FLUSH_S = 1.0
 FLIGHT_RECORDER = "flight recorder"  # `source` of its recordings; else the server's URL
 
 
-def header_line(source: str) -> bytes:
-    """The first line of a recording, without its newline."""
-    header = wire.RecordingHeader(
-        schema=wire.SCHEMA_VERSION,
-        vtoken_version=__version__,
-        created_ts=time.time(),
-        source=source,
-    )
-    return msgspec.json.encode(header)
-
-
 class RecordingWriter:
     """A new recording at `path`, compressed if the name ends in `.gz`.
 
@@ -40,21 +29,32 @@ class RecordingWriter:
 
     def __init__(self, path: Path, *, source: str, private: bool = False) -> None:
         """Creates the file and writes the header; raises RecordingError."""
+        self._source = source
+        self._mode = 0o600 if private else 0o666  # less the umask
+        self._open(path)
+
+    def _open(self, path: Path) -> None:
+        """Create the file and write the header; raises RecordingError."""
         self.path = path
         self.num_lines = 0
         self.num_bytes = 0  # in the file
-        self._deflate = None if path.suffix != ".gz" else _deflate()
         self._flushed_at = time.monotonic()
+        self._deflate: zlib._Compress | None = _deflate() if path.suffix == ".gz" else None
         try:
-            mode = 0o600 if private else 0o666  # less the umask
-            new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            self._file = open(new, "wb", buffering=0)  # noqa: SIM115 - `close` closes it
+            new = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode)
         except FileExistsError as error:
             raise RecordingExistsError(path) from error
         except OSError as error:
             raise self._failed(error) from error
+        self._file = open(new, "wb", buffering=0)  # noqa: SIM115 - `close` closes it
+        header = wire.RecordingHeader(
+            schema=wire.SCHEMA_VERSION,
+            vtoken_version=__version__,
+            created_ts=time.time(),
+            source=self._source,
+        )
         try:
-            self.write(header_line(source))
+            self.write(msgspec.json.encode(header))
             self.flush()
         except RecordingError:
             self._file.close()
@@ -66,9 +66,13 @@ class RecordingWriter:
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         if isinstance(error, RecordingError):
-            self._file.close()
+            self.discard()
         else:
             self.close()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._file.closed
 
     def write(self, line: bytes) -> None:
         """Write one JSON document. After a RecordingError the lines before stay readable."""
@@ -105,6 +109,10 @@ class RecordingWriter:
                 self._put(self._deflate.flush(zlib.Z_FINISH))
         finally:
             self._file.close()
+
+    def discard(self) -> None:
+        """Close the file as it is, after an error."""
+        self._file.close()
 
     def _put(self, data: bytes) -> None:
         view = memoryview(data)

@@ -366,7 +366,7 @@ class AuditEntry(Doc):
 
 class AuditPage(Doc):
     entries: list[AuditEntry]  # oldest first
-    dropped: int = 0  # entries no longer held
+    dropped: int = 0  # entries that were lost while they could not be written
     storage_error: str = ""  # why the newest entries are in memory only
 
 

@@ -20,22 +20,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from vtoken import wire
-from vtoken.recording import RecordingError
+from vtoken.base.documents import Decoder
+from vtoken.recording import Recorder, RecordingError
 from vtoken_api.log import logger
 from vtoken_api.state.audit import AuditLog
-from vtoken_api.state.segments import Segment, Segments
+from vtoken_api.state.segments import SEGMENT_BYTES, Segment, Segments, SegmentWriter
 from vtoken_api.state.statedir import StateDir
 
 SETTLE_S = 1.0  # the longest that a call waits for its entry to reach the disk
 DISK_TIMEOUT_S = 10.0
 WRITE_S = 1.0  # the most that a killed process loses
 WRITE_BYTES = 256 * 1024
+SEGMENT_S = 60.0
 MAX_WAITING = 100  # entries that wait for the next write of a segment
 
 T = TypeVar("T")
+
+_messages: Decoder[wire.StreamMessage] = Decoder(wire.StreamMessage)
 
 
 class Journal:
@@ -54,10 +56,9 @@ class Journal:
 
     def enter(self, entry: wire.AuditEntry) -> None:
         """Append an entry and log it. Does not wait."""
-        line = msgspec.json.encode(wire.AuditLine(entry=entry))
         for engine, flight in self.flights.items():
             if entry.engine in (None, engine):
-                flight.note(line)
+                flight.entries.append(entry)
         self._newest = self._thread.submit(self.audit.append, entry)
         if not entry.dry_run:
             what = (entry.action, entry.actor, entry.changes, entry.revision)
@@ -82,10 +83,6 @@ class Journal:
         """The newest `limit` entries, oldest first; unwritten ones are last."""
         return await self._in_thread(lambda: self.audit.page(limit))
 
-    async def newest_event(self, epoch: str) -> int:
-        """The highest `event_seq` of an epoch among the entries, 0 if none."""
-        return await self._in_thread(lambda: self.audit.newest_event(epoch))
-
     async def on_disk(self, work: Callable[[], T]) -> T:
         """Run `work` in the thread; raises TimeoutError if the disk hangs."""
         async with asyncio.timeout(DISK_TIMEOUT_S):
@@ -96,68 +93,76 @@ class Journal:
 
 
 class Flight:
-    """The flight recording of one engine; a segment is open between `begin` and `end`."""
+    """The flight recording of one engine, written between `begin` and `end`.
+
+    `entries`: of the audit log, that follow the messages of the next write.
+    """
 
     def __init__(self, folder: Path, engine: int, journal: Journal) -> None:
         self.segments = Segments(folder / (f"flight-{engine}" if engine else "flight"))
-        self._engine = engine
+        self.entries: deque[wire.AuditEntry] = deque(maxlen=MAX_WAITING)
         self._journal = journal
-        self._messages: list[bytes] = []  # not in the segment yet
+        self._writer: SegmentWriter | None = None
+        self._recorder: Recorder
+        self._waiting: list[bytes] = []  # messages that are not written yet
         self._num_bytes = 0  # of them
-        self._entries: deque[bytes] = deque(maxlen=MAX_WAITING)  # that follow them
         self._written_at = 0.0
 
-    def note(self, entry: bytes) -> None:
-        """Append an audit entry, with the next write."""
-        self._entries.append(entry)
-
-    async def take_up(self) -> tuple[str, int] | None:
-        """Continue the recording of a process that has ended; the newest event that it wrote.
-
-        Audit entries that it did not write come first in the next segment. Raises OSError.
-        """
-        tail = await self._journal.on_disk(self.segments.tail)
-        page = await self._journal.entries(MAX_WAITING)
-        missing = []
-        for entry in page.entries:
-            line = msgspec.json.encode(wire.AuditLine(entry=entry))
-            concerns = entry.engine in (None, self._engine) and entry.ts >= tail.start_ts > 0
-            if concerns and line not in tail.audit and line not in self._entries:
-                missing.append(line)
-        # Before those that were entered since this process took over.
-        self._entries = deque([*missing, *self._entries], maxlen=MAX_WAITING)
-        return tail.resume
-
     async def begin(self) -> None:
-        """Open a segment, whose first messages are a key frame; raises OSError, RecordingError."""
-        await self._journal.on_disk(self.segments.begin)
+        """Open a segment; raises OSError, RecordingError."""
 
-    async def append(self, message: bytes) -> bool:
-        """Append a message of the stream to the open segment; waits for the disk once in WRITE_S.
+        def begin() -> None:
+            self._writer = SegmentWriter(self.segments)
+            self._recorder = Recorder(
+                self._writer, keyframe_s=SEGMENT_S, keyframe_bytes=SEGMENT_BYTES
+            )
 
-        Returns whether the next segment should begin. Raises RecordingError, and TimeoutError if
-        the disk hangs.
+        await self._journal.on_disk(begin)
+
+    async def take(self, message: bytes) -> None:
+        """Append a message of the stream; waits for the disk once in WRITE_S.
+
+        Raises OSError, RecordingError, and TimeoutError if the disk hangs.
         """
-        self._messages.append(message)
+        self._waiting.append(message)
         self._num_bytes += len(message)
         now = time.monotonic()
         if self._num_bytes >= WRITE_BYTES or now - self._written_at >= WRITE_S:
             self._written_at = now
             await self.flush()
-            return self.segments.is_full
-        return False
 
     async def flush(self) -> None:
-        """Write what waits into the open segment, if there is one; raises as `append` does."""
-        if self.segments.writing:
-            lines = [*self._messages, *self._entries]
-            self._messages, self._num_bytes = [], 0
-            self._entries.clear()
-            await self._journal.on_disk(lambda: self.segments.append(lines))
+        """Write what waits, if a segment is open; raises as `take` does."""
+        if self._writer is not None:
+            messages, self._waiting, self._num_bytes = self._waiting, [], 0
+            entries = [*self.entries]
+            self.entries.clear()
+            await self._journal.on_disk(lambda: self._write(messages, entries))
+
+    def _write(self, messages: Sequence[bytes], entries: Sequence[wire.AuditEntry]) -> None:
+        """Write so that other processes can read it. An error ends the segment."""
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            for message in messages:
+                self._recorder.take(message, _messages.decode(message))
+            for entry in entries:
+                writer.write_audit(entry)
+            writer.flush()
+        except (OSError, RecordingError):
+            self._writer = None
+            writer.discard()
+            raise
 
     async def end(self) -> None:
-        """Complete the open segment, if there is one; raises as `append` does."""
-        await self._journal.on_disk(self.segments.end)
+        """Write what waits and complete the open segment, if there is one; raises as `take`."""
+        try:
+            await self.flush()
+        finally:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                await self._journal.on_disk(writer.close)
 
     async def recent(self, seconds: float) -> list[Segment]:
         """The segments that cover the last `seconds`; raises OSError."""

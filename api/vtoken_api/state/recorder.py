@@ -3,13 +3,12 @@
 It is a passive client of the hub. While no other client wants state, it polls the engine once a
 second, less often while the engine is idle.
 
-1. A segment begins with a key frame and continues the events of the one before, also of a process
-   that ended. It begins in the middle of a long step too.
+1. After an error the recording continues with the events that it missed.
 2. An error of disk or engine stops the recording, not the server: `problem` has the reason,
    `num_faults` counts those of the disk, and recording resumes by itself.
 3. No call ends a trial that the engine reverts or keeps. Its entry has the epoch and `seq` of its
-   event, so it is entered once. Such events are fetched from the engine, after the newest entry, so
-   none is missed; an arriving event only triggers the fetch.
+   event, so it is entered once. Such events are fetched from the engine, so none is missed; an
+   arriving event only triggers the fetch.
 4. A trial that ended with its engine has no event. The next engine's recorder finds it in the audit
    log, by the entry of its begin alone, and enters its end.
 """
@@ -19,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from vtoken import wire
 from vtoken.recording import RecordingError
@@ -32,14 +31,10 @@ from vtoken_api.state.journal import Journal
 
 STATE_S = 1.0  # between two states while the engine takes steps
 IDLE_STATE_S = 2.0
-RECENT_ENTRIES = 1000  # of the audit log, among which an earlier engine's trial is looked for
+RECENT_ENTRIES = 1000  # of the audit log, that a new process looks through
 ENDED = "ended with a change on trial"
 OF_TRIALS = frozenset({"trial", "confirm", "undo", "revert", "keep", ENDED})  # actions
 PERIOD_S = 5.0  # between two attempts to record, and two fetches of actions without an event
-
-
-class SegmentFull(Exception):  # noqa: N818 - the regular end of a segment
-    """The segment is complete; the next one begins."""
 
 
 class Recorder:
@@ -81,7 +76,7 @@ class Recorder:
             task.cancel()
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._finish(self._flight.end())  # the task may have been cancelled in it
+            await self._end()  # the task may have been cancelled in it
 
     # ------------------------------------------------------------ the stream
 
@@ -89,9 +84,7 @@ class Recorder:
         while True:
             try:
                 await self._journal.acquire()
-                if self._resume is None:
-                    self._resume = await self._flight.take_up()
-                await self._record_segments()
+                await self._record_stream()
             except ProblemError as error:
                 self._stop(f"the engine does not answer: {error.problem.detail}", fault=False)
             except (RecordingError, OSError) as error:  # a TimeoutError: a disk that hangs
@@ -100,6 +93,23 @@ class Recorder:
                 logger.exception("vtoken: the flight recorder failed; restarting it")
                 self._stop(f"internal error: {error}", fault=True)
             await asyncio.sleep(PERIOD_S)
+
+    async def _record_stream(self) -> None:
+        query = StreamQuery(frozenset(TOPICS), fps=1.0 / STATE_S, packed=False, resume=self._resume)
+        session = Session(self._hub, query, self._flight.take, passive=True)
+        self._hub.join(session)
+        try:
+            await session.prepare()
+            await self._flight.begin()
+            if self.problem:
+                logger.info("vtoken: the flight recorder is recording again")
+            self.recording, self.problem = True, ""
+            await session.run(read_only_reason="this is a recording")
+        finally:
+            self.recording = False
+            self._hub.leave(session)
+            self._resume = session.resume_from or self._resume
+            await self._end()
 
     def _stop(self, problem: str, *, fault: bool) -> None:
         if not self.problem:  # later ones, often the same with another file name, are no news
@@ -119,41 +129,10 @@ class Recorder:
                     idle = before is not None and before.step == view.step
                     pause = IDLE_STATE_S if idle else STATE_S
 
-    async def _record_segments(self) -> None:
-        query = StreamQuery(frozenset(TOPICS), fps=1.0 / STATE_S, packed=False, resume=self._resume)
-        session = Session(self._hub, query, self._take, passive=True)
-        self._hub.join(session)
+    async def _end(self) -> None:
+        """Complete the open segment; reports errors instead of raising, also on exit."""
         try:
-            await session.prepare()
-            while True:
-                await self._record_segment(session)
-                session.renew()
-        finally:
-            self._hub.leave(session)
-            self._resume = session.resume_from or self._resume
-
-    async def _record_segment(self, session: Session) -> None:
-        try:
-            await self._flight.begin()
-            if self.problem:
-                logger.info("vtoken: the flight recorder is recording again")
-            self.recording, self.problem = True, ""
-            with contextlib.suppress(SegmentFull):
-                await session.run(read_only_reason="this is a recording")
-        finally:
-            self.recording = False
-            await self._finish(self._flight.flush())
-            await self._finish(self._flight.end())
-
-    async def _take(self, message: bytes) -> None:
-        """Append a message of the session; raises SegmentFull."""
-        if await self._flight.append(message):
-            raise SegmentFull
-
-    async def _finish(self, work: Awaitable[None]) -> None:
-        """Await the rest of a segment's work; reports errors instead of raising, also on exit."""
-        try:
-            await work
+            await self._flight.end()
         except (RecordingError, OSError) as error:
             self._stop(str(error) or "the disk does not answer", fault=True)
 
@@ -185,8 +164,10 @@ class Recorder:
         described = await self._hub.describe()
         epoch = described.epoch
         if self._entered_to is None:
-            await self._enter_ended(described.started_ts)
-            self._entered_to = await self._journal.newest_event(epoch)
+            entries = (await self._journal.entries(RECENT_ENTRIES)).entries
+            self._enter_ended(entries, described.started_ts)
+            known = [entry.event_seq or 0 for entry in entries if entry.epoch == epoch]
+            self._entered_to = max(known, default=0)
             # Whether an earlier process passed it on, after its entry, is not known.
             self._passed_to = max(0, self._entered_to - 1)
         page = await self._hub.config_events(self._passed_to)
@@ -203,11 +184,11 @@ class Recorder:
         self._entered_to = max(self._entered_to, page.last_seq)
         self._passed_to = max(self._passed_to, page.last_seq)
 
-    async def _enter_ended(self, started_ts: float) -> None:
+    def _enter_ended(self, entries: Sequence[wire.AuditEntry], started_ts: float) -> None:
         """Enter the end of a trial that began before this engine and that nothing has ended."""
         of_trials = [
             entry
-            for entry in (await self._journal.entries(RECENT_ENTRIES)).entries
+            for entry in entries
             if entry.action in OF_TRIALS
             and not entry.dry_run
             and entry.engine in (None, self._engine)

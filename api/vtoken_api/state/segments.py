@@ -1,4 +1,4 @@
-"""The flight recording's files: writing the newest, listing, selection by time, pruning.
+"""The files of a flight recording: writing the newest, listing, selection by time, pruning.
 
 A segment is a complete recording, and so are several concatenated segments. The segment being
 written has `.open` in its name, which stays if its writer is killed.
@@ -17,12 +17,9 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
-from vtoken import wire
 from vtoken.recording import RecordingError, RecordingReader, RecordingWriter
 from vtoken.recording.writer import FLIGHT_RECORDER
 from vtoken_api.log import logger
@@ -30,10 +27,7 @@ from vtoken_api.log import logger
 MAX_BYTES = 64 * 1024 * 1024
 MAX_AGE_S = 24 * 3600.0
 SEGMENT_BYTES = 1024 * 1024
-SEGMENT_S = 60.0
 CHUNK_BYTES = 256 * 1024
-TAIL_SEGMENTS = 10
-_EVENT, _AUDIT = b'{"type":"event"', b'{"type":"audit"'
 _NAME = re.compile(r"flight-(?:(\d{10})-)?(\d{13})-\d+(\.open)?\.jsonl\.gz")
 
 
@@ -49,17 +43,8 @@ class Segment:
     num_bytes: int
 
 
-@dataclass(slots=True)
-class Tail:
-    """The end of what was recorded: the newest event, and the audit lines of the newest segment."""
-
-    resume: tuple[str, int] | None = None  # epoch and seq of the event
-    start_ts: float = 0.0  # of the newest segment
-    audit: set[bytes] = field(default_factory=set)
-
-
 class Segments:
-    """The segments in one directory, of which at most one is being written."""
+    """The segments in one directory."""
 
     def __init__(
         self, directory: Path, *, max_bytes: int = MAX_BYTES, max_age_s: float = MAX_AGE_S
@@ -67,42 +52,6 @@ class Segments:
         self.directory = directory
         self.max_bytes = max_bytes
         self.max_age_s = max_age_s
-        self.segment_bytes = SEGMENT_BYTES
-        self._writer: RecordingWriter | None = None
-        self.ends_at = 0.0  # of the segment that is being written, on the monotonic clock
-
-    @property
-    def writing(self) -> bool:
-        """Whether a segment is being written."""
-        return self._writer is not None
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next segment should begin."""
-        writer = self._writer
-        if writer is None:
-            return False
-        return time.monotonic() >= self.ends_at or writer.num_bytes >= self.segment_bytes
-
-    def begin(self) -> None:
-        """Make room and open a segment; raises OSError, RecordingError."""
-        self.prune(self.segment_bytes)
-        self._writer = RecordingWriter(self.new_path(), source=FLIGHT_RECORDER, private=True)
-        self.ends_at = time.monotonic() + SEGMENT_S
-
-    def append(self, lines: list[bytes]) -> None:
-        """Write `lines` so that other processes can read them; raises RecordingError."""
-        if self._writer is not None:
-            for line in lines:
-                self._writer.write(line)
-            self._writer.flush()
-
-    def end(self) -> None:
-        """Complete the segment that is being written, if any; raises OSError, RecordingError."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-            self.finish(writer.path)
 
     def new_path(self) -> Path:
         """The name of a segment that begins now; makes the directory (0700)."""
@@ -147,30 +96,33 @@ class Segments:
             segment.path.unlink(missing_ok=True)
             total -= segment.num_bytes
 
-    def tail(self) -> Tail:
-        """The end of what was recorded; an event is looked for in the newest TAIL_SEGMENTS."""
-        tail = Tail()
-        newest = self.listed()[::-1]
-        for segment in newest[:TAIL_SEGMENTS]:
-            last = b""
-            with contextlib.suppress(RecordingError), RecordingReader(segment.path) as reader:
-                for _, line in iter(reader.raw, None):
-                    if line.startswith(_EVENT):
-                        last = line
-                    elif line.startswith(_AUDIT) and segment is newest[0]:
-                        tail.audit.add(line)
-            if segment is newest[0]:
-                tail.start_ts = segment.start_ts
-            with contextlib.suppress(msgspec.MsgspecError):
-                message = msgspec.json.decode(last, type=wire.EventMessage)
-                tail.resume = message.epoch, message.event.seq
-                break
-        return tail
-
     def since(self, ts: float) -> list[Segment]:
         """The segments that cover the time from `ts` on; the first begins earlier, at a key
         frame."""
         return [segment for segment in self.listed() if segment.end_ts > ts]
+
+
+class SegmentWriter(RecordingWriter):
+    """A recording in segments: a key frame begins the next one."""
+
+    def __init__(self, segments: Segments) -> None:
+        """Opens the first segment; raises OSError, RecordingError."""
+        self._segments = segments
+        segments.prune(SEGMENT_BYTES)
+        super().__init__(segments.new_path(), source=FLIGHT_RECORDER, private=True)
+
+    def begin_member(self) -> None:
+        """Begin a segment, unless the open one has only its header; raises as `__init__` does."""
+        if self.num_lines > 1:
+            self.close()
+            self._segments.prune(SEGMENT_BYTES)
+            self._open(self._segments.new_path())
+
+    def close(self) -> None:
+        """Complete the open segment; raises OSError, RecordingError."""
+        if self.is_open:
+            super().close()
+            self._segments.finish(self.path)
 
 
 def _corrected(segments: list[Segment]) -> list[Segment]:
