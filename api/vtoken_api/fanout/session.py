@@ -130,12 +130,6 @@ class Session:
                 self._replayed = missed.last_seq
                 self._resumed = True
 
-    def renew(self) -> None:
-        """Prepare another `run` at once, without the engine, which may be in a long step: it begins
-        with hello and snapshot, and misses no event.
-        """
-        self._view, self._resumed = self._hub.view, True
-
     async def run(
         self,
         *,

@@ -26,7 +26,7 @@ import msgspec
 from vtoken import wire
 from vtoken.base.documents import Decoder, MalformedError
 from vtoken_api.log import logger
-from vtoken_api.state.statedir import StateDir
+from vtoken_api.state.statedir import FILE_MODE, StateDir
 
 AUDIT_FILE = "audit.jsonl"
 MAX_BYTES = 4 * 1024 * 1024  # of a file
@@ -117,7 +117,7 @@ class AuditLog:
     def _opened(self) -> Iterator[int]:
         """The descriptor of the newer file, for reading and appending."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        file = os.open(self._path, flags, 0o600)
+        file = os.open(self._path, flags, FILE_MODE)
         try:
             yield file
         finally:

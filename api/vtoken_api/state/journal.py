@@ -133,13 +133,17 @@ class Flight:
 
     async def flush(self) -> None:
         """Write what waits, if a segment is open; raises as `take` does."""
-        if self._writer is not None:
-            messages, self._waiting, self._num_bytes = self._waiting, [], 0
-            entries = [*self.entries]
-            self.entries.clear()
-            await self._journal.on_disk(lambda: self._write(messages, entries))
+        messages, self._waiting, self._num_bytes = self._waiting, [], 0
+        await self._journal.on_disk(lambda: self._write(messages))
 
-    def _write(self, messages: Sequence[bytes], entries: Sequence[wire.AuditEntry]) -> None:
+    async def end(self) -> None:
+        """Write what waits and complete the open segment, if there is one; raises as `take`."""
+        try:
+            await self.flush()
+        finally:
+            await self._journal.on_disk(self._complete)
+
+    def _write(self, messages: Sequence[bytes]) -> None:
         """Write so that other processes can read it. An error ends the segment."""
         writer = self._writer
         if writer is None:
@@ -147,22 +151,18 @@ class Flight:
         try:
             for message in messages:
                 self._recorder.take(message, _messages.decode(message))
-            for entry in entries:
-                writer.write_audit(entry)
+            while self.entries:
+                writer.write_audit(self.entries.popleft())
             writer.flush()
         except (OSError, RecordingError):
             self._writer = None
             writer.discard()
             raise
 
-    async def end(self) -> None:
-        """Write what waits and complete the open segment, if there is one; raises as `take`."""
-        try:
-            await self.flush()
-        finally:
-            writer, self._writer = self._writer, None
-            if writer is not None:
-                await self._journal.on_disk(writer.close)
+    def _complete(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     async def recent(self, seconds: float) -> list[Segment]:
         """The segments that cover the last `seconds`; raises OSError."""
