@@ -668,7 +668,7 @@ async def test_fault_in_the_engine_is_500_and_says_where(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("in the core")
 
-    monkeypatch.setattr(core.reporter, "parts", fail)
+    monkeypatch.setattr(core.reporter, "status", fail)
     document = problem(await http.get("/status"), 500)
     assert "in the core" in document.detail
     assert (await http.get("/config")).status_code == 200

@@ -60,6 +60,6 @@ def test_a_type_error_inside_an_operation_is_not_the_callers_fault(
     engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is raised by the engine, and the API answers 500."""
-    monkeypatch.setattr(engine.reporter, "parts", lambda: None + 1)  # type: ignore[operator]
+    monkeypatch.setattr(engine.reporter, "status", lambda: None + 1)  # type: ignore[operator]
     with pytest.raises(TypeError):
         engine.ask("status")

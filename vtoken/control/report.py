@@ -15,7 +15,6 @@ from vtoken.base.arrays import Bools
 from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.control.facts import EngineFacts
 from vtoken.control.outlook import Outlook
-from vtoken.control.scheduling import Scheduling
 from vtoken.control.status import StatusReport, naive_blocks
 from vtoken.control.tokens import text_source, token_page
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, QueuedRequest, WaitingQueue
@@ -63,16 +62,14 @@ class Reporter:
     ) -> None:
         self.runtime = runtime
         self.facts = facts
-        self.scheduling = Scheduling(runtime)
-        self._status = StatusReport(runtime, facts, self.scheduling)
+        self.status_report = StatusReport(runtime, facts)
+        self.scheduling = self.status_report.scheduling
         self._queue = EmptyQueue() if queue is None else queue
         self.hashed = hashed
 
     def status(self, outlook: Outlook | None = None, *, max_age_s: float = 0.0) -> Status:
-        """The status now. `outlook`: that of the configuration in force, if it exists already;
-        `max_age_s`: how old what the planner found may be.
-        """
-        return self._status.document(outlook or self.outlook(), max_age_s)
+        """See `StatusReport.status`."""
+        return self.status_report.status(outlook, max_age_s=max_age_s)
 
     def outlook(self) -> Outlook:
         """The outlook of the configuration in force, for the documents of one moment."""

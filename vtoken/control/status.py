@@ -66,18 +66,19 @@ class _Slow:
 class StatusReport:
     """Makes the status of one runtime, which `facts` describe further."""
 
-    def __init__(self, runtime: Runtime, facts: EngineFacts, scheduling: Scheduling) -> None:
-        self._runtime = runtime
-        self._facts = facts
-        self._scheduling = scheduling
+    def __init__(self, runtime: Runtime, facts: EngineFacts) -> None:
+        self.runtime = runtime
+        self.facts = facts
+        self.scheduling = Scheduling(runtime)
         self._diagnosis = Diagnosis(runtime)
         self._newest: _Slow | None = None
 
-    def document(self, outlook: Outlook, max_age_s: float) -> Status:
-        """The status now. `outlook`: that of the configuration in force; `max_age_s`: how old what
-        the planner found may be, unless the configuration has changed.
+    def status(self, outlook: Outlook | None = None, *, max_age_s: float = 0.0) -> Status:
+        """The status now. `outlook`: that of the configuration in force, if it exists already;
+        `max_age_s`: how old what the planner found may be, unless the configuration has changed.
         """
-        facts, runtime, config = self._facts, self._runtime, self._runtime.config
+        facts, runtime, config = self.facts, self.runtime, self.runtime.config
+        outlook = outlook or Outlook(runtime, config)
         slow = self._slow(outlook, max_age_s)
         pressure = outlook.pressure()
         if pressure is not None:
@@ -109,8 +110,8 @@ class StatusReport:
             step_ms=facts.step_times.median_ms,
             latency=runtime.latency.document(time.monotonic()),
             shadow=None if config.shadow is None else runtime.shadow.document(),
-            scheduling=self._scheduling.state,
-            paused_since_ts=self._scheduling.since_ts,
+            scheduling=self.scheduling.state,
+            paused_since_ts=self.scheduling.since_ts,
             prices=slow.prices,
             calibration=slow.calibration,
             budget_ratio=config.budget_ratio,
@@ -122,7 +123,7 @@ class StatusReport:
         )
 
     def _slow(self, outlook: Outlook, max_age_s: float) -> _Slow:
-        runtime, newest, now = self._runtime, self._newest, time.monotonic()
+        runtime, newest, now = self.runtime, self._newest, time.monotonic()
         if newest is not None and newest.config is runtime.config:
             is_young = now - newest.found_at < max_age_s
             if is_young or newest.version == runtime.version:
@@ -138,7 +139,7 @@ class StatusReport:
         return self._newest
 
     def _blocks(self) -> BlockCounts:
-        runtime, pool = self._runtime, self._runtime.tables.pool
+        runtime, pool = self.runtime, self.runtime.tables.pool
         free = runtime.store.num_free_blocks()
         return BlockCounts(
             total=runtime.geometry.num_blocks - 1,
@@ -148,11 +149,11 @@ class StatusReport:
             low_utilization=pool.num_low_utilization(),
             shared=pool.num_shared,
             headroom=runtime.config.headroom_blocks,
-            withheld=min(free, self._facts.withheld_blocks),
+            withheld=min(free, self.facts.withheld_blocks),
         )
 
     def _tokens(self) -> TokenCounts:
-        runtime, tables = self._runtime, self._runtime.tables
+        runtime, tables = self.runtime, self.runtime.tables
         return TokenCounts(
             **asdict(runtime.counters.tokens),
             live=tables.pool.num_live,
@@ -162,7 +163,7 @@ class StatusReport:
     def _fragmentation(
         self, outlook: Outlook, finding: Finding, pressure: MemoryPressure | None
     ) -> Fragmentation:
-        runtime, config = self._runtime, self._runtime.config
+        runtime, config = self.runtime, self.runtime.config
         cause, held_s = self._diagnosis.cause(outlook, finding.freed_blocks, pressure)
         return Fragmentation(
             f=runtime.tables.pool.fragmentation,
@@ -178,7 +179,7 @@ class StatusReport:
         )
 
     def _reclamation(self) -> Reclamation:
-        runtime, counters = self._runtime, self._runtime.counters.reclamation
+        runtime, counters = self.runtime, self.runtime.counters.reclamation
         tables = runtime.tables
         held = tables.columns.facts[tables.all_rows]
         return Reclamation(
@@ -190,15 +191,15 @@ class StatusReport:
             blocks_without_reclaim=int(naive_blocks(held).sum()),
             packed_bound_blocks=int((-(-held["num_live"] // tables.block_size)).sum()),
             payback_steps=WASTED_WITHIN_STEPS,
-            since_ts=self._facts.reclamation_since_ts,
-            by=self._facts.reclamation_by,
+            since_ts=self.facts.reclamation_since_ts,
+            by=self.facts.reclamation_by,
         )
 
     def _requests(self, outlook: Outlook) -> RequestCounts:
-        facts, requests = self._facts, self._runtime.requests
+        facts, requests = self.facts, self.runtime.requests
         sessions, blocks = requests.sessions()
         return RequestCounts(
-            **asdict(self._runtime.counters.requests),
+            **asdict(self.runtime.counters.requests),
             running=facts.running,
             waiting=facts.waiting,
             oldest_wait_s=outlook.oldest_wait_s if facts.waiting else 0.0,
@@ -209,19 +210,19 @@ class StatusReport:
         )
 
     def _canary(self) -> CanaryStatus | None:
-        canary = self._runtime.canary
-        on = self._runtime.config.canary.share > 0 or canary.used
+        canary = self.runtime.canary
+        on = self.runtime.config.canary.share > 0 or canary.used
         return canary.document() if on else None
 
     def _groups(self) -> list[CacheGroup]:
         """All groups of layers, in vLLM's order; [] if there is one."""
-        runtime, geometry = self._runtime, self._runtime.geometry
+        runtime, geometry = self.runtime, self.runtime.geometry
         if not runtime.other_groups:
             return []
         own, used = geometry.bytes_per_token * geometry.block_size, runtime.tables.pool.num_used
         found = [
             CacheGroup(
-                index=self._facts.group_index,
+                index=self.facts.group_index,
                 kind="full",
                 managed=True,
                 layers=geometry.num_layers,
@@ -250,7 +251,7 @@ class StatusReport:
 
         While holes have no price, a round saves nothing and the tables are not read.
         """
-        runtime, prices = self._runtime, self._runtime.prices
+        runtime, prices = self.runtime, self.runtime.prices
         estimate = runtime.round_planner.estimate(runtime.config) if prices.hole_us else NOTHING
         worth = prices.worth(estimate)
         return RoundPrices(
@@ -264,7 +265,7 @@ class StatusReport:
 
     def _calibration(self) -> Calibration:
         """Which layers and heads the current policy's signal uses, and why those."""
-        runtime, facts = self._runtime, self._facts
+        runtime, facts = self.runtime, self.facts
         config, profile = runtime.config, runtime.scoring.calibration
         document = Calibration(source="default depth", detail=facts.calibration_detail)
         if profile is not None:
