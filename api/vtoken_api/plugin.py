@@ -16,10 +16,11 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Mount
+from starlette.routing import Match, Mount, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vtoken.base.credentials import read_token_file, readable_by_others
@@ -35,8 +36,9 @@ from vtoken_api.fanout.hub import Hub
 from vtoken_api.fleet import Fleet
 from vtoken_api.forwarding import ForwardedCalls, Forwarder
 from vtoken_api.log import logger
-from vtoken_api.problems import ProblemError, problem_response, refuse
-from vtoken_api.rest import changes, downloads, openapi, routes
+from vtoken_api.problems import ProblemError, problem_response, refuse, refused
+from vtoken_api.rest import changes, downloads, openapi, reads
+from vtoken_api.rest.serving import served
 from vtoken_api.service import Service
 from vtoken_api.settings import ApiSettings, api_settings, shared_folder
 from vtoken_api.state.journal import Journal
@@ -65,7 +67,7 @@ class VTokenEndpointPlugin:
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
         app.router.routes.append(_Mount(MOUNT_PATH, self._answer))
-        openapi.merge_into(app, self.app, MOUNT_PATH)
+        openapi.merge_into(app, MOUNT_PATH)
         scrape.attach(app, self.metrics)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
@@ -200,18 +202,24 @@ def _state_dir(args: Namespace, settings: ApiSettings) -> StateDir:
     return StateDir(path)
 
 
-def build_app() -> FastAPI:
+def build_app() -> Starlette:
     """The application behind the access check; needs `state.service` before it is called."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(routes.router)
-    app.include_router(changes.router)
-    app.include_router(asyncapi.router)
-    app.include_router(downloads.router)
-    app.add_api_websocket_route("/stream", stream, name="vtoken_stream")
-    app.add_exception_handler(ProblemError, _on_problem)
-    app.add_exception_handler(RefusedError, _on_refused)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(Exception, _on_fault)
+    handlers = {
+        **reads.HANDLERS,
+        **changes.HANDLERS,
+        **downloads.HANDLERS,
+        **asyncapi.HANDLERS,
+    }
+    app = Starlette(
+        routes=[*served(handlers), WebSocketRoute("/stream", stream)],
+        exception_handlers={
+            ProblemError: _on_problem,
+            RefusedError: _on_refused,
+            HTTPException: _on_http_exception,
+            Exception: _on_fault,
+        },
+    )
+    app.router.redirect_slashes = False
     return app
 
 
@@ -223,15 +231,7 @@ async def _on_problem(_: Request, error: Exception) -> Response:
 async def _on_refused(_: Request, error: Exception) -> Response:
     """Invalid queries and bodies."""
     assert isinstance(error, RefusedError)
-    refused = refuse(
-        error.status,
-        error.detail,
-        title=error.title,
-        field=error.field,
-        value=error.value,
-        bound=error.bound,
-    )
-    return problem_response(refused)
+    return problem_response(refused(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

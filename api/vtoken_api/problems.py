@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from vtoken import wire
-from vtoken.base.errors import MAX_DETAIL, shown
+from vtoken.base.errors import MAX_DETAIL, RefusedError, shown
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -46,6 +46,18 @@ def refuse(
         bound=bound,
     )
     return ProblemError(problem, headers)
+
+
+def refused(error: RefusedError) -> ProblemError:
+    """The problem of invalid input."""
+    return refuse(
+        error.status,
+        error.detail,
+        title=error.title,
+        field=error.field,
+        value=error.value,
+        bound=error.bound,
+    )
 
 
 def problem_response(error: ProblemError) -> Response:

@@ -9,14 +9,10 @@ import pytest
 from fastapi import FastAPI
 
 from vtoken import wire
+from vtoken.wire.routes import ROUTES, StreamQuery, fields_of
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON
-from vtoken_api.rest.changes import router as changes_router
-from vtoken_api.rest.downloads import router as downloads_router
-from vtoken_api.rest.routes import router as routes_router
 from vtoken_api.stream.asyncapi import description
-from vtoken_api.stream.asyncapi import router as stream_router
-from vtoken_api.stream.endpoint import QUERY_PARAMETERS
 
 METHODS = {"get", "post", "patch", "put", "delete"}
 
@@ -46,12 +42,7 @@ def test_every_route_is_described_with_its_answer_and_its_problems(
         for path, operations in document["paths"].items()
         for method in operations
     }
-    served = {
-        (route.path, method.lower())  # type: ignore[attr-defined]
-        for router in (routes_router, changes_router, stream_router, downloads_router)
-        for route in router.routes
-        for method in route.methods  # type: ignore[attr-defined]
-    }
+    served = {(route.path, route.method.lower()) for route in ROUTES}
     assert described == served
     assert len(served) == 23
     for operations in document["paths"].values():
@@ -103,4 +94,4 @@ def test_stream_is_described_message_by_message() -> None:
         for name in reference.removeprefix("#/").split("/"):
             node = node[name]
     query = stream["channels"]["stream"]["bindings"]["ws"]["query"]["properties"]
-    assert set(query) == set(QUERY_PARAMETERS)
+    assert set(query) == set(fields_of(StreamQuery))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -66,6 +68,7 @@ def test_both_clients_have_every_call_with_its_parameters() -> None:
         for name, make in inspect.getmembers(module, inspect.isfunction)
         if make.__module__ == module.__name__ and not name.startswith("_")
     }
+    del makers["looked_up"]  # both clients do it by themselves
     assert len(makers) == 28
     for name, make in makers.items():
         for client in (Client, AsyncClient):
@@ -333,17 +336,19 @@ async def test_answer_that_does_not_come_is_not_waited_for_longer_than_said(
 
 
 async def test_answer_of_another_schema_is_not_taken(either: Either, core: LiveEngine) -> None:
-    wrong = calls.Call("GET", "/status", calls.events().decode)
+    wrong = replace(calls.status(), decode=calls.events().decode)
     with pytest.raises(NotVToken, match="does not fit the schema"):
         await either.ask("send", wrong)
 
 
 async def test_answer_that_nests_too_deep_is_not_taken(either: Either) -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
+    headers = {"Content-Type": PROBLEM_JSON}
     for status in (200, 500):
         content = b'{"status":%d,"title":"","detail":"","value":%s}' % (status, deep)
+        response = httpx.Response(status, headers=headers, content=content)
         with pytest.raises(NotVToken):
-            answer(either.client.server, calls.status(), status, PROBLEM_JSON, content)
+            answer(either.client.server, calls.status(), response)
 
 
 async def test_no_proxy_is_asked_on_the_way_to_this_machine(

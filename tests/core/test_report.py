@@ -157,7 +157,7 @@ def test_the_rows_add_up(engine: LiveEngine) -> None:
         assert row.live + row.dead == row.prompt_tokens + row.output_tokens - 1
         assert row.prompt_tokens == 30
         assert row.bound_blocks <= row.blocks
-        detail = engine.call("request", id=row.id)
+        detail = engine.call("request", request_id=row.id)
         assert sum(detail.block_live) == row.live
         assert len(detail.block_table) == len(detail.block_live) == row.blocks
         assert (detail.live, detail.policy) == (row.live, "h2o")
@@ -190,7 +190,7 @@ def test_waiting_and_preempted_requests_have_rows(engine: LiveEngine) -> None:
     assert (row.prompt_tokens, row.output_tokens) == (core.waiting[1].num_known, 0)
     for row in list(rows.values())[3:]:
         assert row.live == row.dead == row.blocks == row.naive_blocks == row.number == 0
-        detail = engine.call("request", id=row.id)
+        detail = engine.call("request", request_id=row.id)
         assert (detail.state, detail.block_table) == (row.state, [])
         page = engine.call("tokens", request_id=row.id)
         assert (page.total, page.rows) == (0, [])
@@ -198,7 +198,7 @@ def test_waiting_and_preempted_requests_have_rows(engine: LiveEngine) -> None:
     refused = engine.ask("compact", request_id="later").problem
     assert refused is not None
     assert refused.status == 404  # it holds nothing
-    assert engine.ask("request", id="nobody").problem is not None
+    assert engine.ask("request", request_id="nobody").problem is not None
 
 
 def test_only_the_first_requests_of_a_long_queue_have_rows(engine: LiveEngine) -> None:
@@ -210,7 +210,7 @@ def test_only_the_first_requests_of_a_long_queue_have_rows(engine: LiveEngine) -
     waiting = [row.id for row in engine.call("requests") if row.state == "waiting"]
     assert waiting == [request.id for request in list(core.waiting)[:MAX_WAITING_ROWS]]
     assert engine.call("status").requests.waiting == len(core.waiting) > MAX_WAITING_ROWS
-    assert engine.call("request", id=core.waiting[-1].id).state == "waiting"
+    assert engine.call("request", request_id=core.waiting[-1].id).state == "waiting"
 
 
 def test_the_block_map_and_the_block_documents_agree(engine: LiveEngine) -> None:
@@ -307,8 +307,8 @@ def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
         ("block", {"id": -1}, 422),
         ("block", {"id": "1"}, 422),
         ("block", {"id": True}, 422),
-        ("request", {"id": "nobody"}, 404),
-        ("request", {"id": []}, 422),
+        ("request", {"request_id": "nobody"}, 404),
+        ("request", {"request_id": []}, 422),
         ("tokens", {"request_id": "nobody"}, 404),
         ("tokens", {"request_id": "req-0", "start": -1}, 422),
         ("tokens", {"request_id": "req-0", "limit": 0}, 422),
@@ -362,10 +362,10 @@ def test_what_was_protected_and_forgotten_is_known_of_a_finished_request() -> No
     live.admit("a", 40, rules=RequestRules(protect=((2, 5), (9, 10))))
     live.steps(2)
     live.call("forget", request_id="a", spans=[(20, 24)])
-    running = live.call("request", id="a")
+    running = live.call("request", request_id="a")
     assert (running.protected, running.forgotten) == ([(2, 5), (9, 10)], [(20, 24)])
     live.finish("a")
-    ended = live.call("request", id="a")
+    ended = live.call("request", request_id="a")
     assert ended.state == "finished"
     for field in ("protected", "protection_cut", "forgotten", "prompt_tokens", "output_tokens"):
         assert getattr(ended, field) == getattr(running, field)
@@ -382,7 +382,7 @@ def test_a_budget_that_a_request_asked_for_in_vain_is_told(
     live.admit("a", 20, rules=RequestRules(budget_tokens=asked, protect=((2, 5),)))
 
     def both() -> tuple[int, int | None]:
-        detail = live.call("request", id="a")
+        detail = live.call("request", request_id="a")
         return detail.budget_tokens, detail.asked_budget_tokens
 
     in_force = 12 if asked is None else max(8, asked)
@@ -394,5 +394,7 @@ def test_a_budget_that_a_request_asked_for_in_vain_is_told(
     assert both() == (12 if asked is None else max(fewest, asked), 1 if asked == 1 else None)
     live.finish("a")
     assert both() == (12 if asked is None else max(fewest, asked), 1 if asked == 1 else None)
-    assert ("asked_budget_tokens" in answer_report(live.call("request", id="a"))) == (asked == 1)
+    assert ("asked_budget_tokens" in answer_report(live.call("request", request_id="a"))) == (
+        asked == 1
+    )
     live.close()

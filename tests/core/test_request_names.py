@@ -32,14 +32,14 @@ def end(live: LiveEngine, name: str) -> None:
 
 
 def found(live: LiveEngine, name: str) -> str:
-    detail = live.call("request", id=name)
+    detail = live.call("request", request_id=name)
     assert isinstance(detail, wire.RequestDetail)
     return detail.id
 
 
 def refused(live: LiveEngine, name: str, op: str = "request", **call: object) -> wire.Problem:
     if op == "request":
-        call = {"id": name}
+        call = {"request_id": name}
     problem = live.ask(op, **call).problem
     assert problem is not None
     assert (problem.field, problem.value) == ("request_id", name)
@@ -103,7 +103,7 @@ def test_the_beginning_of_another_clients_id_is_not_that_request(
     assert f"ids that begin with it: {other}" in problem.detail
     for op, call in (("tokens", {}), ("forget", {"spans": [(5, 6)]}), ("compact", {})):
         assert refused(live, name, op, request_id=name, **call).status == 404
-    assert live.call("request", id=other).forgotten == []
+    assert live.call("request", request_id=other).forgotten == []
 
 
 @pytest.mark.parametrize("name", ["", "chatcmpl-", ".*", "hatcmpl-job", "job-0a1b2c3d-", "JOB"])
@@ -140,7 +140,7 @@ def test_a_whole_id_comes_before_an_abbreviation(live: LiveEngine) -> None:
     problem = live.ask("forget", request_id="8ea2640e", spans=[(5, 6)]).problem
     assert problem is not None
     assert "has finished" in problem.detail
-    assert live.call("request", id=longer).forgotten == []
+    assert live.call("request", request_id=longer).forgotten == []
 
 
 @pytest.mark.parametrize(

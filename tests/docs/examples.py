@@ -29,6 +29,8 @@ from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.core.config.request_rules import RequestRules
+from vtoken.wire.routes import ROUTES
+from vtoken_api.rest.openapi import DOCUMENTED, document_of
 
 FILE = Path(vtoken_api.rest.__file__).with_name("examples.json")
 NOW = 1_767_225_600.0
@@ -36,6 +38,12 @@ PATCH = {"theta_f": 0.25, "policy": {"name": "streaming_llm"}}
 COMPACTION = {"request_id": "cmpl-1", "batch_size": 8, "dry_run": True}
 GUARD = {"metric": "preemptions", "above": 0}
 FORGET = {"spans": [[12, 60]]}
+IDS = {"block": "3", "change": "nightly-0001"}  # in the path, beside requests
+PAGES = {
+    "tokens": "?start=96&limit=4",
+    "text": "?start=39&limit=5",
+    "events": "?limit=4",
+}
 NAMED = {"X-VToken-Change": "nightly-0001"}
 STREAM = "?topics=blocks,requests,events&fps=30"  # a status has an example of its own
 
@@ -103,29 +111,25 @@ async def _documents(http: httpx.AsyncClient) -> dict[str, Any]:
         return answer.json()
 
     terms = {"confirm_within_s": 300, "guards": json.dumps([GUARD])}
-    return {
+    found = {
         "CompactionRequest": COMPACTION,
         "ForgetRequest": FORGET,
         "GuardParameter": GUARD,
         "PatchResult": await call("PATCH", "/config", params=terms, json=PATCH),
         "Problem": await call("PATCH", "/config", json={"theta_f": 1.5}),
-        "ConfigDocument": await call("GET", "/config"),
         "Operation": await call("POST", "/compactions", json=COMPACTION),
         "Ended": await call("POST", "/requests/stream-1/end"),
         "Forgotten": await call("POST", "/requests/cmpl-1/forget", json=FORGET, headers=NAMED),
-        "Change": await call("GET", "/changes/nightly-0001"),
-        "Status": _without_measurements(await call("GET", "/status")),
-        "PolicyInfo": (await call("GET", "/policies"))[0],
-        "BlocksDocument": await call("GET", "/blocks"),
-        "BlockDetail": await call("GET", "/blocks/3"),
-        "RequestRow": (await call("GET", "/requests"))[0],
-        "RequestDetail": await call("GET", "/requests/cmpl-1"),
-        "TokenPage": await call("GET", "/requests/cmpl-1/tokens?start=96&limit=4"),
-        "TextPage": await call("GET", "/requests/cmpl-1/text?start=39&limit=5"),
-        "EventPage": await call("GET", "/events?limit=4"),
-        "AuditPage": await call("GET", "/audit"),
-        "Fleet": _without_states(await call("GET", "/engines")),
     }
+    for route in ROUTES:
+        kind = document_of(route)
+        if kind not in DOCUMENTED or kind.__name__ in found:
+            continue
+        path = route.path.format(**dict.fromkeys(route.parameters, IDS.get(route.name, "cmpl-1")))
+        answer = await call("GET", f"{path}{PAGES.get(route.name, '')}")
+        found[kind.__name__] = answer[0] if isinstance(answer, list) else answer
+    _without_measurements(found["Status"])
+    return found | {"Fleet": _without_states(found["Fleet"])}
 
 
 def _without_states(fleet: dict[str, Any]) -> dict[str, Any]:
@@ -133,13 +137,12 @@ def _without_states(fleet: dict[str, Any]) -> dict[str, Any]:
     return fleet | {"engines": [row | {"status": None} for row in fleet["engines"]]}
 
 
-def _without_measurements(status: dict[str, Any]) -> dict[str, Any]:
-    """A status whose latencies and ages are the same in every run."""
+def _without_measurements(status: dict[str, Any]) -> None:
+    """Give a status latencies and ages that are the same in every run."""
     for part in status["health"]:
         part["detail"] = re.sub(r"[\d.]+ s old", "0.4 s old", part["detail"])
     for interval in ("ttft", "inter_token"):
         status["latency"][interval] |= {"p50_ms": 8.0, "p95_ms": 12.0, "p99_ms": 20.0}
-    return status
 
 
 async def _messages(served: Served, core: LiveEngine) -> dict[str, Any]:

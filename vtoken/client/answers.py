@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import structs
@@ -43,30 +43,19 @@ PROBLEM_JSON = "application/problem+json"
 _problems: Decoder[wire.Problem] = Decoder(wire.Problem)
 
 
-def answer(
-    server: Server, call: Call[T], status: int, content_type: str | None, content: bytes
-) -> T:
+def answer(server: Server, call: Call[T], response: httpx.Response) -> T:
     """The document of a successful response; raises ProblemError."""
-    if not 200 <= status < 300:
-        raise refusal(server, status, content_type, content)
+    status = response.status_code
+    if not response.is_success:
+        raise refusal(server, status, response.headers.get("Content-Type"), response.content)
     try:
-        return call.decode(content)
+        return call.decode(response.content)
     except ValueError as error:  # MalformedError, or octets that are no array
         raise NotVToken.of(
-            f"{call.method} {server.call_url(call.path)}: the answer does not fit the schema: "
-            f"{error}",
+            f"{call.route.method} {server.call_url(call.path)}: the answer does not fit the "
+            f"schema: {error}",
             status=status,
         ) from error
-
-
-def http_options(server: Server, timeout_s: float) -> dict[str, Any]:
-    """Options of both clients' HTTP connections."""
-    return {
-        "headers": server.headers(),
-        "timeout": timeout_s,
-        "trust_env": not server.is_loopback,  # no proxy
-        "verify": server.tls(),
-    }
 
 
 def token_ignored(headers: Mapping[str, str]) -> bool:

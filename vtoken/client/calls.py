@@ -1,23 +1,25 @@
-"""Definitions of all REST calls: method, path, input and type of the answer.
+"""Every REST call: what it takes, and the row of `vtoken.wire.routes` that it is.
 
-A function here makes a `Call`, a plain value. `Client` and `AsyncClient` have a method of the same
-name that sends it.
+A function here makes a `Call`, a plain value. `Client` and `AsyncClient` have it as a method that
+sends it.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
-from msgspec import structs
 
 from vtoken import wire
 from vtoken.base.documents import Decoder
+from vtoken.client.methods import sent
 from vtoken.client.server import Server
+from vtoken.wire import routes
+from vtoken.wire.routes import CHANGE_HEADER, JSON, MERGE_PATCH, OCTETS, Query, Route, fields_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,38 +27,34 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-JSON = "application/json"
-OCTETS = "application/octet-stream"
-CHANGE_HEADER = "X-VToken-Change"
-
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """One call; `decode` turns the body of a successful response into the answer."""
 
-    method: str
+    route: Route[Any]
     path: str  # below /vtoken/v1
     decode: Callable[[bytes], T]
-    params: dict[str, str] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str]
+    headers: dict[str, str]
     content: bytes | None = None
     change_id: str | None = None  # names a call that changes something, see `change`
-    changes: bool = False  # something, or is a dry run of that
-    of_server: bool = False  # about the server, whatever engine is addressed
 
     def query(self, server: Server) -> dict[str, str]:
-        """The query at `server`."""
-        return self.params if self.of_server else server.query(changes=self.changes) | self.params
+        """The query at `server`: that of the call, and the engine that it is about."""
+        if self.route.everywhere or "engine" not in fields_of(self.route.query):
+            return self.params
+        return server.query(changes=self.route.changes) | self.params
 
 
 def status() -> Call[wire.Status]:
     """The state of the KV cache in one document."""
-    return _get(wire.Status, "/status")
+    return _call(routes.STATUS)
 
 
 def config() -> Call[wire.ConfigDocument]:
     """Desired and effective configuration, with the bound of every field."""
-    return _get(wire.ConfigDocument, "/config")
+    return _call(routes.CONFIG)
 
 
 def patch_config(
@@ -77,31 +75,20 @@ def patch_config(
     these metrics crosses its limit within `guard_for_s` seconds. `canary_engine`: the engine that
     tries the change first; the others follow when its guards have held.
     """
-    params = _params(
-        validate_only="true" if validate_only else None,
+    query = routes.PatchQuery(
+        validate_only=validate_only,
         confirm_within_s=confirm_within_s,
-        guards=_guards(guards),
+        guards=msgspec.convert(guards, list[routes.GuardParameter], from_attributes=True),
         guard_for_s=guard_for_s,
         canary_engine=canary_engine,
     )
-    headers = {"Content-Type": "application/merge-patch+json"} | _if_match(revision)
-    content = msgspec.json.encode(patch)
-    call = Call("PATCH", "/config", _json(wire.PatchResult), params, headers, content, changes=True)
-    return call if validate_only else _named(call)
-
-
-def _guards(guards: Sequence[wire.Guard]) -> str | None:
-    """Guards as a query parameter, without the fields that are not given."""
-    given = [
-        {name: value for name, value in structs.asdict(guard).items() if value is not None}
-        for guard in guards
-    ]
-    return msgspec.json.encode(given).decode() if given else None
+    return _call(routes.PATCH_CONFIG, query, body=patch, revision=revision)
 
 
 def confirm(*, revision: int | None = None, validate_only: bool = False) -> Call[wire.PatchResult]:
     """Keep the change on trial. Refused without one (409), or if `revision` is stale (412)."""
-    return _settle("/confirm", revision, validate_only)
+    query = routes.ChangeQuery(validate_only=validate_only)
+    return _call(routes.CONFIRM, query, revision=revision)
 
 
 def undo(*, revision: int | None = None, validate_only: bool = False) -> Call[wire.PatchResult]:
@@ -109,27 +96,21 @@ def undo(*, revision: int | None = None, validate_only: bool = False) -> Call[wi
 
     `revision`: refuse (412) unless it is still the newest.
     """
-    return _settle("/undo", revision, validate_only)
+    query = routes.ChangeQuery(validate_only=validate_only)
+    return _call(routes.UNDO, query, revision=revision)
 
 
 def policies() -> Call[list[wire.PolicyInfo]]:
     """Eviction policies, with the JSON schema of their parameters."""
-    return _get(list[wire.PolicyInfo], "/policies")
+    return _call(routes.POLICIES)
 
 
 def compact(
     *, request_id: str | None = None, batch_size: int | None = None, dry_run: bool = False
 ) -> Call[wire.Operation]:
     """Start one compaction round for one request or all; `wait_operation` waits for its end."""
-    body: dict[str, Any] = {"dry_run": dry_run}
-    if request_id is not None:
-        body["request_id"] = request_id
-    if batch_size is not None:
-        body["batch_size"] = batch_size
-    headers = {"Content-Type": JSON}
-    content = msgspec.json.encode(body)
-    call = Call("POST", "/compactions", _json(wire.Operation), {}, headers, content, changes=True)
-    return call if dry_run else _named(call)
+    body = routes.CompactionRequest(request_id=request_id, batch_size=batch_size, dry_run=dry_run)
+    return _call(routes.COMPACT, body=body)
 
 
 def forget(request_id: str, spans: Sequence[tuple[int, int]]) -> Call[wire.Forgotten]:
@@ -137,47 +118,44 @@ def forget(request_id: str, spans: Sequence[tuple[int, int]]) -> Call[wire.Forgo
 
     `spans`: [start, end) of token ids, which count prompt and output from 0. Calls add up.
     """
-    path = f"{_request(request_id)}/forget"
-    content = msgspec.json.encode({"spans": spans})
-    headers = {"Content-Type": JSON}
-    return _named(Call("POST", path, _json(wire.Forgotten), {}, headers, content, changes=True))
+    body = routes.ForgetRequest(spans=list(spans))
+    return _call(routes.FORGET, body=body, request_id=request_id)
 
 
 def end(request_id: str) -> Call[wire.Ended]:
     """End a streaming-input session for its client. `request_id`: as of `request`."""
-    return _named(Call("POST", f"{_request(request_id)}/end", _json(wire.Ended), changes=True))
+    return _call(routes.END, request_id=request_id)
 
 
 def operation(operation_id: str) -> Call[wire.Operation]:
     """The state of a compaction."""
-    return replace(
-        _get(wire.Operation, f"/operations/{quote(operation_id, safe='')}"), of_server=True
-    )
+    return _call(routes.OPERATION, id=operation_id)
 
 
 def change(change_id: str) -> Call[wire.Change]:
     """What became of a change whose answer was lost; `wait_change` waits for the engine."""
-    return replace(_get(wire.Change, f"/changes/{quote(change_id, safe='')}"), of_server=True)
+    return _call(routes.CHANGE, id=change_id)
 
 
 def blocks() -> Call[wire.BlocksDocument]:
     """Live tokens and flags of every block, as lists."""
-    return _get(wire.BlocksDocument, "/blocks")
+    return _call(routes.BLOCKS)
 
 
 def block_live() -> Call[npt.NDArray[np.uint8]]:
     """Live tokens of every block, u8[num_blocks], at most 255: a cheaper `blocks`."""
-    return Call("GET", "/blocks", _octets, headers={"Accept": OCTETS})
+    call: Call[Any] = _call(routes.BLOCKS)
+    return replace(call, decode=_octets, headers={"Accept": OCTETS})
 
 
 def block(block_id: int) -> Call[wire.BlockDetail]:
     """One block: its owners, its slots and why it is pinned."""
-    return _get(wire.BlockDetail, f"/blocks/{block_id}")
+    return _call(routes.BLOCK, id=block_id)
 
 
 def requests() -> Call[list[wire.RequestRow]]:
     """Every request that holds or waits for blocks."""
-    return _get(list[wire.RequestRow], "/requests")
+    return _call(routes.REQUESTS)
 
 
 def request(request_id: str) -> Call[wire.RequestDetail]:
@@ -186,36 +164,38 @@ def request(request_id: str) -> Call[wire.RequestDetail]:
     `request_id`: the engine's id, the id of the answer, the client's `X-Request-Id`, or one of
     these cut behind four random digits. Refused (409) if it means several requests.
     """
-    return _get(wire.RequestDetail, _request(request_id))
+    return _call(routes.REQUEST, request_id=request_id)
 
 
 def tokens(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TokenPage]:
     """One page of a request's token table, at most 4096 rows; `token_pages` yields all pages."""
-    return _get(wire.TokenPage, f"{_request(request_id)}/tokens", start=start, limit=limit)
+    query = routes.TokensQuery(start=start, limit=limit)
+    return _call(routes.TOKENS, query, request_id=request_id)
 
 
 def text(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TextPage]:
     """One page of a request's text, at most 4096 tokens. Refused (403) if the server does not show
     text or the caller is read-only.
     """
-    return _get(wire.TextPage, f"{_request(request_id)}/text", start=start, limit=limit)
+    query = routes.TokensQuery(start=start, limit=limit)
+    return _call(routes.TEXT, query, request_id=request_id)
 
 
 def events(
     after: int | None = None, limit: int = 100, kind: wire.EventKind | None = None
 ) -> Call[wire.EventPage]:
     """Events after the one numbered `after`, or the newest; at most 1000, oldest first."""
-    return _get(wire.EventPage, "/events", after=after, limit=limit, kind=kind)
+    return _call(routes.EVENTS, routes.EventsQuery(after=after, limit=limit, kind=kind))
 
 
 def audit(limit: int = 100) -> Call[wire.AuditPage]:
     """The audit log: changes and dry runs with their callers, newest last, at most 1000."""
-    return replace(_get(wire.AuditPage, "/audit", limit=limit), of_server=True)
+    return _call(routes.AUDIT, routes.AuditQuery(limit=limit))
 
 
 def engines() -> Call[wire.Fleet]:
     """Every engine of the server with its status, and whether they agree."""
-    return replace(_get(wire.Fleet, "/engines"), of_server=True)
+    return _call(routes.ENGINES)
 
 
 def sync(*, validate_only: bool = False) -> Call[wire.PatchResult]:
@@ -223,42 +203,83 @@ def sync(*, validate_only: bool = False) -> Call[wire.PatchResult]:
 
     Refused (409) if all have it. `validate_only`: report what that would do.
     """
-    params = _params(validate_only="true" if validate_only else None)
-    call = Call("POST", "/sync", _json(wire.PatchResult), params, changes=True)
-    return call if validate_only else _named(call)
+    return _call(routes.SYNC, routes.SyncQuery(validate_only=validate_only))
 
 
-def recording(seconds: int | None = None) -> Call[bytes]:
-    """The flight recorder's last `seconds` (None: the server's default) as a gzip recording."""
-    return Call("GET", "/recording", bytes, _params(seconds=seconds), {"Accept": "*/*"})
+def recording(seconds: int = 300) -> Call[bytes]:
+    """The flight recorder's last `seconds` as a gzip recording."""
+    call = _call(routes.RECORDING, routes.RecordingQuery(seconds=seconds))
+    return replace(call, decode=bytes)
 
 
-def _request(request_id: str) -> str:
-    """The path of a request; HTTP libraries resolve the segments `.` and `..`."""
-    return "/requests/" + quote(request_id, safe="").replace(".", "%2E")
+class Calls:
+    """Every call as a method of both clients, which sends it."""
+
+    status = sent(status)
+    config = sent(config)
+    patch_config = sent(patch_config)
+    confirm = sent(confirm)
+    undo = sent(undo)
+    policies = sent(policies)
+    compact = sent(compact)
+    forget = sent(forget)
+    end = sent(end)
+    operation = sent(operation)
+    change = sent(change)
+    blocks = sent(blocks)
+    block_live = sent(block_live)
+    block = sent(block)
+    requests = sent(requests)
+    request = sent(request)
+    tokens = sent(tokens)
+    text = sent(text)
+    events = sent(events)
+    audit = sent(audit)
+    engines = sent(engines)
+    sync = sent(sync)
+    recording = sent(recording)
 
 
-def _get(kind: type[T], path: str, /, **params: float | str | None) -> Call[T]:
-    return Call("GET", path, _json(kind), _params(**params))
+def _call(
+    route: Route[T],
+    query: Query | None = None,
+    *,
+    body: Any = None,
+    revision: int | None = None,
+    **names: str | int,
+) -> Call[T]:
+    """A call of `route`; `names`: what is in its path. A change gets a new id."""
+    headers = {}
+    if body is not None:
+        headers["Content-Type"] = MERGE_PATCH if route.body is dict else JSON
+    if revision is not None:
+        headers["If-Match"] = f'"{revision}"'
+    params = msgspec.to_builtins(query or Query())
+    change_id = None
+    if route.changes and not any(getattr(part, route.dry_run, False) for part in (query, body)):
+        change_id = headers[CHANGE_HEADER] = uuid.uuid4().hex
+    return Call(
+        route,
+        path=route.path.format(**{name: _quoted(value) for name, value in names.items()}),
+        decode=_decoder(route.answer),
+        params={name: _text(value) for name, value in params.items()},
+        headers=headers,
+        content=None if body is None else msgspec.json.encode(body),
+        change_id=change_id,
+    )
 
 
-def _settle(path: str, revision: int | None, validate_only: bool) -> Call[wire.PatchResult]:
-    params = _params(validate_only="true" if validate_only else None)
-    call = Call("POST", path, _json(wire.PatchResult), params, _if_match(revision), changes=True)
-    return call if validate_only else _named(call)
+def _quoted(value: str | int) -> str:
+    """A part of a path; HTTP libraries resolve the segments `.` and `..`."""
+    return quote(str(value), safe="").replace(".", "%2E")
 
 
-def _named(call: Call[T]) -> Call[T]:
-    """`call` under a new id."""
-    change_id = uuid.uuid4().hex
-    return replace(call, headers=call.headers | {CHANGE_HEADER: change_id}, change_id=change_id)
+def _text(value: Any) -> str:
+    """A query parameter as text."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _if_match(revision: int | None) -> dict[str, str]:
-    return {} if revision is None else {"If-Match": f'"{revision}"'}
-
-
-def _json(kind: type[T]) -> Callable[[bytes], T]:
+def _decoder(kind: type[T]) -> Callable[[bytes], T]:
     return Decoder[T](kind).decode
 
 
@@ -266,12 +287,3 @@ def _octets(content: bytes) -> npt.NDArray[np.uint8]:
     import numpy as np
 
     return np.frombuffer(content, dtype=np.uint8)
-
-
-def _params(**params: float | str | None) -> dict[str, str]:
-    """Query parameters as text; None leaves one out."""
-    return {
-        name: f"{value:.15g}" if isinstance(value, float) else str(value)
-        for name, value in params.items()
-        if value is not None
-    }

@@ -1,18 +1,72 @@
-"""Turns a function that makes a call into a method of a client."""
+"""Methods that both clients have: what is called once, is typed for either of them.
+
+A function that makes a call, or a generator of calls, becomes a method with its name, its
+parameters and its documentation. Of `Client` the method returns the answer, of `AsyncClient` it is
+to be awaited.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
-M = TypeVar("M", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from vtoken.client.asynchronous import AsyncClient
+    from vtoken.client.calls import Call
+    from vtoken.client.sequences import Pages, Steps
+    from vtoken.client.sync import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-def as_method(method: M, make: Callable[..., Any]) -> M:
-    """`method` with the name, docstring and parameters of `make`, for `help()`."""
-    functools.update_wrapper(method, make)
+class Answering(Protocol[P, T_co]):
+    """A method that returns a T."""
+
+    @overload
+    def __get__(self, client: Client, owner: Any = None) -> Callable[P, T_co]: ...
+    @overload
+    def __get__(
+        self, client: AsyncClient, owner: Any = None
+    ) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
+
+
+class Paging(Protocol[P, T_co]):
+    """A method that iterates over Ts."""
+
+    @overload
+    def __get__(self, client: Client, owner: Any = None) -> Callable[P, Iterator[T_co]]: ...
+    @overload
+    def __get__(
+        self, client: AsyncClient, owner: Any = None
+    ) -> Callable[P, AsyncIterator[T_co]]: ...
+
+
+def sent(make: Callable[P, Call[T]]) -> Answering[P, T]:
+    """The method that sends a call."""
+    return cast("Answering[P, T]", _method(make, "send"))
+
+
+def run(make: Callable[P, Steps[T]]) -> Answering[P, T]:
+    """The method that makes all calls of a sequence."""
+    return cast("Answering[P, T]", _method(make, "run"))
+
+
+def paged(make: Callable[P, Pages[T]]) -> Paging[P, T]:
+    """The method that yields the answers to all calls of a sequence."""
+    return cast("Paging[P, T]", _method(make, "pages"))
+
+
+def _method(make: Callable[..., Any], how: str) -> Any:
+    """The method that gives what `make` returns to the client's method `how`."""
+
+    @functools.wraps(make)
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, how)(make(*args, **kwargs))
+
     signature = inspect.signature(make)
     receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     method.__signature__ = signature.replace(  # type: ignore[attr-defined]

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 from vtoken import wire
 from vtoken.client import calls
 from vtoken.client.calls import Call
-from vtoken.client.errors import OutcomeUnknown, ProblemError, Unreachable
+from vtoken.client.errors import NotApplied, OutcomeUnknown, ProblemError, Unreachable
+from vtoken.wire.routes import MAX_EVENTS, MAX_TOKENS
 
 T = TypeVar("T")
 
@@ -24,8 +25,6 @@ Pages: TypeAlias = Generator[Call[T], T, None]  # is sent the requested page
 
 POLL_S = (0.02, 0.5)  # shortest and longest polling interval of an operation
 RETRIED = (429, 503)  # what passes: too many calls, an engine that does not answer
-MAX_EVENTS = 1000  # the server's bounds of a page
-MAX_TOKENS = 4096
 
 
 def wait_operation(operation_id: str, *, timeout_s: float = 60.0) -> Steps[wire.Operation]:
@@ -67,6 +66,23 @@ def wait_change(change_id: str, *, timeout_s: float = 60.0) -> Steps[wire.Change
             raise OutcomeUnknown(problem)
         yield min(pause_s, left_s)
         pause_s = min(2 * pause_s, POLL_S[1])
+
+
+def looked_up(lost: OutcomeUnknown, timeout_s: float) -> Steps[Any]:
+    """The answer that was lost. Raises the ProblemError of a refused change, NotApplied, and
+    OutcomeUnknown if nobody tells within `timeout_s`.
+    """
+    change: wire.Change = yield from wait_change(lost.change_id, timeout_s=timeout_s)
+    if change.problem is not None:
+        raise ProblemError(change.problem)
+    if change.state == "not_applied":
+        raise NotApplied.of(f"the change {change.id} did not reach the engine: nothing was changed")
+    answer = change.result or change.operation or change.forgotten or change.ended
+    if answer is None:
+        raise lost
+    if isinstance(answer, wire.PatchResult | wire.Forgotten | wire.Ended):
+        answer.notes.append(f"the answer was lost; change {change.id} was looked up: it is applied")
+    return answer
 
 
 def newest_events(limit: int = 100) -> Steps[list[wire.Event]]:

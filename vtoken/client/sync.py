@@ -1,6 +1,6 @@
 """The synchronous client: every call as a method that returns the wire document.
 
-httpx is imported on first use. `calls` defines the calls, `answers` decodes.
+httpx is imported on first use.
 """
 
 from __future__ import annotations
@@ -8,75 +8,29 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from vtoken import wire
-from vtoken.client import calls, request_text, sequences
-from vtoken.client.answers import answer, http_options, no_answer, token_ignored
+from vtoken.client.answers import no_answer
 from vtoken.client.asynchronous import AsyncStream
+from vtoken.client.base import BaseClient
 from vtoken.client.calls import Call
 from vtoken.client.errors import OutcomeUnknown, ProblemError
-from vtoken.client.methods import as_method
-from vtoken.client.outcome import looked_up
 from vtoken.client.reader import ALL_TOPICS, Format, Topic
-from vtoken.client.sequences import Pages, Steps
-from vtoken.client.server import TIMEOUT_S, Server
+from vtoken.client.sequences import Pages, Steps, looked_up
 
 if TYPE_CHECKING:
     import httpx
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _sent(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.send(make(*args, **kwargs))
+class Client(BaseClient):
+    __doc__ = f"{BaseClient.__doc__}\n    A client is thread-safe.\n    "
 
-    return as_method(method, make)
-
-
-def _run(make: Callable[P, Steps[T]]) -> Callable[Concatenate[Client, P], T]:
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._drive(make(*args, **kwargs))
-
-    return as_method(method, make)
-
-
-def _paged(make: Callable[P, Pages[T]]) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        return self._iterate(make(*args, **kwargs))
-
-    return as_method(method, make)
-
-
-class Client:
-    """One server. Every method raises ProblemError; a refused call has changed nothing. Whether a
-    change without an answer was applied is looked up for `lookup_s` seconds, after a call of
-    `on_lookup`; by default OutcomeUnknown is raised at once.
-
-    `server`: its address, a `Server` with a token, or None for VTOKEN_URL and VTOKEN_TOKEN of the
-    environment. A client is thread-safe.
-    """
-
-    def __init__(
-        self,
-        server: Server | str | None = None,
-        *,
-        timeout_s: float = TIMEOUT_S,
-        lookup_s: float = 0.0,
-        on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None,
-    ) -> None:
-        if server is None:
-            server = Server.from_environment()
-        self.server = Server(server) if isinstance(server, str) else server
-        self.timeout_s = timeout_s
-        self.lookup_s = lookup_s
-        self.on_lookup = on_lookup
-        self.token_ignored = False  # by the newest answer
-        self._http: httpx.Client | None = None
+    _http: httpx.Client | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -89,35 +43,6 @@ class Client:
         if self._http is not None:
             self._http.close()
             self._http = None
-
-    status = _sent(calls.status)
-    config = _sent(calls.config)
-    patch_config = _sent(calls.patch_config)
-    confirm = _sent(calls.confirm)
-    undo = _sent(calls.undo)
-    policies = _sent(calls.policies)
-    compact = _sent(calls.compact)
-    forget = _sent(calls.forget)
-    end = _sent(calls.end)
-    operation = _sent(calls.operation)
-    wait_operation = _run(sequences.wait_operation)
-    change = _sent(calls.change)
-    wait_change = _run(sequences.wait_change)
-    blocks = _sent(calls.blocks)
-    block_live = _sent(calls.block_live)
-    block = _sent(calls.block)
-    requests = _sent(calls.requests)
-    request = _sent(calls.request)
-    tokens = _sent(calls.tokens)
-    token_pages = _paged(sequences.token_pages)
-    text = _sent(calls.text)
-    refresh_text = _run(request_text.refresh_text)
-    events = _sent(calls.events)
-    newest_events = _run(sequences.newest_events)
-    audit = _sent(calls.audit)
-    engines = _sent(calls.engines)
-    sync = _sent(calls.sync)
-    recording = _sent(calls.recording)
 
     def stream(
         self,
@@ -141,34 +66,27 @@ class Client:
     def send(self, call: Call[T]) -> T:
         """Send one call and return the decoded answer."""
         try:
-            return self._send(call)
+            return self._exchange(call)
         except OutcomeUnknown as lost:
             if not self.lookup_s:
                 raise
             self.on_lookup(lost)
-            found: T = self._drive(looked_up(lost, self.lookup_s))
+            found: T = self.run(looked_up(lost, self.lookup_s))
             return found
 
-    def _send(self, call: Call[T]) -> T:
+    def _exchange(self, call: Call[T]) -> T:
         import httpx
 
         if self._http is None:
-            self._http = httpx.Client(**http_options(self.server, self.timeout_s))
+            self._http = httpx.Client(**self._options())
         try:
-            response = self._http.request(
-                call.method,
-                self.server.call_url(call.path),
-                params=call.query(self.server),
-                headers=call.headers,
-                content=call.content,
-            )
+            response = self._http.request(**self._request(call))
         except httpx.HTTPError as error:
             raise no_answer(self.server, call, error, self.timeout_s) from error
-        self.token_ignored = token_ignored(response.headers)
-        content_type = response.headers.get("Content-Type")
-        return answer(self.server, call, response.status_code, content_type, response.content)
+        return self._answer(call, response)
 
-    def _drive(self, sequence: Steps[T]) -> T:
+    def run(self, sequence: Steps[T]) -> T:
+        """Make the calls of a sequence and return its result."""
         answered: object = None
         failed: ProblemError | None = None
         while True:
@@ -186,13 +104,14 @@ class Client:
             else:
                 time.sleep(step)
 
-    def _iterate(self, pages: Pages[T]) -> Iterator[T]:
-        call = next(pages, None)
+    def pages(self, sequence: Pages[T]) -> Iterator[T]:
+        """Yield the answers to the calls of a sequence."""
+        call = next(sequence, None)
         while call is not None:
             page = self.send(call)
             yield page
             try:
-                call = pages.send(page)
+                call = sequence.send(page)
             except StopIteration:
                 return
 

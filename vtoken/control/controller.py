@@ -148,7 +148,7 @@ class Controller:
             case commands.Find():
                 return self.reporter.named(call.name)
             case commands.Request():
-                return self.reporter.request(call.id)
+                return self.reporter.request(call.request_id)
             case commands.Tokens():
                 return self.reporter.tokens(call.request_id, call.start, call.limit)
             case commands.Text():

@@ -65,9 +65,9 @@ class Find(Call, tag="find"):
 
 
 class Request(Call, tag="request"):
-    """`id`, also in the calls below: what the client calls the request."""
+    """`request_id`, also in the calls below: what the client calls the request."""
 
-    id: str
+    request_id: str
 
 
 class Tokens(Call, tag="tokens"):

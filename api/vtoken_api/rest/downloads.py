@@ -5,56 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
 from vtoken.sentences import clock
+from vtoken.wire import routes
 from vtoken_api.problems import ProblemError, refuse
-from vtoken_api.rest.inputs import RecordingQuery, query
-from vtoken_api.rest.openapi import answers, parameters
-from vtoken_api.rest.routes import Served
+from vtoken_api.rest.serving import Asked, Handlers
 from vtoken_api.state.journal import Flight
-from vtoken_api.state.recorder import STATE_S, Recorder
+from vtoken_api.state.recorder import Recorder
 from vtoken_api.state.segments import Segment, chunks
 
-GZIP = "application/gzip"
 
-router = APIRouter(tags=["vToken"])
-
-
-def _answers() -> dict[int | str, dict[str, Any]]:
-    found = answers({}, "A recording of the stream, gzip; `vtoken console --replay` shows it")
-    found[200]["content"] = {GZIP: {"schema": {"type": "string", "format": "binary"}}}
-    return found
-
-
-@router.get(
-    "/recording",
-    summary="The last seconds of the flight recorder",
-    operation_id="vtoken_recording",
-    description="A recording has one JSON document a line: a header, then stream messages "
-    f"({1 / STATE_S:g} state a second, every event) and audit entries. It begins at the key frame "
-    "before the requested time. 503 while nothing is recorded, with the reason.",
-    openapi_extra=parameters(RecordingQuery),
-    responses=_answers(),
-)
-async def get_recording(
-    service: Served, options: Annotated[RecordingQuery, Depends(query(RecordingQuery))]
-) -> Response:
-    engine = service.fleet.one(options.engine)
+async def recording(asked: Asked, query: routes.RecordingQuery) -> Response:
+    service = asked.service
+    engine = service.fleet.one(query.engine)
     flight = service.journal.flights[engine.rank]
     _check_recorder(engine.recorder, flight)
     try:
-        segments = await flight.recent(options.seconds)
+        segments = await flight.recent(query.seconds)
     except OSError as error:
         raise _not_recording(f"the recorded segments cannot be read: {error}") from error
     if not segments:
         raise _not_recording("the flight recorder has no data for that time")
     name = time.strftime("vtoken-%Y%m%d-%H%M%S.jsonl.gz")
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
-    return StreamingResponse(_read(segments), media_type=GZIP, headers=headers)
+    return StreamingResponse(_read(segments), media_type=routes.GZIP, headers=headers)
 
 
 def _check_recorder(recorder: Recorder, flight: Flight) -> None:
@@ -75,3 +51,6 @@ async def _read(segments: list[Segment]) -> AsyncIterator[bytes]:
         pieces = chunks(segment)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece
+
+
+HANDLERS: Handlers = {routes.RECORDING: recording}

@@ -1,4 +1,4 @@
-"""The OpenAPI description of the REST routes, from the structs of `vtoken.wire`.
+"""The OpenAPI description of the REST interface, from the rows of `vtoken.wire.routes`.
 
 Schema names have the prefix `VToken`, so that they do not collide with those of vLLM's server.
 """
@@ -6,43 +6,20 @@ Schema names have the prefix `VToken`, so that they do not collide with those of
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI
 
 from vtoken import wire
+from vtoken.wire.routes import CHANGE_HEADER, JSON, ROUTES, GuardParameter, Query, Route
 from vtoken_api.problems import PROBLEM_JSON
 from vtoken_api.rest.examples import examples
-from vtoken_api.rest.inputs import CompactionRequest, ForgetRequest, GuardParameter
+from vtoken_api.rest.inputs import CHANGE_ID, JSON_TYPES
 
 PREFIX = "VToken"
 SECURITY = "VTokenBearer"
 REF_TEMPLATE = f"#/components/schemas/{PREFIX}{{name}}"
-
-DOCUMENTED: tuple[Any, ...] = (
-    wire.Status,
-    wire.ConfigDocument,
-    wire.PatchResult,
-    wire.PolicyInfo,
-    wire.Operation,
-    wire.Forgotten,
-    wire.Ended,
-    wire.Change,
-    wire.BlocksDocument,
-    wire.BlockDetail,
-    wire.RequestRow,
-    wire.RequestDetail,
-    wire.TokenPage,
-    wire.TextPage,
-    wire.EventPage,
-    wire.AuditPage,
-    wire.Fleet,
-    wire.Problem,
-    CompactionRequest,
-    ForgetRequest,
-    GuardParameter,
-)
 
 PROBLEMS: dict[int, str] = {
     400: "Malformed: not JSON, or not an entity tag",
@@ -59,77 +36,135 @@ PROBLEMS: dict[int, str] = {
     "share of the engine's thread; Retry-After says when to call again",
     503: "The engine has stopped or does not answer",
 }
+ALWAYS = (401, 403, 422, 429, 503)
+OF_CHANGES = (400, 408, 409, 413, 415)
 
 MERGE_PATCH_SCHEMA: dict[str, Any] = {
     "type": "object",
     "description": "Any fields of `desired` in GET /config; the others are unchanged.",
     "examples": [{"theta_f": 0.25}, {"policy": {"name": "h2o", "params": {}}}],
 }
+BINARY = {"type": "string", "format": "binary"}
+IF_MATCH = {
+    "name": "If-Match",
+    "in": "header",
+    "required": False,
+    "description": "apply only if this is still the current revision (ETag of GET /config)",
+    "schema": {"type": "string"},
+}
+NEW_CHANGE = {
+    "name": CHANGE_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "a new id of this change, to look it up with GET /changes/{id}",
+    "schema": {"type": "string", "pattern": f"^{CHANGE_ID}$"},
+}
 
 
-def ref(kind: type) -> dict[str, Any]:
-    """A reference to the schema of a wire struct."""
-    return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
+def document_of(route: Route[Any]) -> Any:
+    """The struct that a route answers with, or a list of; another type for a route without one."""
+    return (get_args(route.answer) or [route.answer])[0]
 
 
-def array_of(kind: type) -> dict[str, Any]:
-    return {"type": "array", "items": ref(kind)}
+DOCUMENTED: tuple[type[msgspec.Struct], ...] = tuple(
+    dict.fromkeys(
+        kind
+        for kind in (
+            *map(document_of, ROUTES),
+            *(route.body for route in ROUTES),
+            wire.Problem,
+            GuardParameter,
+        )
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    )
+)
 
 
-def answers(
-    schema: dict[str, Any],
-    description: str,
-    *problems: int,
-    status: int = 200,
-    headers: dict[str, str] | None = None,
-    more_content: dict[str, Any] | None = None,
-) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: the successful one, and problem documents for the rest."""
-    good: dict[str, Any] = {
-        "description": description,
-        "content": {"application/json": {"schema": schema}, **(more_content or {})},
+def operation(route: Route[Any]) -> dict[str, Any]:
+    """The OpenAPI operation of a route."""
+    found: dict[str, Any] = {
+        "tags": ["vToken"],
+        "summary": route.summary,
+        "operationId": f"vtoken_{route.name}",
+        "parameters": _parameters(route),
+        "responses": {str(route.status): _answer(route)},
+        "security": [{SECURITY: []}, {}],
     }
-    if headers:
-        good["headers"] = {
+    if route.description:
+        found["description"] = route.description
+    if route.body is not None:
+        schema = MERGE_PATCH_SCHEMA if route.body is dict else _ref(route.body)
+        content = {kind: {"schema": schema} for kind in JSON_TYPES}
+        found["requestBody"] = {"required": route.needs_body, "content": content}
+    problems = {*ALWAYS, *route.problems}
+    problems |= {*OF_CHANGES} if route.changes else set()
+    problems |= {412} if route.takes_revision else set()
+    found["responses"] |= {str(status): _problem(status) for status in sorted(problems)}
+    return found
+
+
+def _answer(route: Route[Any]) -> dict[str, Any]:
+    """The good response."""
+    kind = document_of(route)
+    schema: dict[str, Any] = _ref(kind) if kind in DOCUMENTED else {"type": "object"}
+    if kind is not route.answer and kind in DOCUMENTED:
+        schema = {"type": "array", "items": schema}
+    headers = {}
+    if kind in (wire.ConfigDocument, wire.PatchResult):
+        headers["ETag"] = "the current revision, for If-Match"
+    if route.status == HTTPStatus.ACCEPTED:
+        headers["Location"] = "the operation"
+    return {
+        "description": route.answered or route.summary,
+        "content": {name: {"schema": schema if name == JSON else BINARY} for name in route.content},
+        "headers": {
             name: {"description": text, "schema": {"type": "string"}}
             for name, text in headers.items()
-        }
-    codes = sorted({401, 403, 422, 429, 503, *problems})
-    return {status: good, **{code: _problem(code) for code in codes}}
+        },
+    }
 
 
 def _problem(status: int) -> dict[str, Any]:
     """The response with a problem document of this status."""
     example = wire.Problem(status, title=HTTPStatus(status).phrase, detail=PROBLEMS[status])
-    content = {"schema": ref(wire.Problem), "example": msgspec.to_builtins(example)}
+    content = {"schema": _ref(wire.Problem), "example": msgspec.to_builtins(example)}
     return {"description": PROBLEMS[status], "content": {PROBLEM_JSON: content}}
 
 
-def body(schema: dict[str, Any], *content_types: str, required: bool) -> dict[str, Any]:
-    """The `requestBody` of a route."""
-    content = {kind: {"schema": schema} for kind in content_types}
-    return {"requestBody": {"required": required, "content": content}}
+def _ref(kind: type) -> dict[str, Any]:
+    """A reference to the schema of a wire struct."""
+    return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
 
 
-def parameters(kind: type[msgspec.Struct], *others: dict[str, Any]) -> dict[str, Any]:
-    """The `parameters` of a route: `others` and the fields of its query model."""
-    _, schemas = msgspec.json.schema_components([kind], ref_template=REF_TEMPLATE)
-    found = [*others]
-    for name, schema in schemas[kind.__name__]["properties"].items():
+def _parameters(route: Route[Any]) -> list[dict[str, Any]]:
+    """What a route takes in path, headers and query."""
+    found: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in route.parameters
+    ]
+    found += [IF_MATCH] if route.takes_revision else []
+    found += [NEW_CHANGE] if route.changes else []
+    for name, schema in query_schema(route.query).items():
         description = schema.pop("description", "")
-        if schema.get("default", msgspec.UNSET) is None:  # optional: a query has no null
-            del schema["default"]
-            (schema,) = [part for part in schema["anyOf"] if part != {"type": "null"}]
-        is_json = schema.get("type") == "array"
+        shown = {"schema": schema}
+        if schema.get("type") == "array":
+            shown = {"content": {JSON: shown}}
         found.append(
-            {"name": name, "in": "query", "required": False, "description": description}
-            | (
-                {"content": {"application/json": {"schema": schema}}}
-                if is_json
-                else {"schema": schema}
-            )
+            {"name": name, "in": "query", "required": False, "description": description} | shown
         )
-    return {"parameters": found}
+    return found
+
+
+def query_schema(kind: type[Query]) -> dict[str, Any]:
+    """Parameter -> its JSON schema. None is to leave an optional one out: a query has no null."""
+    _, schemas = msgspec.json.schema_components([kind], ref_template=REF_TEMPLATE)
+    properties: dict[str, Any] = schemas[kind.__name__]["properties"]
+    for schema in properties.values():
+        if schema.get("default", msgspec.UNSET) is None:
+            del schema["default"]
+            (given,) = [part for part in schema.pop("anyOf") if part != {"type": "null"}]
+            schema.update(given)
+    return properties
 
 
 def components() -> dict[str, Any]:
@@ -140,18 +175,16 @@ def components() -> dict[str, Any]:
     return {f"{PREFIX}{name}": schema for name, schema in schemas.items()}
 
 
-def merge_into(app: FastAPI, mounted: FastAPI, path: str) -> None:
-    """Add the routes of `mounted`, under `path`, to `app.openapi()`."""
+def merge_into(app: FastAPI, path: str) -> None:
+    """Add all routes, under `path`, to `app.openapi()`."""
     own = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = own()
-            described = mounted.openapi()["paths"]
-            for route, operations in described.items():
-                for operation in operations.values():
-                    operation["security"] = [{SECURITY: []}, {}]
-                document["paths"][f"{path}{route}"] = operations
+            for route in ROUTES:
+                operations = document["paths"].setdefault(f"{path}{route.path}", {})
+                operations[route.method.lower()] = operation(route)
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(components())
             document["components"].setdefault("securitySchemes", {})[SECURITY] = {

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import msgspec
-from fastapi import APIRouter, Depends
-from starlette.requests import Request
-from starlette.responses import Response
 
 from vtoken import __version__, wire
-from vtoken_api.fanout.cursor import TOPICS
+from vtoken.wire import routes
 from vtoken_api.fanout.session import HEARTBEAT_S, MAX_QUEUED
 from vtoken_api.rest.examples import examples
-from vtoken_api.rest.inputs import NoQuery, query
-from vtoken_api.rest.openapi import answers
-from vtoken_api.rest.routes import document
-from vtoken_api.stream.endpoint import DEFAULT_FPS, MAX_FPS, MIN_FPS, AuthMessage
+from vtoken_api.rest.openapi import query_schema
+from vtoken_api.rest.serving import Asked, Handlers
+from vtoken_api.stream.endpoint import AuthMessage
 
 DESCRIPTION = f"""\
 The stream of one engine sends hello, a snapshot, then deltas and events, and a heartbeat after
@@ -29,36 +25,6 @@ dropped; `dropped` has their number, and a fresh snapshot follows. A refused cli
 problem document before the handshake, or close code 4000 + HTTP status after it. Code 1008: the
 client reads too slowly; 1011: an internal server error. Packed arrays are little-endian bytes in
 msgpack and lists of integers in JSON."""
-
-QUERY: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "topics": {
-            "type": "string",
-            "description": f"comma-separated list of {', '.join(TOPICS)}; default: all",
-        },
-        "fps": {
-            "type": "number",
-            "minimum": MIN_FPS,
-            "maximum": MAX_FPS,
-            "default": DEFAULT_FPS,
-        },
-        "format": {"type": "string", "enum": ["json", "msgpack"], "default": "json"},
-        "resume": {
-            "type": "string",
-            "description": "EPOCH:SEQ, with the SEQ of the last event seen; see `resumed` in hello",
-        },
-        "engine": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "rank of the engine; default: the server's first. `hello.engines` has "
-            "all",
-        },
-    },
-}
-
-router = APIRouter(tags=["vToken"])
 
 
 def description(root: str = "/vtoken/v1") -> dict[str, Any]:
@@ -78,6 +44,11 @@ def description(root: str = "/vtoken/v1") -> dict[str, Any]:
         for kind in (*sent, AuthMessage)
     }
     channel = "#/channels/stream"
+    query = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": query_schema(routes.StreamQuery),
+    }
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "vToken stream", "version": __version__, "description": DESCRIPTION},
@@ -85,7 +56,7 @@ def description(root: str = "/vtoken/v1") -> dict[str, Any]:
             "stream": {
                 "address": f"{root}/stream",
                 "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
-                "bindings": {"ws": {"query": QUERY}},
+                "bindings": {"ws": {"query": query}},
             }
         },
         "operations": {
@@ -107,12 +78,8 @@ def description(root: str = "/vtoken/v1") -> dict[str, Any]:
     }
 
 
-@router.get(
-    "/asyncapi.json",
-    summary="The stream `/vtoken/v1/stream`, described in AsyncAPI 3.0",
-    operation_id="vtoken_asyncapi",
-    responses=answers({"type": "object"}, "The AsyncAPI document"),
-    dependencies=[Depends(query(NoQuery))],
-)
-async def get_asyncapi(request: Request) -> Response:
-    return document(description(request.scope["root_path"]))
+async def asyncapi(asked: Asked, _: routes.Query) -> dict[str, Any]:
+    return description(asked.request.scope["root_path"])
+
+
+HANDLERS: Handlers = {routes.ASYNCAPI: asyncapi}

@@ -15,16 +15,16 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from vtoken.base.documents import Decoder, MalformedError
+from vtoken.wire import routes
 from vtoken_api.auth.access import Access, Grant, unauthorized
 from vtoken_api.auth.check import CLOSE_CODE_BASE, GRANT, AccessControl, deny
 from vtoken_api.fanout.cursor import TOPICS
 from vtoken_api.fanout.session import Session, StreamQuery
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
+from vtoken_api.rest.inputs import read_query
 from vtoken_api.service import Service
 
-QUERY_PARAMETERS = ("topics", "fps", "format", "resume", "engine")
-MIN_FPS, MAX_FPS, DEFAULT_FPS = 0.1, 30.0, 10.0
 MAX_CLIENTS = 64  # of one engine
 MAX_UNAUTHENTICATED = 32  # connections whose client has not sent its token, apart from MAX_CLIENTS
 AUTH_TIMEOUT_S = 5.0
@@ -107,62 +107,27 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
 
 def parse_query(connection: HTTPConnection) -> StreamQuery:
     """The stream's query; raises 422."""
-    params = connection.query_params
-    for name in params:
-        if name not in QUERY_PARAMETERS or len(params.getlist(name)) > 1:
-            raise refuse(
-                422,
-                "unknown or repeated query parameter",
-                field=name,
-                bound=f"{', '.join(QUERY_PARAMETERS)}: once each",
-            )
-    topics = frozenset(params.get("topics", ",".join(TOPICS)).split(","))
+    query = read_query(connection, routes.StreamQuery)
+    topics = frozenset(query.topics.split(","))
     if not topics <= set(TOPICS):
         unknown = ", ".join(sorted(topics - set(TOPICS)))
         raise refuse(422, "unknown topic", field="topics", value=unknown, bound=", ".join(TOPICS))
-    encoding = params.get("format", "json")
-    if encoding not in ("json", "msgpack"):
-        raise refuse(422, "unknown format", field="format", value=encoding, bound="json, msgpack")
-    return StreamQuery(
-        topics=topics,
-        fps=_parse_fps(params.get("fps")),
-        packed=encoding == "msgpack",
-        resume=_parse_resume(params.get("resume")),
-        engine=_parse_engine(params.get("engine")),
-    )
-
-
-def _parse_engine(text: str | None) -> int | None:
-    if text is None or (text.isdecimal() and len(text) <= 9):
-        return None if text is None else int(text)
-    bound = "the rank of an engine, see GET /vtoken/v1/engines"
-    raise refuse(422, "not an engine", field="engine", value=text[:64], bound=bound)
-
-
-def _parse_fps(text: str | None) -> float:
-    if text is None:
-        return DEFAULT_FPS
-    with contextlib.suppress(ValueError):
-        if MIN_FPS <= (fps := float(text)) <= MAX_FPS:
-            return fps
-    raise refuse(
-        422, "not a frame rate", field="fps", value=text[:64], bound=f"{MIN_FPS}..{MAX_FPS}"
-    )
-
-
-def _parse_resume(text: str | None) -> tuple[str, int] | None:
-    if text is None:
-        return None
-    match = _RESUME.fullmatch(text)
-    if match is None:
+    resume = None if query.resume is None else _RESUME.fullmatch(query.resume)
+    if query.resume is not None and resume is None:
         raise refuse(
             422,
             "malformed resume position",
             field="resume",
-            value=text[:96],
+            value=query.resume,
             bound="EPOCH:SEQ, with the SEQ of the last event seen (0: none)",
         )
-    return match[1], int(match[2])
+    return StreamQuery(
+        topics=topics,
+        fps=query.fps,
+        packed=query.format == "msgpack",
+        resume=None if resume is None else (resume[1], int(resume[2])),
+        engine=query.engine,
+    )
 
 
 async def _authenticated(websocket: WebSocket, control: AccessControl) -> Grant:

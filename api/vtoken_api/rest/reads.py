@@ -1,0 +1,94 @@
+"""The calls that read and are more than a question to one engine.
+
+Every one but the audit log asks an engine, so that an answer is the state between two steps and
+never a stale copy. What has an id is looked for in all engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+import numpy as np
+from msgspec import structs
+from starlette.responses import Response
+
+from vtoken import wire
+from vtoken.wire import commands, routes
+from vtoken_api.auth.check import permit_text
+from vtoken_api.problems import ProblemError
+from vtoken_api.rest.serving import Asked, Handlers, ask, document
+
+
+async def engines(asked: Asked, _: routes.Query) -> wire.Fleet:
+    return await asked.service.fleet.document()
+
+
+async def status(asked: Asked, query: routes.OneEngine) -> wire.Status:
+    engine = asked.service.fleet.one(query.engine)
+    try:
+        found = await engine.bus.ask(commands.Status(), wire.Status)
+    except ProblemError as error:
+        age_s = engine.hub.view_age_s
+        if error.problem.status == HTTPStatus.SERVICE_UNAVAILABLE and age_s is not None:
+            error.problem.detail += f"; its newest frame is {age_s:.0f} s old"
+        raise
+    engine.complete(found)
+    return found
+
+
+async def operation(asked: Asked, query: routes.AnyEngine) -> wire.Operation:
+    return await asked.service.fleet.operation(query.engine, asked.names["id"])
+
+
+async def change(asked: Asked, query: routes.AnyEngine) -> wire.Change:
+    return await asked.service.changes.outcome(query.engine, asked.names["id"])
+
+
+async def blocks(asked: Asked, query: routes.OneEngine) -> Response:
+    found: wire.BlocksDocument = await ask(asked, query)
+    live = wire.unpack_array(found.live, "<u2")
+    if _prefers_octets(asked.request.headers.get("accept", "")):
+        octets = np.minimum(live, 255).astype(np.uint8).tobytes()
+        return Response(octets, media_type=routes.OCTETS, headers={"Vary": "Accept"})
+    found = structs.replace(
+        found,
+        live=live.tolist(),
+        flags=wire.unpack_array(found.flags, "u1").tolist(),
+        owner=wire.unpack_array(found.owner, "<u2").tolist(),
+    )
+    return document(found, headers={"Vary": "Accept"})
+
+
+async def text(asked: Asked, query: routes.TokensQuery) -> Response:
+    service = asked.service
+    permit_text(asked.request.scope, service.auth)
+    engine, name = await service.fleet.holder(
+        query.engine, asked.names["request_id"], running=asked.route.running
+    )
+    call = commands.Text(request_id=name, start=query.start, limit=query.limit)
+    source = await engine.bus.ask(call, wire.TextSource)
+    page = await asyncio.to_thread(service.texts.decode, source)
+    page.engine = engine.rank
+    return document(page, headers={"Cache-Control": "no-store"})
+
+
+async def audit(asked: Asked, query: routes.AuditQuery) -> wire.AuditPage:
+    return await asked.service.journal.entries(query.limit)
+
+
+def _prefers_octets(accept: str) -> bool:
+    """Whether `Accept` names octets before JSON."""
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return routes.OCTETS in kinds and routes.JSON not in kinds[: kinds.index(routes.OCTETS)]
+
+
+HANDLERS: Handlers = {
+    routes.ENGINES: engines,
+    routes.STATUS: status,
+    routes.OPERATION: operation,
+    routes.CHANGE: change,
+    routes.BLOCKS: blocks,
+    routes.TEXT: text,
+    routes.AUDIT: audit,
+}
