@@ -20,7 +20,7 @@ from tests.support.serving import Served, serve
 from tests.support.stream_messages import stream
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
-from vtoken.recording import Index, Recorder, RecordingReader, scan
+from vtoken.recording import Index, RecordingReader, scan
 from vtoken_api.limits import RateLimits
 from vtoken_api.state import journal, recorder
 from vtoken_api.state.segments import Segments, SegmentWriter, chunks
@@ -139,10 +139,9 @@ async def test_segments_follow_one_another_without_losing_an_event(
 
 def test_a_segment_ends_with_its_size(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
-    writer = SegmentWriter(segments)
-    flight = Recorder(writer, keyframe_s=3600.0, keyframe_bytes=2000)
+    writer = SegmentWriter(segments, 3600.0, 2000)
     for message, _ in stream(200):
-        flight.take(msgspec.json.encode(message), message)
+        writer.take(msgspec.json.encode(message), message)
         writer.flush()
     writer.close()
     sizes = [segment.num_bytes for segment in segments.listed()]

@@ -151,7 +151,7 @@ async def test_log_shows_dry_runs_and_actors_up_to_the_moment(
         for entry in iter(reader.next, None):
             if isinstance(entry.line, wire.Message):
                 while entries and entries[0].ts <= entry.line.ts:
-                    writer.write_audit(entries.pop(0))
+                    writer.audit([entries.pop(0)])
                 writer.write(msgspec.json.encode(entry.line))
     async with shown(path, size=(120, 60), moment="30") as (app, _):
         app.dashboard.set_view("events")

@@ -21,14 +21,13 @@ from tests.support.stream_messages import START_TS, stream
 from vtoken import wire
 from vtoken.recording import (
     Index,
-    Recorder,
     RecordingError,
     RecordingExistsError,
     RecordingReader,
     RecordingWriter,
     scan,
 )
-from vtoken.recording.lines import CHUNK_BYTES
+from vtoken.recording.pieces import CHUNK_BYTES
 
 NAMES = ("run.jsonl", "run.jsonl.gz")
 ENTRY = wire.AuditEntry(
@@ -49,15 +48,14 @@ def entry(n):
 def record(path: Path, num_messages: int = 200, **options: int) -> list[wire.StreamMessage]:
     """Write a recording with a key frame every 4 s; returns the stream's messages."""
     messages = []
-    with RecordingWriter(path, source="http://127.0.0.1:8000") as writer:
-        recorder = Recorder(writer, keyframe_s=4.0)
-        recorder.audit([ENTRY])
+    with RecordingWriter(path, source="http://127.0.0.1:8000", keyframe_s=4.0) as writer:
+        writer.audit([ENTRY])
         for message, _ in stream(num_messages, **options):
             messages.append(
                 msgspec.json.decode(msgspec.json.encode(message), type=wire.StreamMessage)
             )
             text = msgspec.json.encode(message)
-            recorder.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
+            writer.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
     return messages
 
 
@@ -129,7 +127,7 @@ def test_killed_writer_leaves_what_was_flushed(tmp_path: Path) -> None:
 from vtoken.recording import RecordingWriter
 writer = RecordingWriter(pathlib.Path({str(file)!r}), source="test")
 for n in range(100):
-    writer.write_audit(entry(n))
+    writer.audit([entry(n)])
 writer.flush()
 print("flushed", flush=True)
 while True:
@@ -154,7 +152,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 try:
     with RecordingWriter(pathlib.Path({str(file)!r}), source="test") as writer:
         for n in range(10_000):
-            writer.write_audit(entry(n))
+            writer.audit([entry(n)])
 except RecordingError as error:
     print(error)
 """
@@ -180,7 +178,6 @@ def test_recordings_without_a_header_are_read(tmp_path: Path) -> None:
     messages = [message for message, _ in stream(30)]
     file.write_bytes(b"".join(msgspec.json.encode(message) + b"\n" for message in messages))
     with RecordingReader(file) as reader:
-        assert reader.header is None
         assert len(list(iter(reader.next, None))) == 30
     assert [frame.ts for frame in indexed(file).keyframes] == [START_TS]
 
@@ -318,10 +315,9 @@ def test_no_key_frame_is_written_while_the_state_is_unknown(tmp_path: Path) -> N
     file, messages = tmp_path / "run.jsonl", [message for message, _ in stream(60)]
     wrong = next(m for m in messages[30:] if isinstance(m, wire.Delta))
     wrong.block_ids, wrong.block_live, wrong.block_flags = [1 << 20], [1], [1]
-    with RecordingWriter(file, source="test") as writer:
-        recorder = Recorder(writer, keyframe_s=1.0)
+    with RecordingWriter(file, source="test", keyframe_s=1.0) as writer:
         for message in messages:
-            recorder.take(msgspec.json.encode(message), message)
+            writer.take(msgspec.json.encode(message), message)
     lines = read(file)
     snapshots = [line.seq for line in lines if isinstance(line, wire.Snapshot)]
     assert len(snapshots) > 3
@@ -338,12 +334,11 @@ def test_changes_of_configuration_are_marked(tmp_path: Path) -> None:
 
 def test_the_index_time_stays_constant_after_a_clock_jumps_back(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
-    with RecordingWriter(file, source="test") as writer:
-        recorder = Recorder(writer, keyframe_s=1.0)
+    with RecordingWriter(file, source="test", keyframe_s=1.0) as writer:
         for message, _ in stream(60):
             if message.seq > 30:
                 message.ts -= 3600
-            recorder.take(msgspec.json.encode(message), message)
+            writer.take(msgspec.json.encode(message), message)
     index = indexed(file)
     times = [frame.ts for frame in index.keyframes]
     assert times == sorted(times)
@@ -383,10 +378,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 def test_lines_of_unknown_types_are_skipped(tmp_path: Path, name: str) -> None:
     """As the `text` lines of 0.3.0 are."""
     file, messages = tmp_path / name, [message for message, _ in stream(60)]
-    with RecordingWriter(file, source="test") as writer:
-        recorder = Recorder(writer, keyframe_s=4.0)
+    with RecordingWriter(file, source="test", keyframe_s=4.0) as writer:
         for message in messages:
-            recorder.take(msgspec.json.encode(message), message)
+            writer.take(msgspec.json.encode(message), message)
             writer.write(b'{"type":"later","ts":99999999999,"page":7,"epoch":[]}')
     lines = read(file)
     assert len(lines) > 60

@@ -9,7 +9,7 @@ import msgspec
 
 from tests.support.core.live import make_engine
 from vtoken import wire
-from vtoken.recording import Recorder, RecordingWriter
+from vtoken.recording import RecordingWriter
 from vtoken.wire.views import View
 from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
@@ -54,14 +54,13 @@ def record(
     try:
         core.steps(20)
         with RecordingWriter(path, source="http://127.0.0.1:8000") as writer:
-            recorder = Recorder(writer)
 
             def say(kind: Any, ts: float, **fields: Any) -> None:
                 nonlocal seq
                 seq += 1
                 message = kind(epoch=epoch, seq=seq, step=core.runtime.step, ts=ts, **fields)
                 text = msgspec.json.encode(message)
-                recorder.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
+                writer.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
 
             about: wire.Describe = core.call("describe")
             say(

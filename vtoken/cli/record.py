@@ -5,7 +5,6 @@ Exits with 0 when interrupted or after the duration, with 1 when the stream ends
 
 from __future__ import annotations
 
-import gzip
 import io
 import itertools
 import math
@@ -20,16 +19,14 @@ from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.printing import print_json, print_text
 from vtoken.client import Client
 from vtoken.recording import (
-    Recorder,
     RecordingError,
     RecordingExistsError,
     RecordingReader,
     RecordingWriter,
 )
-from vtoken.recording.recorder import is_audited
+from vtoken.recording.writer import FLIGHT_RECORDER, is_audited
 
 AUDIT_LIMIT = 1000
-NOT_MESSAGES = (b'{"type":"recording"', b'{"type":"audit"')
 
 
 class _Line(msgspec.Struct):
@@ -65,39 +62,24 @@ def _download(client: Client, path: Path, seconds: int) -> int:
     """Write the flight recorder's last `seconds` to a new file; returns the message count."""
     if path.exists():
         raise RecordingExistsError(path)
-    packed = client.recording(seconds)
-    lines, damage = _intact_lines(path, packed)
-    text = b"".join(lines)
-    if path.suffix == ".gz":
-        text = packed if damage is None else gzip.compress(text)
-    try:
-        file = path.open("xb")
-        try:
-            with file:
-                file.write(text)
-        except OSError:
-            path.unlink(missing_ok=True)  # it holds a part
-            raise
-    except FileExistsError as error:
-        raise RecordingExistsError(path) from error
-    except OSError as error:
-        raise RecordingError(path, f"cannot be written: {error.strerror or error}") from error
-    num_messages = sum(not line.startswith(NOT_MESSAGES) for line in lines)
+    content = io.BytesIO(client.recording(seconds))
+    num_messages = 0
+    with (
+        RecordingReader(path, content) as reader,
+        RecordingWriter(path, source=FLIGHT_RECORDER) as writer,
+    ):
+        for place, line in iter(reader.raw, None):
+            known = reader.parse(_any_line, place, line)
+            if known is None or known.type == "recording":  # damaged, or the header of a segment
+                continue
+            if known.type == "hello":
+                writer.begin_member()
+            writer.write(line)
+            num_messages += known.type != "audit"
+        damage = reader.damage
     if damage is not None:
         raise CommandError(f"{damage}; the other {num_messages:,} messages are in {path}")
     return num_messages
-
-
-def _intact_lines(path: Path, packed: bytes) -> tuple[list[bytes], RecordingError | None]:
-    """The lines of a download that can be read, and the first damage. Raises RecordingError if it
-    is not a recording.
-    """
-    lines = []
-    with RecordingReader(path, io.BytesIO(packed)) as reader:
-        for place, line in iter(reader.raw, None):
-            if reader.parse(_any_line, place, line) is not None:
-                lines.append(line + b"\n")
-        return lines, reader.damage
 
 
 def _record_stream(arguments: Namespace, client: Client, path: Path) -> int:
@@ -107,15 +89,14 @@ def _record_stream(arguments: Namespace, client: Client, path: Path) -> int:
     with client.stream(fps=arguments.fps, format="json") as stream:
         first = next(stream)
         with RecordingWriter(path, source=client.server.url) as writer:
-            recorder = Recorder(writer)
-            recorder.audit(before)
+            writer.audit(before)
             try:
                 for message in itertools.chain([first], stream):
-                    recorder.take(str(stream.raw).encode(), message)
+                    writer.take(str(stream.raw).encode(), message)
                     if is_audited(message):
-                        recorder.audit(client.audit(AUDIT_LIMIT).entries)
+                        writer.audit(client.audit(AUDIT_LIMIT).entries)
                     if deadline is not None and time.monotonic() >= deadline:
                         break
             except KeyboardInterrupt:
                 pass
-            return recorder.num_messages
+            return writer.num_messages

@@ -10,9 +10,8 @@ then stream messages in order of arrival, and audit lines. It never holds text o
 
 from vtoken.recording.errors import RecordingError, RecordingExistsError
 from vtoken.recording.index import Index, Keyframe, Mark, scan
-from vtoken.recording.lines import Place
+from vtoken.recording.pieces import Place
 from vtoken.recording.reader import Entry, RecordingReader
-from vtoken.recording.recorder import Recorder
 from vtoken.recording.writer import RecordingWriter
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Keyframe",
     "Mark",
     "Place",
-    "Recorder",
     "RecordingError",
     "RecordingExistsError",
     "RecordingReader",

@@ -1,7 +1,6 @@
 """The errors of recordings.
 
 RecordingError                 cannot be read or written; names the file, and the line if known
-├── DamageError                a part cannot be read; reading continues after it
 └── RecordingExistsError       a file of that name exists; nothing was written
 """
 
@@ -19,12 +18,6 @@ class RecordingError(Exception):
         self.path = path
         self.reason = reason
         self.line = line
-
-
-class DamageError(RecordingError):
-    """A part that cannot be read. The lines before `line` are complete; reading continues with the
-    next part that can be read.
-    """
 
 
 class RecordingExistsError(RecordingError):

@@ -17,7 +17,7 @@ import msgspec
 from vtoken import wire
 from vtoken.base.documents import Decoder
 from vtoken.recording.errors import RecordingError
-from vtoken.recording.lines import Place
+from vtoken.recording.pieces import Place
 from vtoken.recording.reader import RecordingReader
 
 MARKED: frozenset[wire.EventKind] = frozenset({"config", "violation"})

@@ -7,6 +7,7 @@ Damaged lines and parts are skipped; `damage` names the first. Recordings withou
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self, TypeVar, get_args
 
@@ -14,11 +15,12 @@ import msgspec
 
 from vtoken import wire
 from vtoken.base.documents import Decoder, MalformedError
-from vtoken.recording.errors import DamageError, RecordingError
-from vtoken.recording.lines import Lines, Place
+from vtoken.recording.errors import RecordingError
+from vtoken.recording.pieces import GZIP_MAGIC, Piece, Place, inflated, plain
 
 T = TypeVar("T")
 
+MAX_LINE_BYTES = 64 * 1024 * 1024
 EXPECTED = "expected a `recording` or a `hello` line first, as `vtoken record` writes them"
 
 
@@ -43,16 +45,20 @@ _types: Decoder[_Typed] = Decoder(_Typed)
 class RecordingReader:
     """The recording at `path`, or in `content` under this name.
 
-    Raises RecordingError if it is not a recording.
+    Raises RecordingError if it cannot be opened or is not a recording.
     """
 
     def __init__(self, path: Path, content: BinaryIO | None = None) -> None:
         self.path = path
-        self.header: wire.RecordingHeader | None = None
         self._damage: RecordingError | None = None  # the first
         self._num_damaged = 0
         self._last_damaged = 0  # the highest line number among them
-        self._lines = Lines(path, content)
+        try:
+            self._file: BinaryIO = path.open("rb") if content is None else content
+            self._compressed = self._file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+        except OSError as error:
+            raise RecordingError(path, f"cannot be read: {error.strerror or error}") from error
+        self.rewind()
         try:
             self._check_start()
         except BaseException:
@@ -66,12 +72,16 @@ class RecordingReader:
         self.close()
 
     def close(self) -> None:
-        self._lines.close()
+        self._file.close()
 
     @property
     def truncated(self) -> str:
-        """What is missing at the current end; empty if nothing is."""
-        return self._lines.truncated
+        """What is missing at the current end; empty if the file ends with a complete line."""
+        if self._ready:
+            return ""
+        if size := len(self._rest):
+            return f"line {self._rest_at.number:,} is cut off after {size:,} bytes"
+        return "the last gzip member is not finished" if self._in_member else ""
 
     @property
     def damage(self) -> RecordingError | None:
@@ -83,12 +93,23 @@ class RecordingReader:
         return RecordingError(self.path, self._damage.reason + more, self._damage.line)
 
     def raw(self) -> tuple[Place, bytes] | None:
-        """The next line, not decoded; None at the current end. Raises RecordingError."""
-        while True:
+        """The next complete line, not decoded; None at the current end. Raises RecordingError."""
+        while not self._ready:
             try:
-                return self._lines.next()
-            except DamageError as damage:
-                self._note(damage)
+                piece = next(self._pieces)
+            except OSError as error:
+                self.seek(self._rest_at)  # the generator has ended; a later call tries again
+                reason = f"cannot be read: {error.strerror or error}"
+                raise RecordingError(self.path, reason, self._rest_at.number) from error
+            if piece.damage:
+                self._rest.clear()
+                self._note(RecordingError(self.path, piece.damage, self._rest_at.number))
+            elif piece.data:
+                self._split(piece)
+            else:
+                self._in_member = self._compressed and self._file.tell() > piece.start
+                return None
+        return self._ready.popleft()
 
     def next(self) -> Entry | None:
         """The next document; None at the current end, where a later call may find more.
@@ -109,15 +130,39 @@ class RecordingReader:
             return decoder.decode(line)
         except MalformedError as error:
             if not self._is_of_another_type(line):
-                self._note(DamageError(self.path, f"damaged: {error}", place.number))
+                self._note(RecordingError(self.path, f"damaged: {error}", place.number))
             return None
 
     def seek(self, place: Place) -> None:
         """Go to a place that `next` or `scan` has returned."""
-        self._lines.seek(place)
+        self._pieces = (
+            inflated(self._file, place.start, place.skip)
+            if self._compressed
+            else plain(self._file, place.skip)
+        )
+        self._ready: deque[tuple[Place, bytes]] = deque()
+        self._rest, self._rest_at = bytearray(), place  # an incomplete line at the current end
+        self._in_member = False  # whether the text read so far ends inside a gzip member
 
     def rewind(self) -> None:
         self.seek(Place(0, 0, 1))
+
+    def _split(self, piece: Piece) -> None:
+        """Add the lines that `piece` completes."""
+        *lines, rest = piece.data.split(b"\n")
+        number, at = self._rest_at.number, piece.skip
+        for line in lines:
+            place = self._rest_at if self._rest else Place(piece.start, at, number)
+            self._ready.append((place, bytes(self._rest) + line))
+            self._rest.clear()
+            number += 1
+            at += len(line) + 1
+        if not self._rest:
+            self._rest_at = Place(piece.start, at, number)
+        self._rest += rest
+        if len(self._rest) > MAX_LINE_BYTES:
+            reason = f"longer than {MAX_LINE_BYTES:,} bytes: not a recording"
+            raise RecordingError(self.path, reason, number)
 
     def _is_of_another_type(self, line: bytes) -> bool:
         """Whether a line is a document of an unknown type."""
@@ -144,9 +189,7 @@ class RecordingReader:
         except MalformedError as error:
             raise RecordingError(self.path, f"not a recording: {error}", place.number) from error
         self._check(first, place)
-        if isinstance(first, wire.RecordingHeader):
-            self.header = first
-        elif not isinstance(first, wire.Hello):
+        if not isinstance(first, wire.RecordingHeader | wire.Hello):
             raise RecordingError(self.path, EXPECTED, place.number)
         self.rewind()
 

@@ -1,14 +1,17 @@
 """Writes a recording line by line, so that written lines survive a crash of the writer.
 
 A line reaches the operating system at once in a plain file, and within FLUSH_S in a compressed one.
-A key frame may begin a gzip member of its own, so that a reader can start there.
+A key frame begins a gzip member of its own, so that a reader can start there.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import zlib
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -16,21 +19,42 @@ import msgspec
 
 from vtoken import __version__, wire
 from vtoken.recording.errors import RecordingError, RecordingExistsError
+from vtoken.wire.reducer import ResyncNeeded, StreamState, apply
+from vtoken.wire.views import Change
 
 FLUSH_S = 1.0
+KEYFRAME_S = 10.0
+AUDITED: frozenset[wire.EventKind] = frozenset({"config", "operation"})
 FLIGHT_RECORDER = "flight recorder"  # `source` of its recordings; else the server's URL
 
 
 class RecordingWriter:
     """A new recording at `path`, compressed if the name ends in `.gz`.
 
-    Only its owner may read it (mode 0600) if it is `private`.
+    `take` adds a key frame at the latest every `keyframe_s` seconds, or `keyframe_bytes` of the
+    file. Only its owner may read the file (mode 0600) if it is `private`.
     """
 
-    def __init__(self, path: Path, *, source: str, private: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        source: str,
+        private: bool = False,
+        keyframe_s: float = KEYFRAME_S,
+        keyframe_bytes: float = math.inf,
+    ) -> None:
         """Creates the file and writes the header; raises RecordingError."""
+        self.num_messages = 0  # that were passed to `take`
         self._source = source
         self._mode = 0o600 if private else 0o666  # less the umask
+        self._keyframe_s = keyframe_s
+        self._keyframe_bytes = keyframe_bytes
+        self._keyframe_ts = 0.0  # on the server's clock
+        self._keyframe_at = 0  # bytes of the file before it
+        self._state = StreamState()  # of the messages, without events; empty while it is unknown
+        self._audited: set[tuple[float, str, str, int]] = set()
+        self._encoder = msgspec.json.Encoder()
         self._open(path)
 
     def _open(self, path: Path) -> None:
@@ -74,6 +98,51 @@ class RecordingWriter:
     def is_open(self) -> bool:
         return not self._file.closed
 
+    # ------------------------------------------------------------ what is recorded
+
+    def take(self, text: bytes, message: wire.StreamMessage) -> None:
+        """Write one `message` of the stream, whose JSON is `text`; raises RecordingError.
+
+        While the state is unknown, messages are written and key frames are not.
+        """
+        if isinstance(message, wire.Hello):
+            self.begin_member()
+        self.write(text)
+        self.num_messages += 1
+        try:
+            # A key frame contains no events, so none are stored.
+            self._state = replace(apply(self._state, message), events=())
+        except ResyncNeeded:
+            self._state = StreamState()
+        is_keyframe = isinstance(message, wire.Hello | wire.Snapshot)
+        if not is_keyframe and self._needs_keyframe(message.ts):
+            self._write_keyframe()
+            is_keyframe = True
+        if is_keyframe:
+            self._keyframe_ts, self._keyframe_at = message.ts, self.num_bytes
+
+    def audit(self, entries: Iterable[wire.AuditEntry]) -> None:
+        """Write the `entries` that the call before did not have."""
+        seen = {(e.ts, e.actor, e.action, e.revision): e for e in entries}
+        for key, entry in seen.items():
+            if key not in self._audited:
+                self.write(self._encoder.encode(wire.AuditLine(entry=entry)))
+        if seen:
+            self._audited = set(seen)
+
+    def _needs_keyframe(self, ts: float) -> bool:
+        late = abs(ts - self._keyframe_ts) >= self._keyframe_s  # also after a jump back
+        return late or self.num_bytes - self._keyframe_at >= self._keyframe_bytes
+
+    def _write_keyframe(self) -> None:
+        messages = keyframe(self._state)
+        if messages is not None:
+            self.begin_member()
+            for message in messages:
+                self.write(self._encoder.encode(message))
+
+    # ------------------------------------------------------------ lines
+
     def write(self, line: bytes) -> None:
         """Write one JSON document. After a RecordingError the lines before stay readable."""
         text = line + b"\n"
@@ -84,9 +153,6 @@ class RecordingWriter:
             if time.monotonic() - self._flushed_at >= FLUSH_S:
                 self.flush()
         self.num_lines += 1
-
-    def write_audit(self, entry: wire.AuditEntry) -> None:
-        self.write(msgspec.json.encode(wire.AuditLine(entry=entry)))
 
     def begin_member(self) -> None:
         """Begin a new gzip member, so that a reader can start at the next line."""
@@ -133,3 +199,31 @@ class RecordingWriter:
 
 def _deflate() -> zlib._Compress:
     return zlib.compressobj(wbits=31)
+
+
+def is_audited(message: wire.StreamMessage) -> bool:
+    """Whether the audit log has probably grown since the previous message."""
+    return isinstance(message, wire.EventMessage) and message.event.kind in AUDITED
+
+
+def keyframe(state: StreamState) -> tuple[wire.Hello, wire.Snapshot] | None:
+    """The `hello` and `snapshot` that replace all messages so far; None before a snapshot.
+
+    They have the `seq` of the last two messages, so that the next message of the stream continues
+    them.
+    """
+    if state.hello is None or state.config is None or not state.synced:
+        return None
+    hello = msgspec.structs.replace(
+        state.hello, seq=state.seq - 1, step=state.step, ts=state.ts, resumed=False
+    )
+    snapshot = wire.Snapshot(
+        epoch=state.epoch,
+        seq=state.seq,
+        step=state.step,
+        ts=state.ts,
+        **Change.whole(state.view).as_snapshot(packed=False),
+    )
+    if "requests" not in hello.topics:
+        snapshot.requests = None
+    return hello, snapshot

@@ -22,10 +22,10 @@ from typing import TypeVar
 
 from vtoken import wire
 from vtoken.base.documents import Decoder
-from vtoken.recording import Recorder, RecordingError
+from vtoken.recording import RecordingError
 from vtoken_api.log import logger
 from vtoken_api.state.audit import AuditLog
-from vtoken_api.state.segments import SEGMENT_BYTES, Segment, Segments, SegmentWriter
+from vtoken_api.state.segments import Segment, Segments, SegmentWriter
 from vtoken_api.state.statedir import StateDir
 
 SETTLE_S = 1.0  # the longest that a call waits for its entry to reach the disk
@@ -103,7 +103,6 @@ class Flight:
         self.entries: deque[wire.AuditEntry] = deque(maxlen=MAX_WAITING)
         self._journal = journal
         self._writer: SegmentWriter | None = None
-        self._recorder: Recorder
         self._waiting: list[bytes] = []  # messages that are not written yet
         self._num_bytes = 0  # of them
         self._written_at = 0.0
@@ -112,10 +111,7 @@ class Flight:
         """Open a segment; raises OSError, RecordingError."""
 
         def begin() -> None:
-            self._writer = SegmentWriter(self.segments)
-            self._recorder = Recorder(
-                self._writer, keyframe_s=SEGMENT_S, keyframe_bytes=SEGMENT_BYTES
-            )
+            self._writer = SegmentWriter(self.segments, SEGMENT_S)
 
         await self._journal.on_disk(begin)
 
@@ -150,9 +146,9 @@ class Flight:
             return
         try:
             for message in messages:
-                self._recorder.take(message, _messages.decode(message))
+                writer.take(message, _messages.decode(message))
             while self.entries:
-                writer.write_audit(self.entries.popleft())
+                writer.audit([self.entries.popleft()])
             writer.flush()
         except (OSError, RecordingError):
             self._writer = None

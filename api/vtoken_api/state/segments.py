@@ -105,11 +105,19 @@ class Segments:
 class SegmentWriter(RecordingWriter):
     """A recording in segments: a key frame begins the next one."""
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(
+        self, segments: Segments, segment_s: float, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         """Opens the first segment; raises OSError, RecordingError."""
         self._segments = segments
         segments.prune(SEGMENT_BYTES)
-        super().__init__(segments.new_path(), source=FLIGHT_RECORDER, private=True)
+        super().__init__(
+            segments.new_path(),
+            source=FLIGHT_RECORDER,
+            private=True,
+            keyframe_s=segment_s,
+            keyframe_bytes=segment_bytes,
+        )
 
     def begin_member(self) -> None:
         """Begin a segment, unless the open one has only its header; raises as `__init__` does."""
