@@ -9,7 +9,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 SETUP := .venv/.setup-$(ACCEL)
 EVAL_MODEL ?= $(if $(filter cuda,$(ACCEL)),llama-8b)
-BENCHES_cpu := evaluation overhead planner growth host telemetry stream console
+BENCHES_cpu := evaluation overhead planner host telemetry stream console results
 BENCHES_cuda := gpu evaluation overhead
 FORWARD := $(if $(THREADS),--threads $(THREADS))
 on = $(filter-out 0 no false,$(1))
@@ -19,7 +19,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-growth bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-host bench-report bench-console bench-client bench-quality bench-grounds bench-pressure soak gpu-kit wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-host bench-results bench-console bench-client bench-grounds bench-pressure soak gpu-kit wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -70,9 +70,6 @@ screenshots: $(SETUP) ## every screenshot of docs/console.md, from a live run, i
 bench-planner: $(SETUP) ## µs a step of the core alone: nothing due, steady state, full plans
 	$(BIN)/vtoken bench planner $(ARGS)
 
-bench-growth: $(SETUP) ## how the core's cost grows with requests and tokens, and bytes a token
-	$(BIN)/vtoken bench growth $(ARGS)
-
 bench-telemetry: $(SETUP) ## engine time that telemetry takes at 70,000 blocks
 	$(BIN)/vtoken bench telemetry $(ARGS)
 
@@ -88,16 +85,13 @@ bench-console: $(SETUP) ## first paint, key latency, memory, bytes and CPU of th
 bench-client: $(SETUP) ## servers under `vllm bench serve` [ARGS="--client ENVIRONMENT/bin/vllm"]
 	$(BIN)/vtoken bench client $(FORWARD) $(ARGS)
 
-bench-quality: $(SETUP) ## quality of answers under eviction, on a trained model; hours [ARGS=--quick: minutes]
-	$(BIN)/vtoken bench quality $(ARGS)
-
 bench-pressure: $(SETUP) ## native vLLM, a fixed budget and eviction under pressure; two hours and a half
 	$(BIN)/vtoken bench evaluation --parts pressure --model trained $(FORWARD) $(ARGS)
 
-bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all policies; an hour or more
+bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all policies; an hour [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench grounds $(FORWARD) $(ARGS)
 
-bench-evaluation: $(SETUP) ## blocks, throughput and capacity of native, naive-evict and vToken
+bench-evaluation: $(SETUP) ## throughput, waiting and answers of native, naive-evict and vToken
 	$(BIN)/vtoken bench evaluation $(if $(EVAL_MODEL),--model $(EVAL_MODEL)) \
 		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) \
 		$(FORWARD) $(ARGS)
@@ -108,16 +102,14 @@ bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; skips those finished in .be
 bench-host: $(SETUP) ## host time of a GPU's step, without a GPU [ARGS="--against OTHER-CHECKOUT"]
 	$(BIN)/vtoken bench host $(ARGS)
 
-# On cuda the pages with CPU results are not updated.
-bench-report: $(SETUP) ## results of the last runs: into docs/, and all of them into .bench/report.md
-	$(BIN)/vtoken bench results $(if $(filter cuda,$(ACCEL)),--file docs/gpu.md)
-	$(BIN)/vtoken bench report
+bench-results: $(SETUP) ## results of the last runs into docs/results/, and the page made of them
+	$(BIN)/vtoken bench results $(ARGS)
 
 # A failing part does not stop the others; the last line names it. GPU parts run first.
-bench: $(SETUP) ## all benches, unattended, into .bench/report.md; on cuda GPU tests and checks first
+bench: $(SETUP) ## all benches, unattended, into .bench/ and on cpu docs/; on cuda GPU tests and checks first
 	@failed=; \
 	$(if $(filter cuda,$(ACCEL)),$(MAKE) --no-print-directory test-gpu ARGS= || failed=" test-gpu";) \
-	for part in $(BENCHES_$(ACCEL)) report; do \
+	for part in $(BENCHES_$(ACCEL)); do \
 		$(MAKE) --no-print-directory bench-$$part || failed="$$failed bench-$$part"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi

@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 WIDTH, HEIGHT = 4.4, 3.3  # of a panel [inch]
 COLUMNS = 3  # most panels in a row; four make two rows of two
-MOST_TICKS = 9  # a logarithmic x axis with at most so many values labels each
-FEW_DECADES = 100.0  # a logarithmic y axis of a smaller range also labels between powers of ten
 SETTINGS: Any = {"svg.fonttype": "none", "svg.hashsalt": "vtoken", "font.size": 8}
 
 
@@ -32,28 +30,13 @@ class Line:
 
 
 @dataclass
-class Bars:
-    """One legend entry with one bar per group of the panel; None leaves a gap."""
-
-    name: str
-    values: list[float | None]
-    low: list[float | None] = field(default_factory=list)
-    high: list[float | None] = field(default_factory=list)
-
-
-@dataclass
 class Panel:
-    """Lines over `x_label`, or bars in `groups`; never both."""
+    """Lines over `x_label`."""
 
     title: str
     x_label: str
     y_label: str
     lines: list[Line] = field(default_factory=list)
-    bars: list[Bars] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)
-    x_scale: Literal["linear", "log"] = "linear"
-    y_scale: Literal["linear", "log"] = "linear"
-    y_from_zero: bool = True
 
 
 @dataclass
@@ -93,7 +76,6 @@ def draw(chart: Chart, path: Path, *, source: str) -> None:
     names: list[str] = []
     for panel in chart.panels:
         names += [line.name for line in panel.lines if not line.reference]
-        names += [bars.name for bars in panel.bars]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     with rc_context(SETTINGS):
         legend_rows = -(-len(numbers) // columns)
@@ -104,9 +86,13 @@ def draw(chart: Chart, path: Path, *, source: str) -> None:
         for axis, panel in zip(axes, chart.panels, strict=False):
             for line in panel.lines:
                 handles.setdefault(line.name, _line(axis, line, numbers))
-            for index, bars in enumerate(panel.bars):
-                handles.setdefault(bars.name, _bars(axis, panel, index, numbers))
-            _finish(axis, panel)
+            axis.set_title(panel.title, fontsize=9)
+            axis.set_xlabel(panel.x_label)
+            axis.set_ylabel(panel.y_label)
+            axis.grid(alpha=0.3)
+            axis.set_axisbelow(True)
+            if axis.dataLim.y0 >= 0:
+                axis.set_ylim(bottom=0)
         for axis in axes[count:]:
             axis.set_visible(False)
         if len(handles) > 1:
@@ -138,43 +124,3 @@ def _line(axis: Any, line: Line, numbers: dict[str, int]) -> Any:
     return axis.plot(
         line.x, line.y, style, marker=marker, markersize=3.5, color=colour, linewidth=1.3
     )[0]
-
-
-def _bars(axis: Any, panel: Panel, index: int, numbers: dict[str, int]) -> Any:
-    bars = panel.bars[index]
-    width = 0.8 / len(panel.bars)
-    found = [(i, value) for i, value in enumerate(bars.values) if value is not None]
-    x = [i - 0.4 + (index + 0.5) * width for i, _ in found]
-    y = [value for _, value in found]
-    handle = axis.bar(x, y, width * 0.9, color=f"C{numbers[bars.name] % 10}")
-    for (i, value), middle in zip(found, x, strict=True):
-        low, high = (side[i] if i < len(side) else None for side in (bars.low, bars.high))
-        if low is not None and high is not None:
-            # Rounding may put the median of few repeats just outside its own range.
-            spread = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
-            axis.errorbar(middle, value, spread, color="black", linewidth=0.8, capsize=2)
-    return handle
-
-
-def _finish(axis: Any, panel: Panel) -> None:
-    axis.set_title(panel.title, fontsize=9)
-    axis.set_xlabel(panel.x_label)
-    axis.set_ylabel(panel.y_label)
-    axis.grid(alpha=0.3, axis="y" if panel.bars else "both")
-    axis.set_axisbelow(True)
-    if panel.groups:
-        axis.set_xticks(range(len(panel.groups)), panel.groups)
-    if panel.x_scale == "log":
-        axis.set_xscale("log")
-        found = sorted({x for line in panel.lines for x in line.x})
-        if len(found) <= MOST_TICKS:
-            axis.set_xticks(found, [f"{x:,g}" for x in found])
-            axis.set_xticks([], minor=True)
-    if panel.y_scale == "log":
-        axis.set_yscale("log")
-        low, high = axis.get_ylim()
-        between = "25" if high / low < FEW_DECADES else ""
-        axis.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
-        axis.yaxis.set_minor_formatter(lambda y, _: f"{y:,g}" if f"{y:e}"[0] in between else "")
-    elif panel.y_from_zero and axis.dataLim.y0 >= 0:
-        axis.set_ylim(bottom=0)

@@ -38,7 +38,8 @@ from vtoken_bench import target as targets
 from vtoken_bench.engines import thread_environment
 from vtoken_bench.evaluation.answers import CONFIGS, PRESSURE
 from vtoken_bench.evaluation.chats import FactChats
-from vtoken_bench.evaluation.curve import EXPERIMENT, MEMORY, points_at
+from vtoken_bench.evaluation.command import REPEATS
+from vtoken_bench.evaluation.curve import MEMORY, points_at
 from vtoken_bench.evaluation.points import Comparison, Point, Setting
 from vtoken_bench.evaluation.running import measure
 from vtoken_bench.evaluation.variants import NATIVE
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--repeats",
         type=int,
-        default=EXPERIMENT.repeats,
+        default=REPEATS,
         help="runs of each server (default %(default)s)",
     )
     add(
@@ -105,10 +106,8 @@ def _measured(args: argparse.Namespace) -> Result:
     setting = Setting(
         model=args.model,
         block_size=target.stock_block_size,
-        slow=target.device == "cpu",
         quick=args.quick,
         repeats=1 if args.quick else args.repeats,
-        on_gpu=target.device == "cuda",
     )
     points = points_at(setting, {}, args.memory)
     model = targets.model_folder(args.model).name
@@ -134,7 +133,7 @@ def _measured(args: argparse.Namespace) -> Result:
             **target.described(),
         },
     )
-    comparison = Comparison("servers", points, setting.repeats, fresh=True)
+    comparison = Comparison("servers", points, setting.repeats)
     runs = measure([comparison], log, servers, f"client, {model}")
     client_report.report(result, model, runs, args.memory)
     return result
@@ -151,9 +150,6 @@ class Servers:
         self.key = asdict(target) | {"num_engines": num_engines}
         self._client, self._target = client, target
         self._num_engines, self._folder = num_engines, folder
-
-    def close(self) -> None:
-        """No server outlives its load."""
 
     def together(self, points: Sequence[Point], repeat: int) -> list[dict[str, Any]]:
         """Run the loads one after the other. Raises ClientError and DemoError."""

@@ -19,13 +19,13 @@ REPORTING = {
     "claims.py",
     "client_report.py",
     "comparison.py",
-    "gpu_report.py",
+    "page.py",
     "log.py",
     "output.py",
     "report.py",
     "tables.py",
 }
-MEASURING = {"chats.py", "running.py", "variants.py", "workloads.py"}  # of the evaluation
+MEASURING = {"chats.py", "prose.py", "running.py", "variants.py"}  # of the evaluation
 
 
 @cache
@@ -41,7 +41,7 @@ def code_version() -> str:
 def sources() -> Iterator[Path]:
     """Every source file of vToken, and those of the benchmarks that measure."""
     yield from sorted(PRODUCT.rglob("*.py"))
-    for path in sorted([*BENCHES.rglob("*.py"), *BENCHES.rglob("*.csv")]):
+    for path in sorted(BENCHES.rglob("*.py")):
         of_evaluation = path.parent.name == "evaluation"
         if path.name in REPORTING or (of_evaluation and path.name not in MEASURING):
             continue

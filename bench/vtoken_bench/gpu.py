@@ -2,7 +2,9 @@
 
 1. Each check runs in its own process with a time limit. A failed check does not stop the others.
 2. Checks finished on this device are stored in `.bench/gpu/` and are not run again.
-3. If a check fails, the report has the others, and the exit status is 1.
+3. If a check fails, the tables have the others, and the exit status is 1.
+
+docs/gpu.md says what is expected of each figure.
 """
 
 from __future__ import annotations
@@ -14,15 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from vtoken.demo.progress import Progress
-from vtoken_bench import gpu_report
-from vtoken_bench.gpu_report import Finished, Outcome
-from vtoken_bench.output import FOLDER, finish, new_result
+from vtoken_bench.output import FOLDER, Table, finish, new_result
 from vtoken_bench.target import device_name, found_device
 
 CHECKS = ("pages", "copies", "overlap", "probe", "serving")
@@ -30,6 +31,30 @@ NEEDS_VLLM = ("serving",)  # a machine that runs the kit may lack it
 LIMIT_MINUTES = 10.0
 POLL_S = 0.5
 Command = Callable[[str], Sequence[str]]
+# What a check's table shows of a row: figures, and dictionaries of figures. The probe's ratios, one
+# for each installed kernel, are shown too.
+SHOWN = {
+    "pages": ("kernel", "batch", "context", "us", "ratio_to_block_size", "share_of_ceiling",
+              "equal_bits_scattered", "max_error"),
+    "copies": ("tokens", "triton", "torch", "triton_exact", "torch_exact"),
+    "overlap": ("variant", "step_us", "host_us", "host_synchronisations_in_4_steps"),
+    "probe": ("batch", "context", "probe_us", "max_error"),
+    "serving": ("variant", "repeat", "seconds", "itl_ms", "ttft_ms", "mean_running", "preemptions",
+                "moved_tokens", "gpu_seconds", "hook_seconds"),
+}  # fmt: skip
+
+
+class Finished(msgspec.Struct):
+    """The result of one check, its device and its end time."""
+
+    check: str
+    device: str
+    finished: str
+    seconds: float
+    result: dict[str, Any]
+
+
+Outcome = Finished | str  # a str: why there is no result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--results",
         type=Path,
         help="report what `make gpu-kit` measured on another machine, in this folder",
-    )
-    parser.add_argument(
-        "--tests",
-        type=Path,
-        help=f"JUnit file of `make test-gpu` (default: {FOLDER}/gpu/tests.xml, if it exists)",
     )
 
 
@@ -92,18 +112,47 @@ def _carried(folder: Path) -> tuple[str, dict[str, Outcome]]:
 def _report(
     args: argparse.Namespace, device: str, outcomes: dict[str, Outcome], started: float
 ) -> int:
-    parent = args.json.parent if args.json else FOLDER
-    tests = gpu_report.read_tests(args.tests or parent / "gpu" / "tests.xml")
-    result = new_result("gpu", "make bench-gpu", {"GPU": device, **gpu_report.versions(outcomes)})
-    gpu_report.fill(result, outcomes, tests)
+    result = new_result("gpu", "make bench-gpu", {"GPU": device})
+    failed = {name: found for name, found in outcomes.items() if isinstance(found, str)}
+    for outcome in outcomes.values():
+        if isinstance(outcome, Finished):
+            result.tables.append(table_of(outcome))
+            result.setup |= {
+                name: outcome.result["facts"][name] for name in ("torch", "cuda", "triton")
+            }
+    if failed:
+        rows: list[list[str | int | float | None]] = [[*pair] for pair in failed.items()]
+        result.tables.append(Table("Not measured", ["check", "why"], rows))
+    result.raw = msgspec.to_builtins(outcomes)
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
-    failed = [name for name, found in outcomes.items() if isinstance(found, str)]
-    for name in failed:
-        print(f"vtoken bench gpu: {name}: {outcomes[name]}", file=sys.stderr)
-    if tests is not None and tests.failed:
-        print(f"vtoken bench gpu: {len(tests.failed)} tests failed", file=sys.stderr)
-    return int(bool(failed) or (tests is not None and bool(tests.failed)))
+    for name, why in failed.items():
+        print(f"vtoken bench gpu: {name}: {why}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def table_of(outcome: Finished) -> Table:
+    """The check's rows; times are null where there was no device."""
+    result = outcome.result
+    rows = [dict(_cells(outcome.check, row)) for row in result["rows"]]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    notes = [f"failed: {kernel}: {why}" for kernel, why in result.get("failed", {}).items()]
+    return Table(
+        f"{outcome.check}, {outcome.device}, {outcome.finished}",
+        columns,
+        [[row.get(name) for name in columns] for row in rows],
+        notes,
+    )
+
+
+def _cells(check: str, row: dict[str, Any]) -> Iterator[tuple[str, str | int | float | None]]:
+    for name, value in row.items():
+        if name not in SHOWN[check] and not name.startswith("ratio, "):
+            continue
+        if isinstance(value, dict):
+            yield from ((f"{name}, {inner}", figure) for inner, figure in value.items())
+        else:
+            yield name, str(value) if isinstance(value, bool) else value
 
 
 def measure(

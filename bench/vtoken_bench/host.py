@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import vtoken
-from vtoken_bench.claims import Claim
+from vtoken_bench.claims import Claim, student_interval
 from vtoken_bench.engines import EngineError, Process, thread_environment
 from vtoken_bench.evaluation.answers import CONFIGS, FIXED, PRESSURE
-from vtoken_bench.evaluation.points import Spread, spread
+from vtoken_bench.evaluation.effects import bounds, spread
 from vtoken_bench.evaluation.variants import NAIVE
 from vtoken_bench.output import Table, finish, new_result
 
@@ -161,8 +161,10 @@ def timed_loads(rows: Sequence[Row], variant: str, tree: str) -> list[Row]:
     return [r for r in rows if (r["tree"], r["variant"]) == (tree, variant) and "ns" in r]
 
 
-def over_repeats(rows: Sequence[Row], figure: Figure, variant: str, tree: str = THIS) -> Spread:
-    return spread([figure(row) for row in timed_loads(rows, variant, tree)])
+def over_repeats(
+    rows: Sequence[Row], figure: Figure, variant: str, tree: str = THIS
+) -> list[float]:
+    return [figure(row) for row in timed_loads(rows, variant, tree)]
 
 
 def variants_of(rows: Sequence[Row]) -> list[str]:
@@ -179,7 +181,8 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             ("the same, of vLLM's own", lambda row: v_ms(row) / b_ms(row), "x", ""),
         ):
             values = over_repeats(rows, figure, variant)
-            found.append(values.claim("GPU host", f"{variant}: {what}", "stub", unit, "", bound))
+            name = f"{variant}: {what}"
+            found.append(Claim.of("GPU host", name, "stub", values, unit, goal=bound))
     return found
 
 
@@ -206,23 +209,24 @@ def steps_table(rows: Sequence[Row], trees: Collection[str]) -> Table:
     for tree in trees:
         for variant in variants_of(rows):
 
-            def value(figure: Figure, variant: str = variant, tree: str = tree) -> Spread:
-                return over_repeats(rows, figure, variant, tree)
+            def middle(figure: Figure, variant: str = variant, tree: str = tree) -> float:
+                return statistics.median(over_repeats(rows, figure, variant, tree))
 
             goal = f"<= {GOALS_MS[variant]}" if variant in GOALS_MS else ""
-            own = value(v_ms)
+            own = over_repeats(rows, v_ms, variant, tree)
+            shares = over_repeats(rows, lambda row: v_ms(row) / b_ms(row), variant, tree)
             table.rows.append(
                 [
                     f"{variant}, {tree}" if len(trees) > 1 else variant,
-                    value(lambda row: row["mean_running"]).median,
-                    *(value(of(VLLM, side)).median for side in SIDES),
-                    *(value(of(VTOKEN, side)).median for side in (SCHEDULER, WORKER)),
-                    str(own),
+                    middle(lambda row: row["mean_running"]),
+                    *(middle(of(VLLM, side)) for side in SIDES),
+                    *(middle(of(VTOKEN, side)) for side in (SCHEDULER, WORKER)),
+                    spread(own),
                     goal,
-                    own.claim("", "", "", "", "", goal).verdict(),
-                    str(value(lambda row: v_ms(row) / b_ms(row))),
-                    value(of(VTOKEN, *SIDES, kind="mixed")).median,
-                    f"{value(full_graphs).median:.0%}",
+                    Claim.of("", "", "", own, "ms", goal=goal).verdict(),
+                    spread(shares),
+                    middle(of(VTOKEN, *SIDES, kind="mixed")),
+                    f"{middle(full_graphs):.0%}",
                 ]
             )
     return table
@@ -237,20 +241,20 @@ def ratios_table(rows: Sequence[Row]) -> Table:
     )
     for variant in variants_of(rows):
 
-        def ratio(figure: Figure, variant: str = variant) -> Spread:
-            both = [over_repeats(rows, figure, variant, tree).values for tree in (THIS, OTHER)]
-            return spread([this / other for this, other in zip(*both, strict=True)])
+        def ratio(figure: Figure, variant: str = variant) -> list[float]:
+            both = [over_repeats(rows, figure, variant, tree) for tree in (THIS, OTHER)]
+            return [this / other for this, other in zip(*both, strict=True)]
 
         own = ratio(v_ms)
-        ends = own.interval()
+        both = [over_repeats(rows, v_ms, variant, tree) for tree in (OTHER, THIS)]
         table.rows.append(
             [
                 variant,
-                *(over_repeats(rows, v_ms, variant, tree).median for tree in (OTHER, THIS)),
-                str(own),
-                "" if ends is None else f"{ends[0]:.2f} .. {ends[1]:.2f}",
-                str(ratio(lambda row: v_ms(row) / b_ms(row))),
-                str(ratio(b_ms)),
+                *map(statistics.median, both),
+                spread(own),
+                bounds(student_interval(own)).strip(" []"),
+                spread(ratio(lambda row: v_ms(row) / b_ms(row))),
+                spread(ratio(b_ms)),
             ]
         )
     return table

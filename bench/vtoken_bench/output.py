@@ -1,17 +1,13 @@
-"""Results of benchmarks: tables in the terminal, JSON files, Markdown and SVGs in docs/.
+"""Results of benchmarks: tables in the terminal, JSON files and SVGs in docs/results/.
 
 A run writes one JSON file `.bench/NAME.json`. `publish` copies what pages show of it to
-`docs/results/NAME.json`, which is committed, and makes everything else from that copy: the SVGs
-beside it, and the section of a page between `<!-- bench:NAME -->` and `<!-- /bench -->`. A marker
-`<!-- bench:NAME WORD -->` is for the tables whose titles begin with that word, without charts. Text
-outside the markers is written by hand and not changed. A benchmark with several sections names its
-files `BENCH-PART.json`.
+`docs/results/NAME.json`, which is committed, and draws the SVGs beside it that a page shows. All
+tables are on one page, which `page.py` makes of these files; figures in the prose of others are
+marked, see tests/docs/figures.py.
 
 Of the comparisons in `WITH_LOADS` every load is published too, one line each in
 `docs/results/loads/PART.jsonl`. Copied to `.bench/evaluation/` at their commit, measuring goes on
 from there.
-
-`<!-- claims -->` is for the `HEADLINES`, `<!-- claims all -->` for every claim.
 """
 
 from __future__ import annotations
@@ -31,20 +27,14 @@ import msgspec
 
 import vtoken
 from vtoken_bench.charts import Chart, digest, draw, file_names
-from vtoken_bench.claims import Claim, claims_table, headlines_table
+from vtoken_bench.claims import Claim
 
 FOLDER = Path(".bench")
-PAGES = tuple(
-    Path("docs") / f"{page}.md"
-    for page in ("results", "results-parts", "costs", "quality", "gpu", "pressure", "deploy")
-)
+KEPT = Path("docs") / "results"
 SHOWN_RAW = {"gpu", "grounds"}  # benchmarks whose raw results are published: hard to get, small
 WITH_LOADS = ("causes", "curve", "floors", "client", "pressure", "loss")
 BULKY = ("requests", "output_ids", "reference_ids")  # a number or more for every request or token
-KEPT = "results"  # the folder beside a page that holds its JSON files and SVGs
-LOADS = "loads"  # the folder in it
-CLAIMS = re.compile(r"(<!-- claims( all)? -->\n).*?(<!-- /claims -->)", re.DOTALL)
-SECTION = re.compile(r"(<!-- bench:([a-z-]+)(?: (\w+))? -->\n).*?(<!-- /bench -->)", re.DOTALL)
+LOADS = "loads"  # the folder in KEPT
 
 
 @dataclass
@@ -61,8 +51,7 @@ class Table:
 class Result:
     """One run of one benchmark. `setup`: what was run; `raw`: all measurements.
 
-    `sentences`: what follows from them, written from the data. `measured`: for each model of a
-    resumed run, when and at which commits its runs were.
+    `measured`: for each model of a resumed run, when and at which commits its runs were.
     """
 
     bench: str
@@ -76,7 +65,6 @@ class Result:
     charts: list[Chart] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     commit: str = ""  # of the measured code; a "+" at the end: with uncommitted changes
-    sentences: list[str] = field(default_factory=list)
     measured: dict[str, str] = field(default_factory=dict)
 
 
@@ -159,8 +147,8 @@ def shown_cell(value: str | float | None) -> str:
 
 
 def as_text(result: Result) -> str:
-    """The tables, aligned for a terminal, below the sentences."""
-    lines = [f"\n{sentence}" for sentence in result.sentences]
+    """The tables, aligned for a terminal."""
+    lines: list[str] = []
     for table in result.tables:
         cells = [table.columns, *[[shown_cell(value) for value in row] for row in table.rows]]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -172,33 +160,28 @@ def as_text(result: Result) -> str:
     return "\n".join(lines)
 
 
-def as_markdown(result: Result, images: Sequence[str] = (), word: str = "") -> str:
-    """The tables in Markdown, below one line with command, commit, time, machine and setup.
-
-    `images`: Markdown between that line and the tables. `word`: with which titles begin.
-    """
+def as_markdown(result: Result) -> str:
+    """The tables in Markdown, below one line with command, commit, time, machine and setup."""
     when = f"{result.started}, {result.seconds:.0f} s"
+    commit = f" at {result.commit}" if result.commit else ""
     if result.measured:
         runs = "; ".join(f"{model} {stamp}" for model, stamp in result.measured.items())
         commit, when = "", f"measured {runs}; {result.seconds:.0f} s"
-    else:
-        commit = f" at {result.commit}" if result.commit else ""
     versions = ", ".join(f"{name} {v}" for name, v in result.machine["versions"].items())
     setup = ", ".join(f"{name} {value}" for name, value in result.setup.items())
     lines = [
         f"`{result.command}`{commit}, {when}; "
         f"{result.machine['cpu']}, Python {result.machine['python']}, {versions}; {setup}."
     ]
-    for sentence in result.sentences:
-        lines += ["", sentence]
-    for image in images:
-        lines += ["", image]
-    for table in [table for table in result.tables if table.title.startswith(word)]:
-        lines += ["", f"**{table.title}**", "", _row(table.columns)]
-        lines.append("|---" + "|---:" * (len(table.columns) - 1) + "|")
-        lines += [_row(row) for row in table.rows]
-        if table.notes:
-            lines += ["", *[f"- {note}" for note in table.notes]]
+    return "\n\n".join([*lines, *map(table_markdown, result.tables)])
+
+
+def table_markdown(table: Table) -> str:
+    """The title, the table and its notes."""
+    rule = "|---" + "|---:" * (len(table.columns) - 1) + "|"
+    lines = [f"**{table.title}**", "", _row(table.columns), rule, *map(_row, table.rows)]
+    if table.notes:
+        lines += ["", *[f"- {note}" for note in table.notes]]
     return "\n".join(lines)
 
 
@@ -207,79 +190,45 @@ def _row(cells: Sequence[str | int | float | None]) -> str:
     return "| " + " | ".join(shown_cell(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def fill_in(text: str, folder: Path) -> tuple[str, list[str], list[str]]:
-    """Replace the sections of `text` whose results are in `folder`; list filled and missing ones.
+def publish(names: Sequence[str], runs: Path, kept: Path) -> list[str]:
+    """Copy the runs to `kept`, and draw the charts that a page shows.
 
-    `folder` is beside the page and holds the SVGs too.
-    """
-    filled: list[str] = []
-    missing: list[str] = []
-
-    def section(match: re.Match[str]) -> str:
-        path = folder / f"{match[2]}.json"
-        if not path.exists():
-            missing.append(match[2])
-            return match[0]
-        filled.append(match[2])
-        result = read(path)
-        word = match[3] or ""
-        charts = [] if word else file_names(match[2], result.charts).items()
-        images = [f"![{chart.caption}]({folder.name}/{file})" for file, chart in charts]
-        return f"{match[1]}{as_markdown(result, images, word)}\n{match[4]}"
-
-    def claims(match: re.Match[str]) -> str:
-        make = claims_table if match[2] else headlines_table
-        return f"{match[1]}{make(_claims(folder))}\n{match[3]}"
-
-    text = CLAIMS.sub(claims, text)
-    return SECTION.sub(section, text), filled, missing
-
-
-def _claims(folder: Path) -> list[tuple[Claim, str]]:
-    """Every claim with the command of its result."""
-    results = [read(path) for path in sorted(folder.glob("*.json"))]
-    return [(claim, result.command) for result in results for claim in result.claims]
-
-
-def publish(pages: Sequence[Path], runs: Path) -> list[str]:
-    """Copy the runs of `pages` to the folders beside them, fill in the sections, draw the charts.
-
-    All runs are copied first: a page's claims are of the results of every page.
     A copy has no raw measurements, except of `SHOWN_RAW`.
-    Returns one line for each run or section that was skipped. Raises ImportError if a chart needs
-    matplotlib and it is missing; the pages are filled in by then.
+    Returns one line for each run that was skipped. Raises ImportError if a chart needs matplotlib
+    and it is missing.
     """
-    skipped = [line for page in pages for line in _copy_runs(page, runs)]
-    shown: list[tuple[Path, str]] = []
-    for page in pages:
-        kept = page.parent / KEPT
-        text, filled, missing = fill_in(page.read_text(), kept)
-        page.write_text(text)
-        shown += [(kept, name) for name in filled]
-        skipped += [f"{name}: no {kept}/{name}.json, section unchanged" for name in missing]
-    for kept, name in shown:
-        for file, chart in file_names(name, read(kept / f"{name}.json").charts).items():
-            draw(chart, kept / file, source=digest(chart))
+    skipped = [line for name in names for line in _copy_run(name, runs, kept)]
+    shown = shown_charts(kept)
+    for name in names:
+        path = kept / f"{name}.json"
+        charts = file_names(name, read(path).charts) if path.exists() else {}
+        for file, chart in charts.items():
+            if file in shown:
+                draw(chart, kept / file, source=digest(chart))
     return skipped
 
 
-def _copy_runs(page: Path, runs: Path) -> Iterator[str]:
-    """Yields a line for each run that was not copied."""
-    kept = page.parent / KEPT
-    for match in SECTION.finditer(page.read_text()):
-        name = match[2]
-        run, copy = runs / f"{name}.json", kept / f"{name}.json"
-        if not run.exists():
-            continue
-        result = read(run)
-        if copy.exists() and read(copy).started > result.started:
-            yield f"{name}: not copied, {run} is older than {copy}"
-            continue
-        kept.mkdir(exist_ok=True)
-        if result.bench not in SHOWN_RAW:
-            result.raw = None
-        _write(result, copy)
-        _publish_loads(name.removeprefix("evaluation-"), runs, kept)
+def shown_charts(kept: Path) -> set[str]:
+    """The SVGs in `kept` that a page of docs/ or the README shows."""
+    pages = [kept.parents[1] / "README.md", *sorted(kept.parent.glob("*.md"))]
+    text = "".join(page.read_text() for page in pages if page.exists())
+    return set(re.findall(rf"\b{kept.name}/([\w-]+\.svg)", text))
+
+
+def _copy_run(name: str, runs: Path, kept: Path) -> Iterator[str]:
+    """Yields a line if the run was not copied."""
+    run, copy = runs / f"{name}.json", kept / f"{name}.json"
+    if not run.exists():
+        return
+    result = read(run)
+    if copy.exists() and read(copy).started > result.started:
+        yield f"{name}: not copied, {run} is older than {copy}"
+        return
+    kept.mkdir(exist_ok=True, parents=True)
+    if result.bench not in SHOWN_RAW:
+        result.raw = None
+    _write(result, copy)
+    _publish_loads(name.removeprefix("evaluation-"), runs, kept)
 
 
 def _publish_loads(part: str, runs: Path, kept: Path) -> None:

@@ -111,7 +111,7 @@ def run(
         def figures(
             variant: str, asked: list[dict[str, Any]], clients: int, **others: Any
         ) -> dict[str, Any]:
-            request: dict[str, Any] = {"requests": asked, "concurrency": clients, "sample_every": 8}
+            request: dict[str, Any] = {"requests": asked, "concurrency": clients}
             patch = VARIANTS[variant]
             if patch is None:
                 return engines["stock vLLM"].ask(request | others)

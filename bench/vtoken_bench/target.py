@@ -17,11 +17,10 @@ from typing import Any, Literal
 Device = Literal["cpu", "cuda"]
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
 STOCK_BLOCK_SIZE = {"cpu": 32, "cuda": 16}  # smallest that stock vLLM accepts
-DEMO, TRAINED, QWEN3, LLAMA_8B = "demo", "trained", "qwen3-random", "llama-8b"
-HYBRID = "hybrid-random"
-MODELS = (DEMO, TRAINED, QWEN3)
-NAMES = (*MODELS, HYBRID, LLAMA_8B)  # the last has no weights: --dummy-weights
-UNTRAINED = (DEMO, QWEN3, HYBRID, LLAMA_8B)
+DEMO, TRAINED, LLAMA_8B = "demo", "trained", "llama-8b"
+MODELS = (DEMO, TRAINED)
+NAMES = (*MODELS, LLAMA_8B)  # the last has no weights: --dummy-weights
+UNTRAINED = (DEMO, LLAMA_8B)
 # An engine starts on a GPU only if this share of its memory is free. With a given cache size vLLM
 # takes no more than it needs, and several engines share the device.
 GPU_MEMORY_UTILIZATION, SHARED_GPU_MEMORY_UTILIZATION = 0.9, 0.05
@@ -245,7 +244,7 @@ def _capability() -> int:
 def model_folder(name: str | None) -> Path:
     """The folder of the model `name`: one of NAMES, or a folder; None is the demo model.
 
-    The demo model, the random ones and the shape of "llama-8b" are built if missing; the trained
+    The demo model and the shape of "llama-8b" are built if missing; the trained
     model is downloaded. Raises TrainedModelError, and TargetError if a folder holds no model or a
     different one.
     """
@@ -255,16 +254,6 @@ def model_folder(name: str | None) -> Path:
 
             os.environ["HF_HUB_OFFLINE"] = "1"
             return build(Path(tempfile.gettempdir()) / "vtoken-demo-model")
-        if name == QWEN3:
-            from vtoken_bench import qwen3_model
-
-            os.environ["HF_HUB_OFFLINE"] = "1"
-            return qwen3_model.build(Path(tempfile.gettempdir()) / "vtoken-qwen3-random")
-        if name == HYBRID:
-            from vtoken_bench import hybrid_model
-
-            os.environ["HF_HUB_OFFLINE"] = "1"
-            return hybrid_model.build(Path(tempfile.gettempdir()) / "vtoken-hybrid-random")
         if name == LLAMA_8B:
             from vtoken_bench.shapes import LLAMA_3_1_8B, build_shape
 

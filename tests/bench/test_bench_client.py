@@ -16,11 +16,11 @@ import pytest
 from tests.support.waiting import until
 from vtoken_bench import client, client_report
 from vtoken_bench.client import VARIANTS, Servers
-from vtoken_bench.evaluation.answers import FIXED, PRESSURE
+from vtoken_bench.evaluation.answers import CHATS, FIXED, PRESSURE
 from vtoken_bench.evaluation.curve import points_at
 from vtoken_bench.evaluation.points import Point, Run, Setting
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE
-from vtoken_bench.output import as_text, new_result
+from vtoken_bench.output import new_result
 from vtoken_bench.serving_client import (
     METRICS,
     PERCENTILES,
@@ -30,7 +30,7 @@ from vtoken_bench.serving_client import (
 )
 from vtoken_bench.target import Device, Target
 
-SETTING = Setting("demo", 32, slow=True, quick=False, repeats=2)
+SETTING = Setting("demo", 32, quick=False, repeats=2)
 
 
 def result_file(**changes: Any) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def test_a_load_leaves_its_prompts_beside_its_result(tmp_path: Path) -> None:
 def test_the_load_is_the_curves() -> None:
     found = points()
     assert [*found] == list(VARIANTS)
-    assert {point.workload.name for point in found.values()} == {"chats with a fact"}
+    assert {point.workload for point in found.values()} == {CHATS}
     assert {point.concurrency for point in found.values()} == {8}
     assert {point.engine.num_blocks for point in found.values()} == {47}  # 45% of 8 times 13
     assert [name for name, point in found.items() if point.engine.stock] == [NATIVE]
@@ -250,35 +250,20 @@ def test_a_counter_is_summed_over_its_labels() -> None:
     assert client.counter(text, "vllm:num_preemptions") is None
 
 
-def test_ratios_are_of_runs_of_the_same_repeat() -> None:
-    speed = client_report.SPEED
-    assert client_report.ratio(runs(*TWO), speed, PRESSURE, NATIVE).values == (1.2, 1.5)
-    table = client_report.ratios_table(runs(*THREE), VARIANTS)
-    cells = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+def test_a_result_has_tables_and_claims_of_the_same_repeats() -> None:
+    result = new_result("client", "make bench-client", {"model": "tiny"})
+    client_report.report(result, "tiny", runs(*THREE), 0.45)
+    measured, ratios = result.tables
+    row = dict(zip(measured.columns, measured.rows[1], strict=True))
+    assert row["facts found [%]"] == "50 [12 .. 88]"
+    assert str(row["difference to native [points]"]).startswith("-50 [")
+    cells = {row[0]: dict(zip(ratios.columns, row, strict=True)) for row in ratios.rows}
     # e^(0.292 ± 4.303 · 0.112 / √3)
     assert cells["vToken, pressure / native"]["output tok/s"] == "1.34 [1.01 .. 1.77]"
     assert cells["vToken, pressure / naive-evict"]["request p95"] == "0.42 [0.42 .. 0.42]"
-
-
-def test_a_result_has_its_tables_claims_sentence_and_chart() -> None:
-    result = new_result("client", "make bench-client", {"model": "tiny"})
-    client_report.report(result, "tiny", runs(*THREE), 0.45)
-    assert len(result.tables) == 3
-    row = dict(zip(result.tables[0].columns, result.tables[0].rows[1], strict=True))
-    assert row["facts found [%]"] == "50 [12 .. 88]"
-    assert str(row["difference to native [points]"]).startswith("-50 [")
     assert len(result.claims) == 3 * 5  # servers, metrics
     claim = next(c for c in result.claims if c.what.endswith("tokens a second of native, " + FIXED))
     assert (claim.row, claim.unit, claim.repeats) == ("Real client", "x", 3)
     assert claim.values == pytest.approx([1.25, 125 / 80, 125 / 90])
-    assert result.sentences[0].endswith("facts found +0 [-39 .. +39] points.")
-    (chart,) = result.charts
-    assert [bars.name for bars in chart.panels[0].bars] == list(VARIANTS)
-    assert chart.panels[0].bars[0].values == [90.0]
     assert result.measured == {"tiny": "day 0 to day 2 at abc"}
     assert result.seconds == 720.0
-    assert "vToken, pressure / naive-evict" in as_text(result)
-
-
-def test_without_an_interval_no_gain_is_shown() -> None:
-    assert client_report.sentence("tiny", runs(*TWO), 0.45).endswith("No gain is shown.")

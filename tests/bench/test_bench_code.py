@@ -17,7 +17,7 @@ from vtoken_bench.machine_lock import MachineBusyError, machine_held
 def test_what_decides_a_figure_is_in_the_version_and_what_reports_it_is_not() -> None:
     found = set(sources())
     assert PRODUCT / "core/runtime/admission.py" in found
-    for name in ("vllm/load.py", "evaluation/workloads.py", "evaluation/lengths/chat.csv"):
+    for name in ("vllm/load.py", "evaluation/prose.py"):
         assert BENCHES / name in found
     for name in ("output.py", "charts.py", "evaluation/causes.py", "grounds/tables.py"):
         assert (BENCHES / name).exists()

@@ -1,4 +1,4 @@
-"""Causes and curve: factors, shares and sentences, from runs that are made up."""
+"""Causes, curve and pressure: factors, shares and tables, from runs that are made up."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from vtoken_bench.evaluation.answers import CHATS, FIXED, PRESSURE, kept, paired
 from vtoken_bench.evaluation.effects import Effect
 from vtoken_bench.evaluation.points import Point, Run, Setting
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE, PAPER, configuration
-from vtoken_bench.output import Result, as_markdown, new_result
+from vtoken_bench.output import Result, new_result
 
-SETTING = Setting("trained", 32, slow=True, quick=False, repeats=4)
+SETTING = Setting("trained", 32, quick=False, repeats=4)
 NOISE = (0.98, 1.03, 1.0, 0.99, 1.02, 0.97)
 
 
@@ -29,11 +29,7 @@ def test_an_effect_is_a_geometric_mean_with_students_interval_of_logarithms() ->
     effect = Effect(values)
     assert effect.factor == pytest.approx(stats.gmean(values))
     assert effect.interval() == pytest.approx((math.exp(low), math.exp(high)))
-    assert effect.verdict() == "more"
-    assert Effect((0.5, 0.6, 0.55)).verdict() == "less"
-    assert Effect((0.9, 1.1, 1.0)).verdict() == "undecided"
     assert Effect((1.5, 1.6)).interval() is None
-    assert Effect((1.5, 1.6)).verdict() == "undecided"
 
 
 def test_shares_of_factors_sum_to_the_whole_and_vary_as_the_repeats_do() -> None:
@@ -111,7 +107,6 @@ def test_the_ladder_leads_from_eviction_alone_to_the_defaults_one_change_a_rung(
         taken = settings(rung.variant)
         assert len([name for name in taken if taken[name] != defaults[name]]) == 1
     # One budget for all, and the load of one of the curve's pools: its gain is taken apart here.
-    assert all(point.keep is None for point in points.values())
     assert len({settings(name)["budget_ratio"] for name in steps}) == 1
     (pool,) = [c for c in curve.comparisons(SETTING) if c.points[0].labels["pool"] == curve.MEMORY]
     of_curve = {str(point.labels["variant"]): replace(point, labels={}) for point in pool.points}
@@ -139,7 +134,7 @@ def reported(runs: list[Run]) -> Result:
     return result
 
 
-def test_factors_multiply_to_the_whole_and_the_sentence_names_what_has_an_effect() -> None:
+def test_factors_multiply_to_the_whole() -> None:
     result = reported(causes_runs({NAIVE: 0.8, PAPER: 1.5, FIXED: 1.3}))
     claims = {claim.what: claim for claim in result.claims}
     whole = claims["throughput of native"]
@@ -150,21 +145,6 @@ def test_factors_multiply_to_the_whole_and_the_sentence_names_what_has_an_effect
     assert whole.value == pytest.approx(0.8 * 1.5 * 1.3, rel=0.02)
     assert len(whole.values) == 6
     assert whole.interval == pytest.approx(Effect(tuple(whole.values)).interval())
-    (sentence,) = result.sentences
-    gain, against = sentence.index("comes from"), sentence.index("Against it")
-    admission, defaults = (
-        sentence.index(f"{change} (x {factor}")
-        for change, factor in (
-            ("compressed admission", "1.5"),
-            ("vToken's defaults for the paper's", "1.3"),
-        )
-    )
-    assert gain < admission < defaults < against
-    assert against < sentence.index("eviction, reclaiming nothing (x 0.8")
-    assert sentence.index("No effect is shown of: ") < sentence.index("reclaiming as in the paper")
-    over_tuned = sentence.partition(" times those of native that runs at most 5 at once")[0]
-    assert over_tuned.rpartition(" and ")[2].startswith("1.4")
-    assert f"\n\n{sentence}\n\n" in as_markdown(result)
     assert claims["the defaults, over those without: recycling"].value == pytest.approx(1.1)
     rows = {row[0]: row for row in result.tables[0].rows}
     tuned = [f"{causes.TUNED}, at most {limit}" for limit in (3, 5)]
@@ -174,17 +154,10 @@ def test_factors_multiply_to_the_whole_and_the_sentence_names_what_has_an_effect
     assert rows[FIXED][4:6] == ["+0 [-24 .. +24]", "10.0"]
 
 
-def test_no_gain_is_claimed_where_the_interval_has_none() -> None:
-    (sentence,) = reported(causes_runs({})).sentences
-    assert sentence.endswith("No gain is shown.")
-    (lost,) = reported(causes_runs({NAIVE: 0.5})).sentences
-    assert "The loss comes from eviction, reclaiming nothing (x 0.5" in lost
-
-
 def test_a_run_that_was_interrupted_in_its_repeats_compares_complete_ones() -> None:
     runs = [r for r in causes_runs({PAPER: 1.5}) if (r.labels["variant"], r.repeat) != (PAPER, 5)]
     factors = causes.ladder(runs)
-    assert {len(factor.effect.values) for factor in factors} == {5}
+    assert {len(effect.values) for effect in factors.values()} == {5}
 
 
 # ---------------------------------------------------------------- curve and pressure
@@ -212,16 +185,6 @@ def curve_runs() -> list[Run]:
     ]
 
 
-def test_the_curve_says_where_native_is_even_and_what_each_variant_gains_and_costs() -> None:
-    runs = curve_runs()
-    assert curve.sentence(runs, PRESSURE) == (
-        "vToken, pressure: no difference is shown with memory for 100% and 25% of the demand."
-    )
-    text = curve.sentence(runs, FIXED)  # a loss is said too
-    assert text.startswith("vToken, fixed budget: 100%: 0.98 [0.98 .. 0.98] times native's")
-    assert "; 25%: 1.60 [1.60 .. 1.60] times native's tokens a second, facts found -25 [" in text
-
-
 def test_the_curve_has_speed_and_answers_of_the_same_runs() -> None:
     result = new_result("evaluation-curve", "make bench-evaluation", {})
     curve.report(result, "trained", curve_runs())
@@ -229,7 +192,6 @@ def test_the_curve_has_speed_and_answers_of_the_same_runs() -> None:
     rows = {str(row[0]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert next(iter(rows)) == f"100%, {NATIVE}"
     fixed = rows[f"25%, {FIXED}"]
-    assert fixed["gained, lost, of"] == "0, 4, 16"
     assert fixed["kept [%]"] == "50.0"
     assert fixed["facts found [%]"].startswith("75 [")
     assert rows[f"25%, {NATIVE}"]["kept [%]"] == "100"
@@ -241,19 +203,17 @@ def test_the_curve_has_speed_and_answers_of_the_same_runs() -> None:
     assert all(len(claim.values) == 4 for claim in result.claims)
 
 
-def test_a_model_that_finds_no_fact_has_speed_alone() -> None:
+def test_a_model_that_finds_no_fact_has_no_chart() -> None:
     runs = curve_runs()
     for run in runs:
         run.figures["found"] = [False] * 4
     result = new_result("evaluation-curve", "make bench-evaluation", {})
     curve.report(result, "demo", runs)
-    assert [panel.y_label for panel in result.charts[0].panels] == ["times native's"]
-    assert not any("facts" in text for text in result.sentences)
+    assert result.charts == []
 
 
 def test_pools_of_the_curve_are_shares_of_what_the_clients_need() -> None:
     found = curve.comparisons(SETTING)
-    assert all(comparison.fresh for comparison in found)
     blocks = [comparison.points[0].engine.num_blocks for comparison in found]
     whole = curve.CLIENTS * -(-CHATS.longest() // 32)
     assert blocks == [round(share * whole) for share in curve.POOLS]
@@ -266,7 +226,7 @@ def pressure_runs() -> list[Run]:
         for n, point in enumerate(comparison.points):
             for repeat in range(4):
                 run = chats(1.0, str(point.labels["variant"]), repeat, 1.0, "1101")
-                more = {"cpu_seconds": 10.0 + n, "tokens": 100 + n, "requests": [[0] * 4]}
+                more = {"cpu_seconds": 10.0 + n, "tokens": 100 + n}
                 runs.append(Run(point.labels, repeat, run.figures | more))
     return runs
 
@@ -280,7 +240,7 @@ def test_pressure_reports_its_goals_and_adds_arrivals_at_natives_rate() -> None:
     assert len(result.claims) == 6
     rates = pressure.arrivals(SETTING, runs)
     assert [c.points[0].labels["situation"] for c in rates] == ["0.5", "1", "1.5"]
-    served = 1 / 12.0  # requests a second
+    served = 4 / 12.0  # requests a second
     assert [c.points[0].rate for c in rates] == pytest.approx(
         [share * served for share in pressure.RATES], rel=0.05
     )

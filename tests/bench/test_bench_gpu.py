@@ -1,4 +1,4 @@
-"""Benchmarks for a GPU, tested without one: arguments, checks, report, `make bench`."""
+"""Benchmarks for a GPU, tested without one: arguments, checks, `make bench`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,10 @@ import pytest
 from vtoken_bench import gpu, main, overhead, serving_check, target
 from vtoken_bench.evaluation.answers import FIXED, PRESSURE
 from vtoken_bench.evaluation.variants import NAIVE
-from vtoken_bench.gpu_report import (
-    COPY_SHARE,
-    COPY_TOKENS,
-    PAGE_LIMIT,
-    SCATTERED,
-    WAYS,
-    Finished,
-    Outcome,
-    fill,
-    read_tests,
-)
-from vtoken_bench.output import Result, as_markdown, new_result
+from vtoken_bench.gpu import Finished
+from vtoken_bench.grounds.settings import numbers_key
+from vtoken_bench.output import Result
 from vtoken_bench.overhead import GROUPS, Run
-from vtoken_bench.quality.server import arguments, environment
-from vtoken_bench.quality.settings import numbers_key
-from vtoken_bench.report import as_report, read_results
 from vtoken_bench.shapes import LLAMA_3_1_8B
 from vtoken_bench.slices import METRICS
 from vtoken_bench.target import ModelShape, Target, as_flags, paged_attention
@@ -90,7 +77,7 @@ def test_without_a_gpu_benchmarks_run_on_cpu_and_refuse_what_needs_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert parsed() == Target()
-    for bench in ("overhead", "quality"):
+    for bench in ("overhead", "grounds"):
         assert main([bench, "--device", "cuda"]) == 1
         message = capsys.readouterr().err
         assert message == f"vtoken bench {bench}: --device cuda: torch finds no CUDA device here\n"
@@ -104,7 +91,7 @@ def test_without_a_gpu_benchmarks_run_on_cpu_and_refuse_what_needs_one(
 def test_a_folder_without_a_model_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for bench in ("overhead", "quality"):
+    for bench in ("overhead", "grounds"):
         assert main([bench, "--model", str(tmp_path)]) == 1
         assert f"{tmp_path} is no model folder" in capsys.readouterr().err
 
@@ -151,39 +138,6 @@ def test_engine_arguments_are_flags_of_the_server(llama: Path) -> None:
         Target().engine_args(llama, block_size=16, max_model_len=9)
     )
     assert not any(str(llama) in flag for flag in flags)
-
-
-def test_the_quality_server_is_started_for_the_target(llama: Path) -> None:
-    def flags(where: Target) -> list[str]:
-        return arguments(
-            where,
-            llama,
-            num_blocks=100,
-            length=512,
-            in_flight=4,
-            calibration=None,
-            state=Path("state"),
-        )
-
-    on_gpu = Target(
-        device="cuda", dtype="bfloat16", graphs=True, cache_bytes=GIB, attention="TRITON_ATTN"
-    )
-    given = {
-        "--vtoken-experimental-cuda",
-        "--dtype=bfloat16",
-        "--no-enforce-eager",
-        f"--kv-cache-memory-bytes={GIB}",
-        "--attention-backend=TRITON_ATTN",
-        "--max-model-len=513",
-        "--max-num-seqs=4",
-        "--no-enable-prefix-caching",
-    }
-    assert given <= {*flags(on_gpu)}
-    on_cpu = {*flags(Target())}
-    assert {"--dtype=float32", "--enforce-eager", "--num-gpu-blocks-override=101"} <= on_cpu
-    assert "--vtoken-experimental-cuda" not in on_cpu
-    assert "OMP_NUM_THREADS" not in environment(Target())
-    assert environment(Target(threads=1))["OMP_NUM_THREADS"] == "1"
 
 
 def test_samples_of_other_devices_or_dtypes_have_other_keys() -> None:
@@ -237,118 +191,31 @@ def test_the_shape_is_that_of_llama_3_1_8b(llama: Path) -> None:
 FACTS = {"device": DEVICE, "python": "3", "torch": "2", "triton": "3.6", "cuda": "13.0"}
 
 
-def printed(
-    *,
-    ratio: float = PAGE_LIMIT,
-    share: float = COPY_SHARE,
-    exact: bool = True,
-    equal: bool = True,
-    replayed: bool = True,
-    waits: int = 0,
-) -> dict[str, dict[str, Any]]:
-    """What the checks print, in their form; its numbers are the report's bounds, 0 and 1."""
-    ways = dict.fromkeys(("page 16", *WAYS), 1.0)
-    page = {
-        "kernel": "a kernel",
-        "batch": 1,
-        "context": 1,
-        "max_error": 0.0,
-        "equal_bits_scattered": equal,
-        "equal_bits_replayed_holes": replayed,
-        "us": ways,
-        "ratio_to_block_size": ways | {SCATTERED: ratio},
-        "share_of_ceiling": ways,
+def printed() -> dict[str, dict[str, Any]]:
+    """What checks print, in their form."""
+    pages = {"kernel": "a", "batch": 1, "us": {"page 1": 2.5}, "equal_bits_scattered": True}
+    rows = {"pages": pages, "copies": {"tokens": 4096, "triton": {"us": None}}}
+    return {
+        name: {
+            "check": name,
+            "facts": FACTS,
+            "rows": [rows.get(name, {"ratio, a kernel": 1.5})],
+            "failed": {"a kernel": "RuntimeError: page size 1"} if name == "pages" else {},
+        }
+        for name in gpu.CHECKS
     }
-    one = {"us": 1.0, "share": share}
-    copied = {"tokens": COPY_TOKENS, "triton": one, "torch": one}
-    syncs = "host_synchronisations_in_4_steps"
-    step = {"step_us": 1.0, "host_us": 1.0, syncs: 0}
-    probed = {"batch": 1, "context": 1, "max_error": 0.0, "probe_us": 1.0, "ratio, a kernel": 1.0}
-    two = {"p50": 1.0, "p95": 1.0}
-    served = {"repeat": 0, "seconds": 1.0, "itl_ms": two, "ttft_ms": two}
-    served |= {"mean_running": 1.0, "preemptions": 0, "steps": 1, "hook_seconds": {}}
-    results: dict[str, dict[str, Any]] = {
-        "pages": {"rows": [page], "failed": {}},
-        "copies": {"layers": 1, "rows": [copied | {"triton_exact": exact, "torch_exact": True}]},
-        "overlap": {
-            "tokens": 1,
-            "rows": [
-                step | {"variant": "no copies"},
-                step | {"variant": "own stream", syncs: waits},
-                step | {"variant": "host waits", syncs: 4},
-            ],
-        },
-        "probe": {"rows": [probed], "failed": {}},
-        "serving": {
-            "load": asdict(serving_check.TINY),
-            "blocks": 1,
-            "rows": [served | {"variant": name} for name in serving_check.VARIANTS],
-        },
-    }
-    return {name: {"check": name, "facts": FACTS, **found} for name, found in results.items()}
 
 
-def reported(outcomes: dict[str, Outcome], tests: Path | None = None) -> Result:
-    result = new_result("gpu", "make bench-gpu", {"GPU": DEVICE})
-    fill(result, outcomes, None if tests is None else read_tests(tests))
-    return result
-
-
-def finished(found: dict[str, dict[str, Any]]) -> dict[str, Outcome]:
-    return {name: Finished(name, DEVICE, "today", 1.0, result) for name, result in found.items()}
-
-
-def verdicts(result: Result) -> dict[str, Any]:
-    return {str(row[0]): row[3] for row in result.tables[0].rows}
-
-
-QUESTIONS = {
-    "1": "1: time at page size 1 against 16, a kernel",
-    "2": "2: equal bits wherever the tokens lie, a kernel",
-    "2, replayed": "2: equal bits of a graph's replay and no graph, a kernel",
-    "3": "3: relocation over 1 layers, share of a large device copy",
-    "4": "4: host synchronisations in 4 steps, copies on their own stream",
-}
-
-
-def test_results_at_the_bounds_meet_every_expectation() -> None:
-    found = verdicts(reported(finished(printed())))
-    assert {found[question] for question in QUESTIONS.values()} == {"met"}
-    assert found["make test-gpu"] is None
-    assert [*found.values()].count("") == 7  # step time, probe, five of serving: none is stated
-
-
-@pytest.mark.parametrize(
-    ("check", "changes"),
-    [
-        ("1", {"ratio": PAGE_LIMIT + 0.01}),
-        ("2", {"equal": False}),
-        ("2, replayed", {"replayed": False}),
-        ("3", {"share": COPY_SHARE - 0.01}),
-        ("3", {"exact": False}),
-        ("4", {"waits": 4}),
-    ],
-    ids=str,
-)
-def test_a_result_beyond_one_bound_misses_that_expectation_alone(
-    check: str, changes: dict[str, Any]
-) -> None:
-    found = verdicts(reported(finished(printed(**changes))))
-    assert [n for n, question in QUESTIONS.items() if found[question] == "missed"] == [check]
-
-
-def test_the_worst_row_decides() -> None:
-    found = printed()
-    found["pages"]["rows"] += printed(ratio=PAGE_LIMIT + 0.01)["pages"]["rows"]
-    assert verdicts(reported(finished(found)))[QUESTIONS["1"]] == "missed"
-
-
-def test_a_kernel_that_refuses_is_named_and_the_others_are_shown() -> None:
-    found = printed()
-    found["pages"]["failed"] = {"flash attention 3": "RuntimeError: page size 1"}
-    shown = as_markdown(reported(finished(found)))
-    assert "| pages, flash attention 3 | failed: RuntimeError: page size 1 |" in shown
-    assert "| a kernel, 1, 1 |" in shown
+def test_a_check_shows_its_figures_flat_and_the_kernels_that_refused() -> None:
+    pages, copies, probe = (
+        gpu.table_of(Finished(name, DEVICE, "today", 1.0, printed()[name]))
+        for name in ("pages", "copies", "probe")
+    )
+    assert pages.columns == ["kernel", "batch", "us, page 1", "equal_bits_scattered"]
+    assert pages.rows == [["a", 1, 2.5, "True"]]
+    assert pages.notes == ["failed: a kernel: RuntimeError: page size 1"]
+    assert copies.rows == [[4096, None]]
+    assert probe.columns == ["ratio, a kernel"]
 
 
 @pytest.mark.vllm
@@ -374,8 +241,8 @@ def test_the_short_check_of_serving_measures_every_variant_on_real_engines() -> 
         assert [len(times) for times in row["requests"]] == [4] * 6
         both = [row["hook_seconds"][side] > 0 for side in ("scheduler", "worker")]
         assert both == [name != serving_check.NATIVE] * 2
-    shown = as_markdown(reported(finished(printed() | {"serving": result})))
-    assert f"| {PRESSURE}, 1 |" in shown
+    table = gpu.table_of(Finished("serving", DEVICE, "today", 1.0, result))
+    assert [row[0] for row in table.rows] == [*serving_check.VARIANTS]
 
 
 @pytest.mark.vllm
@@ -397,28 +264,6 @@ def test_some_variants_run_in_an_executor_of_their_own_and_leave_traces(tmp_path
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     steps = {e["name"] for e in events if str(e.get("name", "")).startswith("execute_")}
     assert steps
-
-
-JUNIT = """<testsuites><testsuite timestamp="2026-01-02T03:04:05.6" tests="3">
-<testcase classname="tests.gpu.test_gpu_copies" name="test_a"/>
-<testcase classname="tests.gpu.test_gpu_copies" name="test_b"><failure>no</failure></testcase>
-<testcase classname="tests.gpu.test_gpu_pages" name="test_c"><skipped/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_failing_tests_are_in_the_report(tmp_path: Path) -> None:
-    path = tmp_path / "tests.xml"
-    path.write_text(JUNIT)
-    result = reported(finished(printed()), path)
-    assert result.tables[0].rows[0] == [
-        "make test-gpu",
-        "1 of 2 pass, 1 skipped",
-        "all pass",
-        "missed",
-        "2026-01-02 03:04:05",
-    ]
-    assert "failed: test_gpu_copies: test_b" in result.tables[0].notes
-    assert read_tests(tmp_path / "none.xml") is None
 
 
 class Checks:
@@ -472,54 +317,31 @@ def test_a_failed_or_hung_check_stops_no_other_and_runs_again(tmp_path: Path) ->
     assert found["copies"].startswith("not finished after 3 s, see")
     assert found["probe"].startswith("its output is no result")
     assert isinstance(found["overlap"], Finished)
-    shown = as_markdown(reported(found))
-    assert "| pages | failed: status 1: out of memory" in shown
-    assert "Check 4" in shown
     checks.scripts = good
     assert all(isinstance(outcome, Finished) for outcome in checks.measure().values())
     assert checks.ran == ["pages", "copies", "probe"]
 
 
-@pytest.mark.parametrize(("test_fails", "status"), [(False, 0), (True, 1)])
-def test_the_bench_writes_a_result_and_fails_with_its_tests(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    test_fails: bool,
-    status: int,
+def test_the_bench_writes_a_result_and_fails_with_a_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu, "found_device", lambda: "cuda")
     monkeypatch.setattr(gpu, "device_name", lambda: DEVICE)
-    for name, result in printed().items():
-        path = tmp_path / "gpu" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(msgspec.json.encode(Finished(name, DEVICE, "today", 1.0, result)))
-    junit = JUNIT if test_fails else JUNIT.replace("<failure>no</failure>", "")
-    (tmp_path / "gpu" / "tests.xml").write_text(junit)
-    assert main(["gpu", "--json", str(tmp_path / "gpu.json")]) == status
-    assert ("1 tests failed" in capsys.readouterr().err) == test_fails
-    result = msgspec.json.decode((tmp_path / "gpu.json").read_bytes(), type=Result)
-    assert result.setup["GPU"] == DEVICE
+    outcomes: dict[str, gpu.Outcome] = {
+        name: Finished(name, DEVICE, "today", 1.0, result) for name, result in printed().items()
+    }
+    monkeypatch.setattr(gpu, "measure", lambda *_, **__: outcomes)
+    path = tmp_path / "gpu.json"
+    assert main(["gpu", "--json", str(path)]) == 0
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    assert (result.setup["GPU"], result.setup["triton"]) == (DEVICE, "3.6")
+    assert len(result.tables) == len(gpu.CHECKS)
     assert result.raw["overlap"]["result"] == printed()["overlap"]
-    assert len(result.claims) == 12
-
-
-# ---------------------------------------------------------------- the report
-
-
-def test_the_report_has_every_result_and_its_claims(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", "--folder", str(tmp_path)]) == 1
-    assert "no result" in capsys.readouterr().err
-    (tmp_path / "gpu.json").write_bytes(msgspec.json.encode(reported(finished(printed()))))
-    (tmp_path / "else.json").write_text('{"not": "a result"}')
-    assert main(["report", "--folder", str(tmp_path)]) == 0
-    text = (tmp_path / "report.md").read_text()
-    assert text == as_report(read_results(tmp_path))
-    assert "| GPU check 3 | relocation over 1 layers, share of a large device copy |" in text
-    assert "## gpu" in text
-    assert "else" not in text
+    outcomes["pages"] = "status 1: out of memory"
+    assert main(["gpu", "--json", str(path)]) == 1
+    assert "pages: status 1: out of memory" in capsys.readouterr().err
+    result = msgspec.json.decode(path.read_bytes(), type=Result)
+    assert result.tables[-1].rows == [["pages", "status 1: out of memory"]]
 
 
 def test_make_bench_runs_gpu_parts_first_and_continues_after_a_failure(tmp_path: Path) -> None:
@@ -556,12 +378,10 @@ def test_make_bench_runs_gpu_parts_first_and_continues_after_a_failure(tmp_path:
         "vtoken bench gpu --quick",
         "vtoken bench evaluation --model llama-8b --dummy-weights --quick",
         "vtoken bench overhead --quick",
-        "vtoken bench results --file docs/gpu.md",
-        "vtoken bench report",
     ]
     _, ran = made("cuda", EVAL_MODEL="/a/model")
     assert "vtoken bench evaluation --model /a/model" in ran
     _, ran = made("cpu")
     assert ran[:2] == ["vtoken bench evaluation", "vtoken bench overhead"]
-    assert ran[-2:] == ["vtoken bench results", "vtoken bench report"]
+    assert ran[-1] == "vtoken bench results"
     assert not any("gpu" in line for line in ran)

@@ -2,65 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from vtoken.base.errors import RefusedError
 from vtoken.calibration import prompts as calibration
-from vtoken.policies import make_policy
+from vtoken.policies import make_policy, policy_names
 from vtoken_bench.evaluation.chats import FactChats
 from vtoken_bench.grounds import texts
 from vtoken_bench.grounds.engines import computed_tokens
-from vtoken_bench.grounds.facts import TEST, TUNING, Draw
+from vtoken_bench.grounds.facts import FACTS
 from vtoken_bench.grounds.paired import Pairs, holm, share, verdicts
-from vtoken_bench.grounds.prompts import GROUNDS
-from vtoken_bench.grounds.search import GRIDS, sets
+from vtoken_bench.grounds.settings import (
+    FULL,
+    Setting,
+    every_policy,
+    model_key,
+    parsed,
+    settings,
+)
 from vtoken_bench.grounds.tables import FULL_CACHE, Row, against, charts, tables
-from vtoken_bench.quality.settings import parsed, settings
+from vtoken_bench.log import Log
 from vtoken_bench.target import model_folder
 from vtoken_bench.texts import english
-
-DRAWS = {f"{name}/{kind}": draw for name, g in GROUNDS.items() for kind, draw in g.facts.items()}
-
 
 # ---------------------------------------------------------------- grounds
 
 
-def test_no_sentence_of_one_ground_is_in_another() -> None:
-    sources = {"calibration": [english()], **{name: make() for name, make in texts.SOURCES.items()}}
-    whole = {name: " ".join(" ".join(parts).lower().split()) for name, parts in sources.items()}
-    for name, parts in sources.items():
-        own = {sentence for part in parts for sentence in texts.sentences(part)}
-        assert len(own) > 1000
-        for other, text in whole.items():
-            found = set(texts.sentences(text))
-            assert other == name or own.isdisjoint(found), (name, other)
+def test_no_sentence_is_in_the_texts_of_calibration_too() -> None:
+    def whole(parts: list[str]) -> str:
+        return " ".join(" ".join(parts).lower().split())
+
+    for own, other in (([english()], texts.docstrings()), (texts.docstrings(), [english()])):
+        sentences = {sentence for part in own for sentence in texts.sentences(part)}
+        assert len(sentences) > 1000
+        assert sentences.isdisjoint(texts.sentences(whole(other)))
 
 
-def test_grounds_share_no_kind_of_fact_no_question_and_no_words_around_them() -> None:
-    assert TUNING.keys().isdisjoint(TEST.keys())
-    words = {name: _words_of(ground.facts) for name, ground in GROUNDS.items()}
-    words["calibration"] = {*calibration.QUESTION.lower().split(), "magic"}
-    common = set.intersection(*words.values())
+def test_calibration_asks_in_other_words() -> None:
+    drawn = [draw(random.Random(i)) for draw in FACTS.values() for i in range(60)]
+    words = {word.strip("?.:") for fact in drawn for word in fact.question.lower().split()}
+    common = words & {*calibration.QUESTION.lower().split(), "magic"}
     assert common <= {"what", "is", "the", "of", "for", "in"}
-    tuning, test = (GROUNDS[name] for name in ("tuning", "test"))
-    assert tuning.source != test.source
-    around = {*tuning.wording.text_first.lower().split()}
-    assert around.isdisjoint(test.wording.text_first.lower().split())
 
 
-def _words_of(facts: dict[str, Draw]) -> set[str]:
-    drawn = [draw(random.Random(i)) for draw in facts.values() for i in range(60)]
-    return {word.strip("?.:") for fact in drawn for word in fact.question.lower().split()}
+def test_a_fact_is_found_regardless_of_case_and_whole() -> None:
+    fact = replace(FACTS["list"](random.Random(0)), gold=("tea", "Salt"))
+    assert fact.is_in("Some SALT and tea.")
+    assert not fact.is_in("Some salt.")
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", FACTS)
 def test_a_fact_states_its_gold_strings_once_and_does_not_ask_with_them(name: str) -> None:
     for seed in range(200):
-        fact = DRAWS[name](random.Random(seed))
-        assert fact == DRAWS[name](random.Random(seed))
+        fact = FACTS[name](random.Random(seed))
+        assert fact == FACTS[name](random.Random(seed))
         for gold in fact.gold:
             assert fact.statement.count(gold) == 1
             assert gold not in fact.question + fact.prefix
@@ -139,6 +140,68 @@ def test_a_verdict_follows_the_corrected_tests() -> None:
 # ---------------------------------------------------------------- settings and tables
 
 
+def test_a_policy_is_named_with_its_parameters() -> None:
+    label, policy = parsed("snapkv:window=8,pool_radius=3")
+    assert label == "snapkv window=8 pool_radius=3"
+    assert policy == make_policy("snapkv", {"window": 8, "pool_radius": 3})
+    with pytest.raises(RefusedError, match="unknown policy 'magic'"):
+        parsed("magic")
+    with pytest.raises(RefusedError, match="window"):
+        parsed("snapkv:window=0")
+
+
+def test_every_registered_policy_is_measured() -> None:
+    assert {policy.name for _, policy in every_policy()} == set(policy_names()) - {"none"}
+
+
+def test_a_budget_is_the_share_of_the_prompt_and_no_less_than_the_policy_needs() -> None:
+    (setting,) = settings([parsed("snapkv:window=64")], [0.25])
+    arguments = setting.arguments(1000)
+    assert arguments["vtoken_budget_tokens"] == 250
+    assert json.loads(arguments["vtoken_policy_params"])["window"] == 64
+    assert setting.fits(1000)
+    assert not setting.fits(100)
+    assert FULL.arguments(1000) == {"vtoken_policy": "none"}
+
+
+def test_settings_with_different_parameters_have_different_keys() -> None:
+    keys = [
+        Setting("x", make_policy("snapkv", {"window": window}), keep).key()
+        for window in (8, 16)
+        for keep in (0.25, 0.5)
+    ]
+    assert all(keys[i] != keys[j] for i in range(4) for j in range(i))
+
+
+def test_a_log_returns_finished_samples_and_ignores_a_truncated_line(tmp_path: Path) -> None:
+    path = tmp_path / "grounds" / "samples.jsonl"
+    log = Log(path)
+    log.add({"task": "vt", "keep": 0.25}, {"score": 1.0}, 2.5)
+    log.add({"task": "vt", "keep": 0.5}, {"score": 0.5}, 0.5)
+    with path.open("ab") as file:
+        file.write(b'{"key":{"task":"cwe"},"val')
+    again = Log(path)
+    assert again.get({"keep": 0.25, "task": "vt"}) == {"score": 1.0}
+    assert again.seconds({"keep": 0.25, "task": "vt"}) == 2.5
+    assert again.get({"task": "cwe"}) is None
+    assert again.seconds({"task": "cwe"}) == 0
+    again.add({"task": "cwe"}, {"score": 0.0}, 1.0)
+    last = Log(path)
+    assert last.get({"task": "cwe"}) == {"score": 0.0}
+    assert last.get({"task": "vt", "keep": 0.5}) == {"score": 0.5}
+
+
+def test_the_key_of_a_model_depends_on_tokenizer_and_template(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(1 << 20))
+    first = model_key(tmp_path)
+    assert model_key(tmp_path) == first
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    second = model_key(tmp_path)
+    assert second["model"] == first["model"]
+    assert second["tokenizer"] != first["tokenizer"]
+
+
 @pytest.mark.parametrize(
     ("policy", "computed"),
     [
@@ -154,12 +217,6 @@ def test_a_verdict_follows_the_corrected_tests() -> None:
 def test_a_policy_computes_the_queries_that_it_ranks_by(policy: str, computed: int) -> None:
     (setting,) = settings([parsed(policy)], [0.5])
     assert computed_tokens(setting, 500) == computed
-
-
-def test_every_set_of_a_grid_is_a_valid_policy_and_comes_once() -> None:
-    for name in GRIDS:
-        found = [make_policy(name, params) for params in sets(name)]
-        assert len(found) == len(set(map(repr, (policy.params for policy in found)))) > 1
 
 
 def test_tables_pair_each_policy_with_the_full_cache_on_the_same_samples() -> None:
@@ -206,7 +263,7 @@ def test_an_output_is_found_by_its_fact_and_prompts_fit_their_bound() -> None:
     requests = workload.requests(folder, 4, 1)
     assert requests == workload.requests(folder, 4, 1)
     assert requests != workload.requests(folder, 4, 2)
-    assert max(len(request["prompt"]) for request in requests) <= workload.sizes(1, 0)[0][0]
+    assert max(len(request["prompt"]) for request in requests) <= workload.longest_prompt
     outputs = [request["prompt"] for request in requests]  # they state the fact
     assert workload.found(folder, 1, outputs) == [True] * 4
     assert workload.found(folder, 1, [ids[:8] for ids in outputs]) == [False] * 4

@@ -1,8 +1,7 @@
-"""Committed results: pages and charts match their JSON files, and claims are compared."""
+"""Committed results: the page and its charts match their JSON files, and claims are compared."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -11,69 +10,59 @@ import msgspec
 import pytest
 
 from vtoken_bench import client_report, main
-from vtoken_bench.charts import Bars, Chart, Line, Panel, digest, draw, file_names, source_of
+from vtoken_bench.charts import Chart, Line, Panel, digest, draw, file_names, source_of
 from vtoken_bench.claims import Claim
-from vtoken_bench.evaluation.command import EXPERIMENTS
+from vtoken_bench.evaluation.command import PARTS
 from vtoken_bench.evaluation.curve import MEMORY
 from vtoken_bench.evaluation.points import Run, stamp
 from vtoken_bench.log import Entry
 from vtoken_bench.output import (
-    CLAIMS,
     KEPT,
     LOADS,
-    PAGES,
-    SECTION,
     WITH_LOADS,
     Result,
     Table,
+    as_markdown,
+    as_text,
     commit_of,
-    fill_in,
     new_result,
     publish,
     read,
+    shown_charts,
 )
+from vtoken_bench.page import CONTENTS, PAGE, contents, page
 
+TUNING = {"grounds-search", "grounds-tuning", "grounds-tuning-keys", "grounds-tuning-shallow"}
 ROOT = Path(__file__).parents[2]
-PUBLISHED_LOADS = ROOT / "docs" / KEPT / LOADS
-
-PAGE = (
-    "# Results\n\n<!-- bench:planner -->\nold\n<!-- /bench -->\n"
-    "\n<!-- bench:none -->\n<!-- /bench -->\n"
-)
+RESULTS = ROOT / KEPT
 
 
-def stale(root: Path) -> list[str]:
-    """Sections, claims and charts below `root` that differ from their JSON, sections without."""
-    found, sections, shown = [], set(), set()
-    for page in PAGES:
-        text = (root / page).read_text()
-        sections |= {match[2] for match in SECTION.finditer(text)}
-        found += [
-            f"{page}, claims"
-            for match in CLAIMS.finditer(text)
-            if fill_in(match[0], root / page.parent / KEPT)[0] != match[0]
-        ]
-        for match in SECTION.finditer(text):
-            now, filled, _ = fill_in(match[0], root / page.parent / KEPT)
-            shown |= set(filled)
-            if now != match[0]:
-                found.append(f"{page}, {match[2]}")
-    kept = root / PAGES[0].parent / KEPT
-    drawn = {path.name for path in kept.glob("*.svg")}
-    for path in sorted(kept.glob("*.json")):
-        if path.stem not in shown:
-            found.append(f"{path.name} has no section")
-        for file, chart in file_names(path.stem, read(path).charts).items():
-            if file not in drawn or source_of(kept / file) != digest(chart):
-                found.append(file)
-            drawn.discard(file)
-    found += [f"{file} belongs to no chart" for file in sorted(drawn)]
-    return found + sorted(sections - shown)
+def test_the_page_is_that_of_the_results() -> None:
+    """`vtoken bench results` writes it."""
+    found = page(contents(ROOT / CONTENTS), RESULTS)
+    assert (ROOT / PAGE).read_text() == found
+    assert len(found.split()) <= 9_000
+    with pytest.raises(FileNotFoundError):
+        page(contents(ROOT / CONTENTS), ROOT)
 
 
-def test_pages_and_charts_are_those_of_the_json_files() -> None:
-    """`vtoken bench results` updates them."""
-    assert stale(ROOT) == []
+def test_every_file_is_shown_or_read() -> None:
+    figures = (ROOT / "docs" / "figures.toml").read_text()
+    shown = contents(ROOT / CONTENTS).files
+    files = {path.stem for path in RESULTS.glob("*.json")}
+    assert set(shown) <= files
+    unread = {name for name in files - set(shown) if f'in = "{name}"' not in figures}
+    assert unread <= TUNING
+
+
+def test_every_chart_of_a_result_is_on_a_page_and_as_it_has_it() -> None:
+    charts = {
+        file: digest(chart)
+        for path in RESULTS.glob("*.json")
+        for file, chart in file_names(path.stem, read(path).charts).items()
+    }
+    assert charts == {file: source_of(RESULTS / file) for file in charts}
+    assert charts.keys() <= shown_charts(RESULTS)
 
 
 def some_result(bench: str = "planner", commit: str = "abc1234") -> Result:
@@ -83,8 +72,8 @@ def some_result(bench: str = "planner", commit: str = "abc1234") -> Result:
     result.started, result.commit = "2026-01-02 00:00:00 UTC", commit
     result.raw = ["all measurements"]
     result.charts = [
-        Chart("Cost", [Panel("P", "x", "y", lines=[line], x_scale="log")]),
-        Chart("Other", [Panel("P", "x", "y", lines=[line])], part="other"),
+        Chart("Cost", [Panel("P", "x", "y", [line])]),
+        Chart("Other", [Panel("P", "x", "y", [line])], part="other"),
     ]
     return result
 
@@ -95,31 +84,28 @@ def save(result: Result, path: Path) -> Path:
     return path
 
 
-def published(root: Path) -> Path:
-    """Make a checkout with one published result; return the folder of its JSON."""
+def published(root: Path, *results: Result) -> tuple[Path, list[str]]:
+    """The folder of the published results, and what was skipped; the README shows one chart."""
+    (root / "README.md").write_text("![Cost](docs/results/planner.svg)")
+    for result in results:
+        save(result, root / ".bench" / f"{result.bench}.json")
+    kept = root / KEPT
+    return kept, publish([result.bench for result in results], root / ".bench", kept)
+
+
+def test_a_run_is_copied_without_measurements_and_its_shown_chart_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    (root / "docs").mkdir()
-    for page in PAGES:
-        (root / page).write_text("# Page\n")
-    page = root / PAGES[0]
-    page.write_text(PAGE)
-    save(some_result(), root / ".bench" / "planner.json")
-    assert main(["results", "--folder", str(root / ".bench"), "--file", str(page)]) == 0
-    return root / "docs" / KEPT
-
-
-def test_results_copies_the_json_draws_its_charts_and_shows_both(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = published(tmp_path)
-    assert "none: no " in capsys.readouterr().err
-    names = sorted(path.name for path in kept.iterdir())
-    assert names == ["planner-other.svg", "planner.json", "planner.svg"]
-    text = (tmp_path / PAGES[0]).read_text()
-    assert "![Cost](results/planner.svg)\n\n![Other](results/planner-other.svg)\n\n**T**" in text
-    assert stale(tmp_path) == ["none"]
+    kept, skipped = published(tmp_path, some_result())
+    assert skipped == []
+    assert sorted(path.name for path in kept.iterdir()) == ["planner.json", "planner.svg"]
+    assert source_of(kept / "planner.svg") == digest(some_result().charts[0])
     assert read(tmp_path / ".bench" / "planner.json").raw == ["all measurements"]
     assert read(kept / "planner.json").raw is None
+    older = some_result(commit="0000000")
+    older.started = "2026-01-01 00:00:00 UTC"
+    _, (line,) = published(tmp_path, older)
+    assert "is older than" in line
+    assert read(kept / "planner.json").commit == "abc1234"
 
 
 def test_loads_of_the_newest_code_are_published_without_numbers_of_requests(tmp_path: Path) -> None:
@@ -130,39 +116,44 @@ def test_loads_of_the_newest_code_are_published_without_numbers_of_requests(tmp_
         }
         for repeat, code in ((0, "older"), (0, "new"), (1, "new"))
     ]
-    runs, page = tmp_path / ".bench", tmp_path / "docs" / "results.md"
-    save(some_result("evaluation-curve"), runs / "evaluation-curve.json")
-    log = runs / "evaluation" / "curve.jsonl"
-    log.parent.mkdir()
+    log = tmp_path / ".bench" / "evaluation" / "curve.jsonl"
+    log.parent.mkdir(parents=True)
     log.write_bytes(msgspec.json.Encoder().encode_lines(loads))
-    page.parent.mkdir()
-    page.write_text("<!-- bench:evaluation-curve -->\n<!-- /bench -->\n")
-    publish([page], runs)
-    copies = (page.parent / KEPT / LOADS / "curve.jsonl").read_bytes().splitlines()
+    kept, _ = published(tmp_path, some_result("evaluation-curve"))
+    copies = (kept / LOADS / "curve.jsonl").read_bytes().splitlines()
     assert [msgspec.json.decode(line) for line in copies] == [
         load | {"value": {"tokens": 9}} for load in loads[1:]
     ]
 
 
+def test_a_table_is_readable_on_a_page_and_in_a_terminal() -> None:
+    result = some_result()
+    result.tables = [Table("T", ["a", "b"], [["1.0 | 2.0", 1234.5], ["y", None]], ["note"])]
+    shown = as_markdown(result)
+    assert "`make bench-planner` at abc1234, " in shown
+    assert "| 1.0 \\| 2.0 | 1,234 |" in shown
+    assert shown.endswith("- note")
+    assert "1.0 | 2.0  1,234" in as_text(result)
+    result.measured = {"demo": "2026-01-01 10:00 UTC at abc", "trained": "2026-01-02 at abd"}
+    stamps = "measured demo 2026-01-01 10:00 UTC at abc; trained 2026-01-02 at abd; "
+    assert as_markdown(result).startswith(f"`make bench-planner`, {stamps}")
+
+
 REPORTS = {
-    "evaluation-causes": EXPERIMENTS["causes"].report,
-    "evaluation-curve": EXPERIMENTS["curve"].report,
-    "evaluation-floors": EXPERIMENTS["floors"].report,
-    "evaluation-loss": EXPERIMENTS["loss"].report,
-    "evaluation-pressure": EXPERIMENTS["pressure"].report,
+    **{f"evaluation-{name}": part.report for name, part in PARTS.items()},
     "client": partial(client_report.report, memory=MEMORY),
 }
 
 
 def test_every_published_load_is_reported() -> None:
-    names = {path.stem for path in PUBLISHED_LOADS.glob("*.jsonl")}
+    names = {path.stem for path in (RESULTS / LOADS).glob("*.jsonl")}
     assert names == {name.removeprefix("evaluation-") for name in REPORTS} == {*WITH_LOADS}
 
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_published_loads_give_the_published_result(name: str) -> None:
-    path = PUBLISHED_LOADS / f"{name.removeprefix('evaluation-')}.jsonl"
-    published = read(PUBLISHED_LOADS.parent / f"{name}.json")
+    path = RESULTS / LOADS / f"{name.removeprefix('evaluation-')}.jsonl"
+    published = read(RESULTS / f"{name}.json")
     loads = [msgspec.json.decode(line, type=Entry) for line in path.read_bytes().splitlines()]
     result = Result(published.bench, published.command, {}, [])
     of_model: dict[str, list[Run]] = {}
@@ -175,47 +166,7 @@ def test_published_loads_give_the_published_result(name: str) -> None:
         REPORTS[name](result, model, runs)
         assert when == stamp(runs)
     assert result.claims == published.claims
-    assert result.sentences == published.sentences
     assert msgspec.to_builtins(result.tables) == msgspec.to_builtins(published.tables)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (b"1.5", b"1.6", ["docs/results.md, planner", "planner.svg", "planner-other.svg"]),
-        (b"3.5", b"3.6", ["planner.svg", "planner-other.svg"]),
-        (b"abc1234", b"abc1235", ["docs/results.md, planner"]),
-    ],
-)
-def test_a_number_changed_in_the_json_makes_page_or_chart_stale(
-    tmp_path: Path, old: bytes, new: bytes, expected: list[str]
-) -> None:
-    path = published(tmp_path) / "planner.json"
-    assert old in path.read_bytes()
-    path.write_bytes(path.read_bytes().replace(old, new))
-    assert stale(tmp_path) == [*expected, "none"]
-
-
-def test_files_that_no_page_shows_are_named(tmp_path: Path) -> None:
-    kept = published(tmp_path)
-    save(Result("memory", "", {}, []), kept / "memory.json")
-    shutil.copyfile(kept / "planner.svg", kept / "gone.svg")
-    assert stale(tmp_path) == [
-        "memory.json has no section", "gone.svg belongs to no chart", "none"
-    ]  # fmt: skip
-
-
-def test_a_newer_result_in_the_repository_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = published(tmp_path)
-    old = some_result(commit="0000000")
-    old.started = "2026-01-01 00:00:00 UTC"
-    save(old, tmp_path / ".bench" / "planner.json")
-    arguments = ["--folder", str(tmp_path / ".bench"), "--file", str(tmp_path / PAGES[0])]
-    assert main(["results", *arguments]) == 0
-    assert "is older than" in capsys.readouterr().err
-    assert read(kept / "planner.json").commit == "abc1234"
 
 
 # ---------------------------------------------------------------- charts
@@ -223,24 +174,15 @@ def test_a_newer_result_in_the_repository_is_kept(
 
 def test_a_chart_is_drawn_reproducibly_with_its_source(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    bars = [
-        Bars("a", [1.0, None], [0.5, None], [1.5, None]),
-        Bars("b", [2.0, 3.0], [1.0, 2.0], [2.5, 3.5]),
-    ]
-    lines = [Line("b", [1, 64], [1.0, 2.0]), Line("bound", [1], [1.5], reference=True)]
-    panels = [
-        Panel("Bars", "model", "ms", bars=bars, groups=["one", "two"]),
-        Panel("Lines", "requests", "µs", lines=lines, x_scale="log", y_scale="log"),
-    ]
+    lines = [Line("a", [1, 64], [1.0, 2.0]), Line("bound", [1], [1.5], reference=True)]
+    chart = Chart("Cost", [Panel("Lines", "requests", "µs", lines)] * 4)
     paths = [tmp_path / "one.svg", tmp_path / "two.svg"]
     for path in paths:
-        draw(Chart("Cost", panels * 2), path, source="0123")
+        draw(chart, path, source="0123")
     one, two = (path.read_text() for path in paths)
     assert one == two
     assert source_of(paths[0]) == "0123"
-    assert all(f">{text}<" in one for text in ("a", "b", "bound", "Bars", "64", "two", "Cost"))
-    # A name has one colour in bars and lines: here the second bars and the line of a panel each.
-    assert one.count("#ff7f0e") >= 3
+    assert all(f">{text}<" in one for text in ("a", "bound", "Lines", "requests", "Cost"))
 
 
 def test_a_chart_has_the_same_digest_after_its_file() -> None:
@@ -338,16 +280,6 @@ def test_a_claim_is_reproduced_when_the_ranges_overlap(
     (line,) = [line for line in shown.splitlines() if "Memory: fewer blocks" in line]
     assert "30 [29 .. 31] %" in line
     assert line.endswith(verdict)
-
-
-def test_a_page_has_the_claims_of_a_page_after_it(tmp_path: Path) -> None:
-    first, second = tmp_path / "docs" / "first.md", tmp_path / "docs" / "second.md"
-    first.parent.mkdir()
-    first.write_text("<!-- claims all -->\n<!-- /claims -->\n")
-    second.write_text("<!-- bench:memory -->\n<!-- /bench -->\n")
-    with_claims(tmp_path / "runs" / "memory.json", claim("fewer blocks", 30.0))
-    publish([first, second], tmp_path / "runs")
-    assert "fewer blocks" in first.read_text()
 
 
 def test_claims_in_one_result_only_are_listed_and_change_nothing(

@@ -11,7 +11,7 @@ A figure is a claim, a cell of a table, or any value by its path:
     served = {in = "gpu", path = "claims.3.value"}
 
 Of a claim, `end` is "low" or "high" of its 95% interval. `table` is how a title begins, `row` is
-the first cell of a row or "first | second", and `number` counts the numbers in the cell. `as` is a
+the first cell of a row, and `number` counts the numbers in the cell. `as` is a
 format of Python, as "+.0f" or ".1%"; without it a claim in "x" has two digits behind the point, one
 in "%" none, and a cell is as it is written.
 
@@ -115,7 +115,7 @@ def _cell(result: Result, source: dict[str, Any]) -> str:
         for table in result.tables
         if table.title.startswith(source["table"]) and source["column"] in table.columns
         for row in table.rows
-        if source["row"] in (row[0], f"{row[0]} | {row[1]}")
+        if source["row"] == row[0]
     ]
     (cell,) = cells
     if not isinstance(cell, str):

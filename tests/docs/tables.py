@@ -23,7 +23,6 @@ from vtoken.wire import Bound, Experiment, pool_limits
 from vtoken.wire.bounds import bounds_of, span
 from vtoken.wire.guards import BY_NAME
 from vtoken_api.metrics import METRICS, full_name
-from vtoken_bench.roofline import MEMORY_GBS, predictions
 from vtoken_console.frame.keys import KEYS, MOVES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -141,12 +140,6 @@ def _values(bound: Bound) -> str:
     return names.get(bound.type) or span(bound)
 
 
-def _predictions() -> Iterator[Cells]:
-    for prediction in predictions():
-        us = (f"{prediction.us(gbs):,.0f} µs" for gbs in MEMORY_GBS.values())
-        yield prediction.check, prediction.what, f"{prediction.token_bytes:,}", *us
-
-
 def _steps() -> Iterator[Cells]:
     for step in run.WITH_VLLM:
         yield f"`{step.name}`", step.shows, f"{step.limit_s:.0f} s"
@@ -177,17 +170,6 @@ TABLES = (
         _experiment,
     ),
     Table("arguments", "settings.md", ("argument", "values"), _arguments),
-    Table(
-        "predictions",
-        "gpu.md",
-        (
-            "check",
-            "call",
-            "bytes a token",
-            *(f"{gpu}, {g:,} GB/s" for gpu, g in MEMORY_GBS.items()),
-        ),
-        _predictions,
-    ),
     Table("steps of the kit", "gpu.md", ("step", "shows", "limit"), _steps),
     Table("keys", "console.md", ("key", "group", "does", "name", "changes the server"), _keys),
 )

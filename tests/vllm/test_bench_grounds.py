@@ -11,8 +11,9 @@ import pytest
 
 from vtoken_bench.engines import Engine
 from vtoken_bench.grounds.engines import Engines
-from vtoken_bench.grounds.prompts import CASES, GROUNDS, Case, Prompt, PromptMaker
-from vtoken_bench.quality.settings import FULL, Setting, parsed, settings
+from vtoken_bench.grounds.facts import FACTS
+from vtoken_bench.grounds.prompts import CASES, Case, Prompt, PromptMaker
+from vtoken_bench.grounds.settings import FULL, Setting, parsed, settings
 from vtoken_bench.target import Target, model_folder
 
 pytestmark = pytest.mark.vllm
@@ -31,7 +32,7 @@ def maker(model: Path) -> PromptMaker:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return PromptMaker(tokenizer, GROUNDS["test"], seed=1, num_tokens=TOKENS)
+    return PromptMaker(tokenizer, seed=1, num_tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_half_of_the_long_outputs_state_the_fact_themselves(maker: PromptMaker) 
 def test_depths_and_kinds_are_spread_over_the_samples(maker: PromptMaker) -> None:
     found = [maker.prompt("chat", number) for number in range(24)]
     kinds = [prompt.fact.kind for prompt in found]
-    assert all(kinds.count(kind) == 6 for kind in GROUNDS["test"].facts)
+    assert all(kinds.count(kind) == 6 for kind in FACTS)
     depths = sorted(prompt.answer[0] / len(prompt.ids) for prompt in found)
     assert depths[0] < 0.25
     assert depths[-1] > 0.75

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.engines import engine_args
 from vtoken_bench.shapes import LLAMA_3_1_8B, build_shape
-from vtoken_bench.target import ModelShape, Target, as_flags, model_folder
+from vtoken_bench.target import ModelShape, Target, as_flags
 
 pytestmark = pytest.mark.vllm
 
@@ -85,16 +85,3 @@ def test_a_shape_is_made_once_and_nothing_else_is_replaced(tmp_path: Path) -> No
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(FileExistsError, match="is not empty"):
         build_shape(tmp_path, SMALL)
-
-
-def test_the_second_model_is_of_another_architecture_and_evicts(engine: Any, greedy: Any) -> None:
-    folder = model_folder("qwen3-random")
-    args = Target().engine_args(folder, block_size=32, max_model_len=512, num_blocks=64)
-    h2o = BUDGET | {"policy": {"name": "h2o"}}
-    with engine(**args, **engine_args(h2o)) as llm:
-        (tokens,) = greedy(llm, [[7 * i % 120 + 3 for i in range(160)]], 24)
-        runtime = llm.llm_engine.engine_core.engine_core.scheduler.vtoken
-        assert llm.llm_engine.vllm_config.model_config.architecture == "Qwen3ForCausalLM"
-        assert len(tokens) == 24
-        assert runtime.counters.tokens.evicted > 80
-        assert not runtime.counters.invariants.violations

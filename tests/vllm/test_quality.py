@@ -1,6 +1,6 @@
 """A trained model still finds needles after eviction, for any placement of K and V.
 
-`vtoken bench quality` measures the quality of policies; this is a regression test.
+`vtoken bench grounds` measures the quality of policies; this is a regression test.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from tests.support.observe import Observer, runtime_of
 from vtoken.demo.trained_model import TrainedModelError, cache_folder, fetch
 from vtoken.wire.commands import Command, PatchConfig
 from vtoken_bench.forcing import ARGUMENT, PROCESSOR
-from vtoken_bench.quality.command import exact_variants
-from vtoken_bench.quality.measures import string_match_all
-from vtoken_bench.quality.ruler import Sample, fitted
+from vtoken_bench.grounds.prompts import Prompt, PromptMaker
 
 pytestmark = pytest.mark.vllm
 
-TASK = "niah_single_2"
-LENGTH = 640
+LENGTH = 500  # of the text
 NUM_PROMPTS = 6
+KINDS = 4  # of facts in turn; the first are names, which the full cache always finds
 KEEP = 1 / 3
-ANSWER_TOKENS = 32  # a number of seven digits, whose introduction the prompt has
+ANSWER_TOKENS = 32
 POLICY = "snapkv"  # the demo's
 # Requests name their own policies and budgets.
 CONFIG = {"policy": {"name": "none"}, "interval_tokens": 8, "evict_when": "always"}
@@ -63,21 +61,26 @@ def llm(engine: Any, trained_model: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def needles(llm: Any) -> list[tuple[Sample, list[int]]]:
-    """Samples, and their prompts up to the beginning of the answer."""
-    tokenizer = llm.get_tokenizer()
+def needles(llm: Any) -> list[Prompt]:
+    """Prompts up to the beginning of the answer."""
+    maker = PromptMaker(llm.get_tokenizer(), seed=0, num_tokens=LENGTH)
+    return [maker.prompt("prefix", KINDS * number) for number in range(NUM_PROMPTS)]
 
-    def ids(sample: Sample) -> list[int]:
-        messages = [
-            {"role": "user", "content": sample.context + sample.question},
-            {"role": "assistant", "content": sample.answer_prefix},
-        ]
-        text = tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
-        found: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return found
 
-    samples = [fitted(TASK, i, LENGTH, lambda s: len(ids(s))) for i in range(NUM_PROMPTS)]
-    return [(sample, ids(sample)) for sample in samples]
+def exact_variants(num_blocks: int) -> dict[str, dict[str, Any]]:
+    """Ways to reclaim memory, each as a patch of the live configuration."""
+    gates = {"theta_f": 0.25, "low_watermark_blocks": num_blocks // 8}
+    eager = {"theta_f": 0.0, "low_watermark_blocks": num_blocks, "headroom_blocks": 2}
+    plug, pack = (
+        {"reclamation": "auto", "experiment": {"planner": name, "round_rule": "paper"}}
+        for name in ("plug", "pack")
+    )
+    return {
+        "naive-evict": gates | {"reclamation": "off", "recycle": False},
+        "recycling": gates | plug | {"recycle": True},
+        "plug": eager | plug | {"recycle": False},
+        "pack": eager | pack | {"recycle": False, "headroom_blocks": 16},
+    }
 
 
 def completed(
@@ -96,19 +99,16 @@ def completed(
 
 
 def test_needles_are_found_when_two_thirds_of_the_cache_are_evicted(
-    llm: Any, needles: list[tuple[Sample, list[int]]]
+    llm: Any, needles: list[Prompt]
 ) -> None:
-    prompts = [ids for _, ids in needles]
+    prompts = [needle.ids for needle in needles]
     evicting = [
         {"vtoken_policy": POLICY, "vtoken_budget_tokens": round(KEEP * len(ids))} for ids in prompts
     ]
     none = [{"vtoken_policy": "none"}] * len(prompts)
     found = completed(llm, prompts * 2, ANSWER_TOKENS, none + evicting)
     texts = [llm.get_tokenizer().decode(ids) for ids in found]
-    scores = [
-        string_match_all(text, sample.gold)
-        for text, (sample, _) in zip(texts, needles * 2, strict=True)
-    ]
+    scores = [n.fact.is_in(text) for text, n in zip(texts, needles * 2, strict=True)]
     full, evicted = scores[:NUM_PROMPTS], scores[NUM_PROMPTS:]
     assert sum(full) == NUM_PROMPTS, texts
     assert sum(evicted) >= NUM_PROMPTS - 1, texts
@@ -116,11 +116,11 @@ def test_needles_are_found_when_two_thirds_of_the_cache_are_evicted(
 
 
 def test_forced_tokens_are_the_output_and_the_log_probabilities_stay_the_models(
-    llm: Any, needles: list[tuple[Sample, list[int]]]
+    llm: Any, needles: list[Prompt]
 ) -> None:
     from vllm import SamplingParams
 
-    prompt = {"prompt_token_ids": needles[0][1][:200]}
+    prompt = {"prompt_token_ids": needles[0].ids[:200]}
     plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
     (free,) = llm.generate([prompt], plain, use_tqdm=False)
     own = list(free.outputs[0].token_ids)
@@ -155,7 +155,7 @@ def test_invalid_forced_tokens_are_refused(llm: Any, bad: Any) -> None:
 
 
 def test_tokens_do_not_depend_on_the_placement_of_keys_and_values(
-    llm: Any, needles: list[tuple[Sample, list[int]]], trained_model: Path
+    llm: Any, needles: list[Prompt], trained_model: Path
 ) -> None:
     """Reclamation moves and overwrites slots; one wrong bit changes a trained model's tokens.
 
@@ -165,7 +165,7 @@ def test_tokens_do_not_depend_on_the_placement_of_keys_and_values(
 
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     runtime = runtime_of(llm)
-    prompt = needles[0][1][:EXACT_PROMPT]
+    prompt = needles[0].ids[:EXACT_PROMPT]
     arguments = [
         {
             "vtoken_policy": name,

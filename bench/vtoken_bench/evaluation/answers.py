@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from vtoken_bench.evaluation.chats import FactChats
@@ -37,23 +36,8 @@ def chat_points(
     setting: Setting, labels: Labels, num_blocks: int, num_requests: int, **load: Any
 ) -> list[Point]:
     """The same chats on stock vLLM and in every configuration of `CONFIGS`."""
-    longest = CHATS.longest() + 1
-    native = Point(
-        {**labels, "variant": NATIVE},
-        setting.engine(stock=True, num_blocks=num_blocks, max_model_len=longest),
-        {},
-        CHATS,
-        num_requests,
-        None,
-        **load,
-    )
-    return [native, *[configured(native, name, config) for name, config in CONFIGS.items()]]
-
-
-def configured(point: Point, variant: str, config: dict[str, Any]) -> Point:
-    """The load of `point` on vToken in this configuration."""
-    labels = {**point.labels, "variant": variant}
-    return replace(point, labels=labels, engine=replace(point.engine, stock=False), config=config)
+    native = setting.point({**labels, "variant": NATIVE}, CHATS, num_requests, num_blocks, **load)
+    return [native, *[native.configured(name, config) for name, config in CONFIGS.items()]]
 
 
 def kept(run: Run) -> float:
@@ -65,6 +49,11 @@ def kept(run: Run) -> float:
 def found(runs: Sequence[Run]) -> list[bool]:
     """For every answer whether it has the fact."""
     return [flag for run in sorted(runs, key=lambda r: r.repeat) for flag in run.figures["found"]]
+
+
+def answers_interval(runs: Sequence[Run]) -> Interval:
+    """The share of answers that have the fact."""
+    return share(found(runs))
 
 
 def paired_answers(runs: Sequence[Run], one: Labels, other: Labels) -> Pairs:
@@ -79,11 +68,3 @@ def points_shown(difference: Interval) -> str:
     """A difference of shares in percentage points."""
     value, low, high = (100 * x for x in (difference.value, difference.low, difference.high))
     return f"{value:+.0f} [{low:+.0f} .. {high:+.0f}]"
-
-
-def answer_cells(runs: Sequence[Run], one: Labels, native: Labels) -> list[str | None]:
-    """Of a table: the share found, and the difference to native in the repeats that both have."""
-    answers, pairs = share(found(pick(runs, **one))), paired_answers(runs, one, native)
-    percent = [100 * x for x in (answers.value, answers.low, answers.high)]
-    shown = "{:.0f} [{:.0f} .. {:.0f}]".format(*percent)
-    return [shown, None if one == native or not pairs.samples else points_shown(pairs.difference())]

@@ -1,6 +1,6 @@
 """Chats with a fact to find, as a workload: speed and answers come from the same outputs.
 
-They are those of the test ground (`vtoken_bench.grounds`), which no default was tuned on.
+They are those of `vtoken_bench.grounds`, which no default was tuned on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vtoken_bench.grounds.prompts import GROUNDS, Prompt, PromptMaker
-from vtoken_bench.quality.measures import string_match_all
+from vtoken_bench.grounds.prompts import Prompt, PromptMaker
 
 FIRST_SEED = 10
 
@@ -28,16 +27,15 @@ class FactChats:
     num_new: int
     around_tokens: int = 80
 
-    def sizes(self, count: int, _seed: int) -> list[tuple[int, int]]:
-        """Prompt and output tokens at most; the prompts differ by some tens."""
-        return [(self.text_tokens + self.around_tokens, self.num_new)] * count
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens; the prompts differ by some tens."""
+        return self.text_tokens + self.around_tokens
 
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and output."""
-        return sum(self.sizes(1, 0)[0])
+        return self.longest_prompt + self.num_new
 
     def requests(self, model: Path, count: int, seed: int) -> list[dict[str, Any]]:
-        """For a load's `requests`."""
         return [
             {"prompt": p.ids, "num_new": self.num_new} for p in self._prompts(model, count, seed)
         ]
@@ -59,15 +57,12 @@ class FactChats:
 
     def _judged(self, model: Path, seed: int, answers: Sequence[str]) -> list[bool]:
         prompts = self._prompts(model, len(answers), seed)
-        return [
-            string_match_all(answer, prompt.fact.gold) == 1.0
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
+        return [p.fact.is_in(answer) for p, answer in zip(prompts, answers, strict=True)]
 
     def _prompts(self, model: Path, count: int, seed: int) -> list[Prompt]:
         maker = _maker(model, self.text_tokens, seed)
         found = [maker.prompt("chat", number) for number in range(count)]
-        longest, most = max(len(prompt.ids) for prompt in found), self.sizes(1, 0)[0][0]
+        longest, most = max(len(prompt.ids) for prompt in found), self.longest_prompt
         if longest > most:
             raise ValueError(
                 f"a prompt of {self.name} has {longest} tokens, more than {most}: "
@@ -81,5 +76,4 @@ def _maker(model: Path, text_tokens: int, seed: int) -> PromptMaker:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    ground = GROUNDS["test"]
-    return PromptMaker(tokenizer, ground, seed=FIRST_SEED + seed, num_tokens=text_tokens)
+    return PromptMaker(tokenizer, seed=FIRST_SEED + seed, num_tokens=text_tokens)

@@ -1,4 +1,4 @@
-"""`vtoken bench evaluation`: the parts of the paper's section 5, one JSON file each.
+"""`vtoken bench evaluation`: vToken beside native vLLM and naive-evict, one JSON file a part.
 
 1. A point that was measured under the same key is not measured again; `--again` starts anew.
 2. Whatever ends a run early, what is finished is in the log, and a part's file is written whole.
@@ -10,77 +10,28 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target as targets
 from vtoken_bench.engines import EngineError
-from vtoken_bench.evaluation import (
-    capacity,
-    causes,
-    curve,
-    floors,
-    frontier,
-    hybrid,
-    loss,
-    memory,
-    prefixes,
-    pressure,
-    relocation,
-    sensitivity,
-    stability,
-)
-from vtoken_bench.evaluation.points import Comparison, Experiment, Run, Setting, stamp
+from vtoken_bench.evaluation import causes, curve, floors, loss, pressure
+from vtoken_bench.evaluation.points import Comparison, Part, Run, Setting, stamp
 from vtoken_bench.evaluation.running import Engines, measure
 from vtoken_bench.log import Log
 from vtoken_bench.output import BULKY, FOLDER, Result, finish, new_result
 
-EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        causes.EXPERIMENT,
-        loss.EXPERIMENT,
-        curve.EXPERIMENT,
-        floors.EXPERIMENT,
-        pressure.EXPERIMENT,
-        memory.EXPERIMENT,
-        memory.LONG,
-        capacity.EXPERIMENT,
-        frontier.EXPERIMENT,
-        sensitivity.EXPERIMENT,
-        prefixes.EXPERIMENT,
-        relocation.EXPERIMENT,
-        stability.EXPERIMENT,
-        hybrid.EXPERIMENT,
-    )
+PARTS: dict[str, Part] = {
+    part.name: part for part in (causes.PART, loss.PART, curve.PART, floors.PART, pressure.PART)
 }
-# What a trained model on a CPU has time for; the tiny model shows the shape of all of it.
-SLOW_PARTS = (
-    "causes",
-    "loss",
-    "curve",
-    "floors",
-    "pressure",
-    "memory",
-    "long",
-    "capacity",
-    "frontier",
-    "sensitivity",
-    "relocation",
-    "stability",
-    "hybrid",
-)
-SECOND_PARTS = ("capacity",)  # of another architecture: the paper's check on a larger model
-TRAINED_PARTS = ("causes", "floors", "pressure")  # nothing to find out from random weights
-MOST_ENGINES = {"cpu": 4, "cuda": 2}  # open at a time
-MOST_TOGETHER = {"cpu": 9, "cuda": 0}  # 1.5 GiB each with the trained model
+REPEATS = 8  # of every point: an interval of a speed takes them
+MOST_TOGETHER = {"cpu": 9, "cuda": 1}  # 1.5 GiB each with the trained model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--parts", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS), help="(default: all)"
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)"
     )
     parser.add_argument(
         "--model",
@@ -91,9 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats",
         type=int,
-        help="of every point, each with engine processes of its own (default: 8 in parts whose "
-        "speeds have intervals, 3 elsewhere; each part first says how long it may take: on the "
-        "trained model and two cores `causes`, `curve` and `pressure` need hours each)",
+        default=REPEATS,
+        help="of every point, each with engine processes of its own (default: %(default)s; each "
+        "part first says how long it may take: on the trained model and two cores `causes`, "
+        "`curve` and `pressure` need hours each)",
     )
     parser.add_argument("--again", action="store_true", help="measure anew what is in the log")
     targets.add_arguments(parser)
@@ -111,26 +63,24 @@ def run(args: argparse.Namespace) -> int:
     failed = 0
     for name in args.parts:
         try:
-            _part(EXPERIMENTS[name], target, folder, args)
+            _part(PARTS[name], target, folder, args)
         except EngineError as error:  # of this part alone
             print(f"{name}: {error}", file=sys.stderr)
             failed = 1
     return failed
 
 
-def _part(
-    experiment: Experiment, target: targets.Target, folder: Path, args: argparse.Namespace
-) -> None:
-    log = Log.opened(folder / "evaluation" / f"{experiment.name}.jsonl", again=args.again)
-    command = f"{targets.make_target('bench-evaluation', args)} ARGS='--parts {experiment.name}'"
-    name = f"evaluation-{experiment.name}"
-    setup = target.described() | {"repeats": ""}  # its place; `repeats_of` the runs
-    result = new_result(name, command, setup)
+def _part(part: Part, target: targets.Target, folder: Path, args: argparse.Namespace) -> None:
+    log = Log.opened(folder / "evaluation" / f"{part.name}.jsonl", again=args.again)
+    command = f"{targets.make_target('bench-evaluation', args)} ARGS='--parts {part.name}'"
+    name = f"evaluation-{part.name}"
+    result = new_result(name, command, target.described())
     result.raw = []
-    most, most_together = MOST_ENGINES[target.device], MOST_TOGETHER[target.device]
-    with closing(Engines(target, most, most_together)) as engines:
-        for model in args.model:
-            _measure(experiment, model, target, log, engines, result, args)
+    for model in args.model:
+        if part.trained and (model in targets.UNTRAINED or target.dummy_weights):
+            print(f"{part.name}: not on {model}, it needs a trained model", file=sys.stderr)
+            continue
+        _measure(part, model, target, log, result, args)
     result.setup["repeats"] = repeats_of(result.raw)
     finish(result, path=folder / f"{name}.json", markdown=args.markdown)
 
@@ -156,41 +106,25 @@ def is_new(comparison: Comparison, runs: Sequence[Run]) -> bool:
 
 
 def _measure(
-    experiment: Experiment,
+    part: Part,
     model: str,
     target: targets.Target,
     log: Log,
-    engines: Engines,
     result: Result,
     args: argparse.Namespace,
 ) -> None:
-    on_gpu = target.device == "cuda"
-    slow = not on_gpu and model != targets.DEMO
-    untrained = model in targets.UNTRAINED or target.dummy_weights
-    if untrained and experiment.name in TRAINED_PARTS:
-        print(f"{experiment.name}: not on {model}, it needs a trained model", file=sys.stderr)
-        return
-    if slow and experiment.name not in (SECOND_PARTS if model == targets.QWEN3 else SLOW_PARTS):
-        return
-    setting = Setting(
-        model=model,
-        block_size=target.stock_block_size,
-        slow=slow,
-        quick=args.quick,
-        repeats=1 if args.quick else args.repeats or experiment.repeats,
-        on_gpu=on_gpu,
-    )
-    title = f"{experiment.name}, {model}"
-    runs = measure(experiment.comparisons(setting), log, engines, title)
-    if not runs:
-        return  # not of this model
-    while experiment.then is not None:
-        more = [found for found in experiment.then(setting, runs) if is_new(found, runs)]
+    repeats = 1 if args.quick else args.repeats
+    setting = Setting(model, target.stock_block_size, args.quick, repeats)
+    engines = Engines(target, MOST_TOGETHER[target.device])
+    title = f"{part.name}, {model}"
+    runs = measure(part.comparisons(setting), log, engines, title)
+    while part.then is not None:
+        more = [found for found in part.then(setting, runs) if is_new(found, runs)]
         if not more:
             break
         runs += measure(more, log, engines, title)
     name = Path(model).name
-    experiment.report(result, name, runs)
+    part.report(result, name, runs)
     result.measured[name] = stamp(runs)
     result.seconds += sum(run.seconds for run in runs)  # earlier runs' too; without engine starts
     result.raw += [

@@ -1,6 +1,7 @@
-"""Ratios over repeats, as factors: they multiply, so their means and intervals are of logarithms.
+"""Figures over repeats: their spread, and ratios of the same repeat with their intervals.
 
-Every repeat has engine processes of its own, so the repeats are independent.
+Every repeat has engine processes of its own, so the repeats are independent. Ratios multiply, so
+their means and intervals are of logarithms.
 """
 
 from __future__ import annotations
@@ -8,17 +9,59 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
-from vtoken_bench.claims import Claim
-from vtoken_bench.evaluation.points import Labels, Run, paired, spread
+from vtoken_bench.claims import Claim, student_interval
+from vtoken_bench.evaluation.points import Labels, Run, pick
 from vtoken_bench.evaluation.variants import NATIVE
 
+Figure = Callable[[Run], float]
 # How tables show an effect, for their notes.
 SHOWN = (
     "geometric mean of the ratios of the same repeat [95% interval, Student t of the mean "
     "logarithm]"
 )
+
+
+def speed(run: Run) -> float:
+    """Output tokens a second."""
+    return run.figure("tokens") / run.figure("seconds")
+
+
+def busy_speed(run: Run) -> float:
+    """The same while every client had a request, without the end of the run."""
+    return run.figure("busy.tokens") / run.figure("busy.seconds")
+
+
+def packing_share(run: Run) -> float:
+    """Share of the time in which holes were packed for attention: CPU alone packs."""
+    return float(run.figures.get("pack_us", 0)) / (1e6 * run.figure("seconds"))
+
+
+def unpacked_speed(run: Run) -> float:
+    """`busy_speed` if packing took no time. It is taken to be spread evenly over the run."""
+    return busy_speed(run) / (1 - packing_share(run))
+
+
+def cpu_seconds(run: Run) -> float:
+    """CPU time of the engine's steps."""
+    return run.figure("cpu_seconds")
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and the range where there is one, as tables show it."""
+    low, high = min(values), max(values)
+    if low == high:
+        return _number(low)
+    return f"{_number(median(values))} [{_number(low)} .. {_number(high)}]"
+
+
+def paired(runs: Sequence[Run], figure: Figure, one: Labels, other: Labels) -> list[float]:
+    """`figure` of one over other's, repeat by repeat: both ran side by side in each."""
+    firsts = {run.repeat: figure(run) for run in pick(runs, **one)}
+    seconds = {run.repeat: figure(run) for run in pick(runs, **other)}
+    both = sorted(firsts.keys() & seconds.keys())
+    return [firsts[n] / seconds[n] for n in both if seconds[n]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +71,7 @@ class Effect:
     values: tuple[float, ...]
 
     @classmethod
-    def of(
-        cls, runs: Sequence[Run], figure: Callable[[Run], float], one: Labels, other: Labels
-    ) -> Effect | None:
+    def of(cls, runs: Sequence[Run], figure: Figure, one: Labels, other: Labels) -> Effect | None:
         """`one` over `other`, paired by repeat; None if no repeat has both."""
         found = paired(runs, figure, one, other)
         return cls(tuple(found)) if found else None
@@ -45,15 +86,8 @@ class Effect:
 
     def interval(self) -> tuple[float, float] | None:
         """95% Student t interval of the mean logarithm, as factors; None for fewer than three."""
-        found = spread(self.logs).interval()
+        found = student_interval(self.logs)
         return None if found is None else (math.exp(found[0]), math.exp(found[1]))
-
-    def verdict(self) -> str:
-        """more, less, or undecided where the interval has 1 or there is none."""
-        found = self.interval()
-        if found is None or found[0] <= 1 <= found[1]:
-            return "undecided"
-        return "more" if found[0] > 1 else "less"
 
     def share(self, whole: Effect) -> tuple[float, tuple[float, float] | None]:
         """The share of the logarithm of `whole`, and its 95% interval.
@@ -68,21 +102,19 @@ class Effect:
         left_out = [
             (sum(own) - mine) / (sum(all_) - its) for mine, its in zip(own, all_, strict=True)
         ]
-        return found, spread([count * found - (count - 1) * value for value in left_out]).interval()
+        return found, student_interval([count * found - (count - 1) * one for one in left_out])
 
-    def claim(self, row: str, what: str, model: str, goal: str = "", paper: str = "") -> Claim:
+    def claim(self, row: str, what: str, model: str, goal: str = "") -> Claim:
         """The claim; its value is the geometric mean, and its interval that of logarithms."""
         values = list(self.values)
         middle = self.factor, min(values), max(values)
-        return Claim(
-            row, what, model, *middle, "x", len(values), paper, goal, self.interval(), values
-        )
+        return Claim(row, what, model, *middle, "x", len(values), "", goal, self.interval(), values)
 
     def __str__(self) -> str:
         return f"{self.factor:.2f}{bounds(self.interval())}"
 
 
-def over_native(runs: Sequence[Run], figure: Callable[[Run], float], variant: str) -> Effect:
+def over_native(runs: Sequence[Run], figure: Figure, variant: str) -> Effect:
     """`figure` of the variant over native's, which is in every repeat; `runs` are of one load."""
     found = Effect.of(runs, figure, {"variant": variant}, {"variant": NATIVE})
     assert found is not None
@@ -94,3 +126,9 @@ def bounds(interval: tuple[float, float] | None, form: str = ".2f") -> str:
     if interval is None:
         return ""
     return f" [{interval[0]:{form}} .. {interval[1]:{form}}]"
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -5,9 +5,9 @@ A third of the prompt is the curve's floor, half is that of `--vtoken-policy aut
 
 from __future__ import annotations
 
-from vtoken_bench.evaluation.answers import BUDGET, CONFIGS, POLICY, PRESSURE, configured
-from vtoken_bench.evaluation.curve import claims, points_at, table
-from vtoken_bench.evaluation.points import Comparison, Experiment, Run, Setting
+from vtoken_bench.evaluation.answers import BUDGET, CONFIGS, POLICY, PRESSURE
+from vtoken_bench.evaluation.curve import by_pool, claims, points_at
+from vtoken_bench.evaluation.points import Comparison, Part, Run, Setting
 from vtoken_bench.output import Result
 
 POOL = 0.25
@@ -21,22 +21,15 @@ VARIANTS = {
 
 def comparisons(setting: Setting) -> list[Comparison]:
     native = points_at(setting, {"pool": POOL}, POOL)[0]
-    evicting = [configured(native, name, config) for name, config in VARIANTS.items()]
-    return [Comparison("floors", [native, *evicting], setting.repeats, fresh=True)]
+    evicting = [native.configured(name, config) for name, config in VARIANTS.items()]
+    return [Comparison("floors", [native, *evicting], setting.repeats)]
 
 
 def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds the table and the claims."""
     title = f"{model}: memory for {POOL:.0%} of the demand, {POLICY}, by floor"
-    result.tables.append(table(title, runs))
+    result.tables.append(by_pool(title, runs))
     result.claims += claims(model, runs, POOL)
 
 
-EXPERIMENT = Experiment(
-    "floors",
-    "throughput and answers by the floor of requests, where memory is short",
-    "not in the paper",
-    comparisons,
-    report,
-    repeats=8,
-)
+PART = Part("floors", comparisons, report, trained=True)

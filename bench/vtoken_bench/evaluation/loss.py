@@ -7,80 +7,62 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vtoken_bench.evaluation.effects import SHOWN, over_native
-from vtoken_bench.evaluation.points import (
-    Comparison,
-    Experiment,
-    Point,
-    Run,
-    Setting,
-    cpu_seconds,
-    figures,
-    pick,
-    speed,
-    spread,
-    stock_of,
-    variant_points,
-    variants_of,
-)
+from vtoken_bench.claims import Claim
+from vtoken_bench.evaluation import columns
+from vtoken_bench.evaluation.effects import cpu_seconds, over_native, speed
+from vtoken_bench.evaluation.points import Comparison, Part, Run, Setting, variants_of
+from vtoken_bench.evaluation.prose import Prose
 from vtoken_bench.evaluation.variants import DEFAULTS, NATIVE
-from vtoken_bench.evaluation.workloads import Workload
-from vtoken_bench.output import Result, Table
+from vtoken_bench.grounds.settings import PAPER_PARAMS
+from vtoken_bench.output import Result
 
-CLIENTS = 8
-POLICY = "tova"
+CLIENTS, REQUESTS, QUICK_REQUESTS = 8, 64, 16
+POLICY = {"name": "tova", "params": PAPER_PARAMS["tova"]}  # probes every query
 IDLE, AGAIN = "vToken, policy none", "native, again"
 GOAL = "<= 3"  # percent
+COLUMNS = (
+    columns.of_figure("tok/s", speed, "tok/s: median [range]"),
+    columns.of_ratio("x native", speed),
+    columns.of_ratio("CPU time x native", cpu_seconds),
+    columns.of_figure("between tokens p50 [ms]", "itl_ms.p50"),
+)
 
 
 def comparisons(setting: Setting) -> list[Comparison]:
     blocks = 2 * CLIENTS * -(-128 // setting.block_size)
-    idle = Point(
-        {"variant": IDLE},
-        setting.engine(stock=False, num_blocks=blocks, max_model_len=256),
-        {"policy": {"name": "none"}},
-        Workload("ample memory", (64, 64)),
-        CLIENTS * (2 if setting.slow else 8),
-        None,
-        concurrency=CLIENTS,
-        sample_every=0,
+    requests = QUICK_REQUESTS if setting.quick else REQUESTS
+    native = setting.point(
+        {"variant": NATIVE}, Prose(64, 64), requests, blocks, concurrency=CLIENTS
     )
-    evicting = replace(idle, config={})
-    stock = stock_of(idle)
-    points = variant_points((NATIVE, DEFAULTS), stock, evicting, {"name": POLICY})
-    again = replace(stock, labels={"variant": AGAIN}, engine=replace(stock.engine, copy=1))
-    return [Comparison("ample memory", [*points, idle, again], setting.repeats, fresh=True)]
+    again = native.stock(variant=AGAIN)
+    points = [
+        native,
+        native.configured(DEFAULTS, {"policy": POLICY}),
+        native.configured(IDLE, {"policy": {"name": "none"}}),
+        replace(again, engine=replace(again.engine, copy=1)),
+    ]
+    return [Comparison("ample memory", points, setting.repeats)]
 
 
 def report(result: Result, model: str, runs: list[Run]) -> None:
     """Adds the table and the claims."""
-    table = Table(
-        f"{model}: ample memory, 64 + 64 tokens, {CLIENTS} clients",
-        ["variant", "tok/s", "x native", "CPU time x native", "between tokens p50 [ms]"],
-        [],
-        [f"tok/s: median [range]; ratios: {SHOWN}; {AGAIN}: a second process of it"],
+    rows = [columns.Row(name, runs, {"variant": name}) for name in variants_of(runs)]
+    title = f"{model}: ample memory, 64 + 64 tokens, {CLIENTS} clients"
+    result.tables.append(columns.table(title, "variant", rows, COLUMNS))
+    result.claims += [_lost(runs, model, name) for name in variants_of(runs) if name != NATIVE]
+
+
+def _lost(runs: list[Run], model: str, variant: str) -> Claim:
+    """Percent of native's tokens a second."""
+    return Claim.of(
+        "Loss",
+        f"ample memory, short prompts: throughput lost, {variant}",
+        model,
+        [100 * (1 - ratio) for ratio in over_native(runs, speed, variant).values],
+        "%",
+        paper="1.0 (indirection alone)",
+        goal="" if variant == AGAIN else GOAL,  # that is noise, not vToken's
     )
-    for variant in variants_of(runs):
-        chosen = pick(runs, variant=variant)
-        shown = str(spread([speed(run) for run in chosen]))
-        between = str(figures(chosen, "itl_ms.p50"))
-        if variant == NATIVE:
-            table.rows.append([variant, shown, None, None, between])
-            continue
-        speeds, cpu = (over_native(runs, figure, variant) for figure in (speed, cpu_seconds))
-        table.rows.append([variant, shown, str(speeds), str(cpu), between])
-        lost = spread([100 * (1 - value) for value in speeds.values])
-        what = f"ample memory, short prompts: throughput lost, {variant}"
-        goal = "" if variant == AGAIN else GOAL  # that is noise, not vToken's
-        result.claims.append(lost.claim("Loss", what, model, "%", "1.0 (indirection alone)", goal))
-    result.tables.append(table)
 
 
-EXPERIMENT = Experiment(
-    "loss",
-    "what ample memory loses",
-    "not in the paper",
-    comparisons,
-    report,
-    repeats=8,
-)
+PART = Part("loss", comparisons, report)

@@ -1,8 +1,8 @@
-"""Runs comparisons: engines are kept while they are needed, what is measured is logged at once.
+"""Runs comparisons: what is measured is logged at once, every load on an engine of its own.
 
 1. A point that is in the log under the same key is not measured again.
-2. Within a comparison repeats are interleaved, forwards and backwards in turn.
-3. Comparisons of speeds go repeat by repeat: what ends a run early leaves whole repeats of all.
+2. Repeats go forwards and backwards in turn.
+3. Comparisons go repeat by repeat: what ends a run early leaves whole repeats of all.
 4. Whatever ends a run early, what is finished is in the log.
 """
 
@@ -12,20 +12,19 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from statistics import median
 from typing import Any, Protocol
 
 from vtoken_bench.engines import Engine, ask_in_turns
 from vtoken_bench.evaluation.chats import FactChats
 from vtoken_bench.evaluation.points import Comparison, EngineSpec, Point, Run
+from vtoken_bench.evaluation.prose import Prose, set_arrivals
 from vtoken_bench.evaluation.variants import configuration
-from vtoken_bench.evaluation.workloads import Workload, requests, set_arrivals
 from vtoken_bench.log import Log
 from vtoken_bench.target import DEMO, Target, model_folder
 
-WARM_UP = [(64, 8), (64, 8)]  # prompt and output tokens
+WARM_UP = Prose(64, 8)
 # What a load takes, start of its engine included, before one was measured here.
 SECONDS_EACH, SLOW_SECONDS_EACH = {DEMO: 6.0}, 80.0
 
@@ -33,8 +32,8 @@ SECONDS_EACH, SLOW_SECONDS_EACH = {DEMO: 6.0}, 80.0
 class Loads(Protocol):
     """Runs loads: on engines in their own processes, or on servers under a client.
 
-    `key`: what figures depend on beside their point. `most_together`: that many loads of a
-    comparison of speeds are one call of `together`; a larger comparison is measured load by load.
+    `key`: what figures depend on beside their point. `most_together`: that many loads are one call
+    of `together`; a larger comparison is measured load by load.
     """
 
     @property
@@ -43,129 +42,64 @@ class Loads(Protocol):
     @property
     def most_together(self) -> int: ...
 
-    def close(self) -> None:
-        """The next load starts its engine anew."""
-
-    def load(self, point: Point, repeat: int) -> dict[str, Any]:
-        """The figures of one load."""
-
     def together(self, points: Sequence[Point], repeat: int) -> list[dict[str, Any]]:
-        """The figures of the loads of one repeat, each on an engine of its own."""
+        """The figures of loads of one repeat."""
 
 
 class Engines:
-    """At most `most` engines at a time; the one that was used longest ago makes room.
+    """`most_together`: that many loads take turns, 1 where no two engines fit."""
 
-    `most_together`: that many loads take turns, 0 where no two engines fit.
-    """
-
-    def __init__(self, target: Target, most: int, most_together: int) -> None:
-        self._target, self._most, self.most_together = target, most, most_together
-        self.key = asdict(target)  # what figures depend on beside their point
-        self._open: dict[EngineSpec, Engine] = {}
-
-    def close(self) -> None:
-        """End all of them; the next load starts its engine anew."""
-        for engine in self._open.values():
-            engine.close()
-        self._open.clear()
-
-    def get(self, spec: EngineSpec) -> Engine:
-        """The engine of `spec`, started now if need be; a new one has served two requests."""
-        engine = self._open.pop(spec, None)
-        if engine is None:
-            while len(self._open) >= self._most:
-                self._open.pop(next(iter(self._open))).close()
-            engine = self._started(spec)
-        self._open[spec] = engine
-        return engine
+    def __init__(self, target: Target, most_together: int) -> None:
+        self._target, self.most_together = target, most_together
+        self.key = asdict(target)
 
     def _started(self, spec: EngineSpec) -> Engine:
+        """An engine of `spec` that has served two requests."""
         name = f"{spec.model}, {'stock vLLM' if spec.stock else 'vToken'}"
         blocks = f"{spec.num_blocks} blocks of {spec.block_size}"
         print(f"starting {name}, {blocks}", file=sys.stderr, flush=True)
-        target = self._target if spec.dtype is None else replace(self._target, dtype=spec.dtype)
-        args = target.engine_args(
-            model_folder(spec.model),
+        folder = model_folder(spec.model)
+        args = self._target.engine_args(
+            folder,
             block_size=spec.block_size,
             max_model_len=spec.max_model_len,
             num_blocks=spec.num_blocks,
-            enable_prefix_caching=spec.prefix_caching,
         )
         settings = self._target.settings() | {"calibration": "off"}  # not this user's profile
-        if spec.copy_sync:
-            settings["experiment"] = {"copy_sync": True}
         config = None if spec.stock else {"policy": {"name": "none"}}
-        threads = spec.threads or self._target.threads
-        engine = Engine(name, config, args, threads=threads, settings=settings)
-        engine.ask({"requests": requests(model_folder(spec.model), WARM_UP, 0, keep=None)})
+        engine = Engine(name, config, args, threads=self._target.threads, settings=settings)
+        engine.ask({"requests": WARM_UP.requests(folder, 2, 0)})
         return engine
 
-    def load(self, point: Point, repeat: int) -> dict[str, Any]:
-        """Run the point's load on its engine. Raises EngineError when the engine dies."""
-        question = self._question(point, repeat)
-        return _with_answers(point, repeat, question, self.get(point.engine).ask(question))
-
     def together(self, points: Sequence[Point], repeat: int) -> list[dict[str, Any]]:
-        """Run the loads in turns, each on a new engine of its own. Raises EngineError."""
-        self.close()
+        """Run the loads in turns, each on a new engine. Raises EngineError when one dies."""
         with ExitStack() as started:
             asked = [
-                (started.enter_context(closing(self._started(p.engine))), self._question(p, repeat))
+                (started.enter_context(closing(self._started(p.engine))), _question(p, repeat))
                 for p in points
             ]
             replies = ask_in_turns(asked)
-        return [
-            _with_answers(point, repeat, question, reply)
-            for point, (_, question), reply in zip(points, asked, replies, strict=True)
-        ]
-
-    def _question(self, point: Point, repeat: int) -> dict[str, Any]:
-        """For the engine's worker."""
-        question: dict[str, Any] = {
-            "requests": _requests(point, model_folder(point.engine.model), repeat),
-            "concurrency": point.concurrency,
-            "max_running": point.max_running,
-            "sample_every": point.sample_every,
-            "stop_on_overflow": point.stop_on_overflow,
-            "own_bytes": point.own_bytes,
-            "keep_tokens": point.keep_tokens or isinstance(point.workload, FactChats),
-            "natural_end": point.questions or point.continues,
-        }
-        if not point.engine.stock:
-            question["config"] = configuration(point.config, point.engine.num_blocks)
-        return question
+        for point, reply in zip(points, replies, strict=True):
+            if isinstance(point.workload, FactChats):
+                folder, outputs = model_folder(point.engine.model), reply.pop("output_ids")
+                reply["found"] = point.workload.found(folder, repeat, outputs)
+        return replies
 
 
-def _with_answers(
-    point: Point, repeat: int, question: dict[str, Any], found: dict[str, Any]
-) -> dict[str, Any]:
-    """The figures of a load, with what its outputs are judged by."""
-    if isinstance(point.workload, FactChats):
-        folder, outputs = model_folder(point.engine.model), found.pop("output_ids")
-        found["found"] = point.workload.found(folder, repeat, outputs)
-    if point.continues:
-        found["reference_ids"] = [request["reference"] for request in question["requests"]]
-    return found
-
-
-def _requests(point: Point, folder: Path, repeat: int) -> list[dict[str, Any]]:
-    workload, count = point.workload, point.num_requests
-    if isinstance(workload, Workload):
-        found = requests(
-            folder,
-            workload.sizes(count, repeat),
-            repeat,
-            keep=point.keep,
-            shared=point.shared,
-            questions=point.questions,
-            continues=point.continues,
-        )
-    else:
-        found = workload.requests(folder, count, repeat)
+def _question(point: Point, repeat: int) -> dict[str, Any]:
+    """For the engine's worker."""
+    requests = point.workload.requests(model_folder(point.engine.model), point.num_requests, repeat)
     if point.rate is not None:
-        set_arrivals(found, point.rate, repeat)
-    return found
+        set_arrivals(requests, point.rate, repeat)
+    question: dict[str, Any] = {
+        "requests": requests,
+        "concurrency": point.concurrency,
+        "max_running": point.max_running,
+        "keep_tokens": isinstance(point.workload, FactChats),
+    }
+    if not point.engine.stock:
+        question["config"] = configuration(point.config, point.engine.num_blocks)
+    return question
 
 
 class Progress:
@@ -175,7 +109,7 @@ class Progress:
         self._title, self._total, self._done, self._known = title, total, 0, known
         self._started = time.monotonic()
 
-    def step(self, what: str, count: int = 1) -> None:
+    def step(self, what: str, count: int) -> None:
         self._done += count
         spent = time.monotonic() - self._started
         rest = spent / self._done * (self._total - self._known - self._done)
@@ -184,17 +118,16 @@ class Progress:
         print(line, file=sys.stderr, flush=True)
 
 
-def measure(comparisons: Sequence[Comparison], log: Log, engines: Loads, title: str) -> list[Run]:
+def measure(comparisons: Sequence[Comparison], log: Log, loads: Loads, title: str) -> list[Run]:
     """Every point of every comparison, as often as each says."""
     groups = [
         (comparison, repeat, _in_order(comparison, repeat))
         for comparison in comparisons
         for repeat in range(comparison.first, comparison.repeats)
     ]
-    if all(comparison.fresh for comparison in comparisons):  # no engine would be kept
-        groups.sort(key=lambda group: group[1])
+    groups.sort(key=lambda group: group[1])
     orders = [(point, repeat) for _, repeat, points in groups for point in points]
-    known = sum(log.get(point.key(repeat) | engines.key) is not None for point, repeat in orders)
+    known = sum(log.get(point.key(repeat) | loads.key) is not None for point, repeat in orders)
     progress = Progress(title, len(orders), known)
     if orders:
         each = _seconds_each(orders[0][0].engine.model, log)
@@ -206,22 +139,17 @@ def measure(comparisons: Sequence[Comparison], log: Log, engines: Loads, title: 
             flush=True,
         )
     for comparison, repeat, points in groups:
-        keys = [point.key(repeat) | engines.key for point in points]
-        missing = [n for n, key in enumerate(keys) if log.get(key) is None]
-        if comparison.fresh and missing and len(points) <= engines.most_together:
+        missing = [p for p in points if log.get(p.key(repeat) | loads.key) is None]
+        whole = [points] if missing and len(points) <= loads.most_together else []
+        for group in whole or [[point] for point in missing]:
             started = time.monotonic()
-            for key, found in zip(keys, engines.together(points, repeat), strict=True):
-                log.add(key, found, (time.monotonic() - started) / len(points))
-            progress.step(f"{comparison.name}, repeat {repeat + 1}", len(missing))
-            continue
-        for n in missing:
-            if comparison.fresh:
-                engines.close()
-            started = time.monotonic()
-            log.add(keys[n], engines.load(points[n], repeat), time.monotonic() - started)
-            labels = ", ".join(str(value) for value in points[n].labels.values())
-            progress.step(f"{comparison.name}: {labels}, repeat {repeat + 1}")
-    return [_run(point, repeat, log, engines) for point, repeat in orders]
+            for point, found in zip(group, loads.together(group, repeat), strict=True):
+                seconds = (time.monotonic() - started) / len(group)
+                log.add(point.key(repeat) | loads.key, found, seconds)
+            progress.step(
+                f"{comparison.name}, repeat {repeat + 1}", len(missing) if whole else len(group)
+            )
+    return [_run(point, repeat, log, loads) for point, repeat in orders]
 
 
 def _in_order(comparison: Comparison, repeat: int) -> list[Point]:
@@ -229,8 +157,8 @@ def _in_order(comparison: Comparison, repeat: int) -> list[Point]:
     return [*comparison.points] if repeat % 2 == 0 else [*comparison.points][::-1]
 
 
-def _run(point: Point, repeat: int, log: Log, engines: Loads) -> Run:
-    entry = log.entry(point.key(repeat) | engines.key)
+def _run(point: Point, repeat: int, log: Log, loads: Loads) -> Run:
+    entry = log.entry(point.key(repeat) | loads.key)
     assert entry is not None
     return Run(point.labels, repeat, entry.value, entry.seconds, entry.at, entry.commit)
 

@@ -13,7 +13,6 @@ NATIVE = "native"
 NAIVE = "naive-evict"
 PAPER = "vToken, paper"
 DEFAULTS = "vToken"
-EAGER = "vToken, eager"
 POOL = "pool"  # stands for all blocks of the pool
 
 # Every field that a variant or an experiment touches, at its default.
@@ -44,8 +43,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "low_watermark_blocks": POOL,
     },
     DEFAULTS: {},
-    # Filling holes needs next to no headroom, and admission leaves the headroom free.
-    EAGER: {"theta_f": 0.0, "low_watermark_blocks": POOL, "headroom_blocks": 2, "batch_size": 256},
 }
 
 

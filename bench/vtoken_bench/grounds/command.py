@@ -27,14 +27,10 @@ from vtoken.base.errors import ProfileError, RefusedError
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target
 from vtoken_bench.engines import EngineError
-from vtoken_bench.grounds import search, tables
+from vtoken_bench.grounds import tables
 from vtoken_bench.grounds.engines import Engines
-from vtoken_bench.grounds.prompts import CASES, GROUNDS, OUTPUT_TOKENS, Case, Prompt, PromptMaker
-from vtoken_bench.grounds.texts import SOURCES
-from vtoken_bench.log import Key, Log
-from vtoken_bench.output import FOLDER, Result, commit_of, finish, new_result, read
-from vtoken_bench.quality.measures import string_match_all
-from vtoken_bench.quality.settings import (
+from vtoken_bench.grounds.prompts import CASES, OUTPUT_TOKENS, Case, Prompt, PromptMaker
+from vtoken_bench.grounds.settings import (
     FULL,
     INTERVAL_TOKENS,
     Setting,
@@ -44,11 +40,13 @@ from vtoken_bench.quality.settings import (
     parsed,
     settings,
 )
+from vtoken_bench.grounds.texts import docstrings
+from vtoken_bench.log import Key, Log
+from vtoken_bench.output import FOLDER, Result, commit_of, finish, new_result, read
 from vtoken_bench.target import DEMO, TRAINED
 
 NEW_TOKENS = 32  # of an answer
 BATCH = 48  # requests of a group
-SEARCH_ROWS = 5  # of a policy, in the result
 PROGRESS_S = 20.0
 FAILURES = (
     TrainedModelError,
@@ -63,7 +61,6 @@ QUICK = {"policies": ["snapkv", "streaming_llm"], "samples": 4, "keep": [0.3333]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--ground", choices=[*GROUNDS], default="test", help="(default: test)")
     add("--cases", nargs="+", choices=CASES, help="(default: chat)")
     add(
         "--policies",
@@ -73,15 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--keep", nargs="+", type=target.share, help="of the prompt (default: 1/2 1/3 1/6)")
     add("--samples", type=int, help="per case (default: 200)")
-    add("--seed", type=int, default=0, help="other prompts of the same ground (default: 0)")
+    add("--seed", type=int, default=0, help="other prompts (default: 0)")
     add("--tokens", type=int, help="of the text in a prompt (default: 500)")
     add("--probe-layers", nargs="+", type=int, help="(default: the profile's, or by depth)")
     add("--calibration", type=Path, help="the model's profile (default: none)")
     add("--against", type=Path, metavar="JSON", help="pair the rows with those of another run, too")
     add("--engines", type=int, default=2, help="processes of one thread (default: 2)")
-    add(
-        "--search", action="store_true", help="order every policy's parameters on the tuning ground"
-    )
     add("--minutes", type=float, help="stop after this long, with tables")
     add("--model", default=TRAINED, help=f"{DEMO}, {TRAINED} or a folder (default: {TRAINED})")
     target.add_arguments(parser)
@@ -100,38 +94,15 @@ def run(args: argparse.Namespace) -> int:
             setattr(args, name, value)
     try:
         model = target.model_folder(args.model)
-        if args.search:
-            result = _searched(args, model)
-        else:
-            policies = [parsed(p) for p in args.policies] if args.policies else every_policy()
-            bench = Bench(args, settings(policies, args.keep), model)
-            bench.run()
-            result = bench.result(None if args.against is None else read(args.against))
+        policies = [parsed(p) for p in args.policies] if args.policies else every_policy()
+        bench = Bench(args, settings(policies, args.keep), model)
+        bench.run()
+        result = bench.result(None if args.against is None else read(args.against))
     except FAILURES as error:
         print(f"vtoken bench grounds: {error}", file=sys.stderr)
         return 1
     finish(result, path=args.json, markdown=args.markdown)
     return 0
-
-
-def _searched(args: argparse.Namespace, model: Path) -> Result:
-    """The result of a search. Raises ProfileError."""
-    started = time.monotonic()
-    found = search.search(
-        model,
-        samples=args.samples,
-        num_tokens=args.tokens,
-        seed=args.seed,
-        processes=args.engines,
-    )
-    setup = {"model": model.name, "samples": args.samples, "text tokens": args.tokens}
-    result = new_result("grounds", "make bench-grounds", setup | {"sets": len(found)})
-    result.tables = [search.table(found, rows=SEARCH_ROWS)]
-    result.raw = [
-        row for name in search.GRIDS for row in [f for f in found if f.policy == name][:SEARCH_ROWS]
-    ]
-    result.seconds = time.monotonic() - started
-    return result
 
 
 @dataclass(frozen=True)
@@ -153,24 +124,16 @@ class Bench:
         where = target.target(args)
         self.where = replace(where, threads=where.threads or 1)
         self.settings = [FULL, *found]
-        self.ground = GROUNDS[args.ground]
-        for case in args.cases:
-            if case not in self.ground.cases:
-                raise ValueError(f"the ground {args.ground} has no case {case}")
         self.maker = PromptMaker(
-            AutoTokenizer.from_pretrained(model),
-            self.ground,
-            seed=args.seed,
-            num_tokens=args.tokens,
+            AutoTokenizer.from_pretrained(model), seed=args.seed, num_tokens=args.tokens
         )
         folder = args.json.parent if args.json else FOLDER
         self.log = Log(folder / "grounds" / "samples.jsonl")
-        text = "\n".join(SOURCES[self.ground.source]())
+        text = "\n".join(docstrings())
         self._base: Key = {
             **model_key(model),
             "vtoken": vtoken.__version__,
             "text": sha256(text.encode()).hexdigest()[:8],
-            "ground": args.ground,
             "seed": args.seed,
             "tokens": args.tokens,
             "new": NEW_TOKENS,
@@ -260,7 +223,7 @@ class Bench:
 
     def _value(self, prompt: Prompt, ids: list[int]) -> dict[str, Any]:
         text = self.maker.answer_text(ids)
-        found = string_match_all(text, prompt.fact.gold) == 1.0
+        found = prompt.fact.is_in(text)
         fact, now = prompt.fact, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         value = {"found": found, "text": text, "gold": fact.gold, "kind": fact.kind}
         return value | {"commit": self._commit, "at": now}
@@ -270,14 +233,13 @@ class Bench:
     def result(self, other: Result | None) -> Result:
         """The tables of the samples in the log; `other`: a result to pair the rows with.
 
-        Raises ValueError if the samples of `other` are of another ground or seed.
+        Raises ValueError if the samples of `other` are of another model or seed.
         """
         args = self.args
         setup = {
             "model": self.model.name,
             **self.where.described(),
             "engines": args.engines,
-            "ground": args.ground,
             "seed": args.seed,
             "text tokens": args.tokens,
             "interval": INTERVAL_TOKENS,
@@ -289,7 +251,7 @@ class Bench:
         rows = [row for case in args.cases for row in self._rows(case)]
         result.tables, result.charts = tables.tables(rows), tables.charts(rows)
         if other is not None:
-            for name in ("model", "ground", "seed", "text tokens"):
+            for name in ("model", "seed", "text tokens"):
                 if other.setup[name] != setup[name]:
                     raise ValueError(f"--against has {name} {other.setup[name]}, not {setup[name]}")
             result.tables.append(tables.against(rows, convert(other.raw, list[tables.Row])))

@@ -17,7 +17,7 @@ from typing import Any, Self
 from vtoken_bench import forcing
 from vtoken_bench.engines import Engine
 from vtoken_bench.grounds.prompts import Prompt
-from vtoken_bench.quality.settings import Setting
+from vtoken_bench.grounds.settings import Setting
 from vtoken_bench.target import Target
 
 BLOCK_SIZE = 16

@@ -1,7 +1,4 @@
-"""Facts that a prompt states once and asks for: a sentence, a question, and what to find.
-
-`TUNING` and `TEST` share no kind of fact, no phrasing and no word list.
-"""
+"""Facts that a prompt states once and asks for: a sentence, a question, and what to find."""
 
 from __future__ import annotations
 
@@ -20,6 +17,11 @@ class Fact:
     prefix: str
     gold: tuple[str, ...]
 
+    def is_in(self, answer: str) -> bool:
+        """Whether the answer has every string of the fact, case ignored."""
+        answer = answer.lower()
+        return all(gold.lower() in answer for gold in self.gold)
+
 
 Draw = Callable[[random.Random], Fact]
 
@@ -27,49 +29,6 @@ Draw = Callable[[random.Random], Fact]
 def _list_of(text: str, between: str = " ") -> list[str]:
     return text.split(between)
 
-
-# ---------------------------------------------------------------- tuning: codes and words
-
-_COLOURS = _list_of(
-    "amber azure black blue brown golden green grey orange pink purple red silver white"
-)
-_THINGS = _list_of(
-    "barn boat cabin cellar chest drawer engine garage gate ladder locker mailbox piano safe shed "
-    "tractor trunk vault wagon workshop"
-)
-_SECRETS = _list_of(
-    "acorn basil comet dolphin ember falcon ginger harvest igloo jasmine kettle lagoon magnet "
-    "nutmeg orchid pepper quartz raven saffron thimble umbrella velvet walnut zephyr"
-)
-
-
-def _code(rng: random.Random) -> Fact:
-    thing, code = _thing(rng), str(rng.randint(10_000, 99_999))
-    return Fact(
-        "code",
-        f"The entry code of the {thing} is {code}.",
-        f"What is the entry code of the {thing}?",
-        f"The entry code of the {thing} is",
-        (code,),
-    )
-
-
-def _word(rng: random.Random) -> Fact:
-    thing, word = _thing(rng), rng.choice(_SECRETS)
-    return Fact(
-        "word",
-        f"The secret word for the {thing} is {word}.",
-        f"What is the secret word for the {thing}?",
-        f"The secret word for the {thing} is",
-        (word,),
-    )
-
-
-def _thing(rng: random.Random) -> str:
-    return f"{rng.choice(_COLOURS)} {rng.choice(_THINGS)}"
-
-
-# ---------------------------------------------------------------- test: names, lists, dates, sums
 
 _FIRST = _list_of(
     "Agnes Bruno Celia Dario Edith Felix Greta Hugo Irene Jonas Karin Leon Marta Nils Olga Pablo "
@@ -153,5 +112,4 @@ def _sum(rng: random.Random) -> Fact:
     )
 
 
-TUNING: Mapping[str, Draw] = {"code": _code, "word": _word}
-TEST: Mapping[str, Draw] = {"name": _name, "list": _list, "date": _date, "sum": _sum}
+FACTS: Mapping[str, Draw] = {"name": _name, "list": _list, "date": _date, "sum": _sum}

@@ -1,7 +1,8 @@
-"""Prompts of the grounds: a fact in a text, and the question, as a chat asks it.
+"""Prompts: a fact in a text, and the question, as a chat asks it.
 
-Tuning and test differ in source text, kinds of fact, phrasing, and where the question is. No prompt
-but those of the case `prefix` contains the beginning of an answer.
+They share no text, no kind of fact and no phrasing with those of `vtoken calibrate`, nor with those
+on which parameters of policies were tuned. No prompt but those of the case `prefix` contains the
+beginning of an answer.
 
     chat     text and question in one user turn
     prefix   the same, and the beginning of the answer
@@ -14,12 +15,12 @@ but those of the case `prefix` contains the beginning of an answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from vtoken_bench.grounds.facts import TEST, TUNING, Draw, Fact
-from vtoken_bench.grounds.texts import SOURCES
+from vtoken_bench.grounds.facts import FACTS, Fact
+from vtoken_bench.grounds.texts import docstrings
 
 Case = Literal["chat", "prefix", "before", "turns", "later", "long"]
 CASES: tuple[Case, ...] = get_args(Case)
@@ -29,55 +30,12 @@ GOLDEN = 0.618034  # spreads the depths of any number of samples evenly
 Message = dict[str, str]
 
 
-@dataclass(frozen=True)
-class Wording:
-    """The sentences around text and question."""
-
-    text_first: str  # before the text, if the question follows it
-    question_first: str  # before the question, if the text follows it
-    question: str  # before the question, if it follows the text
-    part: str  # before each part of a text that comes in turns
-    read: str  # the model's turn after a part
-    task: str  # the request for a long output
-
-
-@dataclass(frozen=True)
-class Ground:
-    """A source of prompts. `cases`: those that it has."""
-
-    name: str
-    source: str
-    facts: Mapping[str, Draw]
-    wording: Wording
-    cases: tuple[Case, ...]
-
-
-GROUNDS = {
-    ground.name: ground
-    for ground in (
-        Ground(
-            "tuning",
-            "licences",
-            TUNING,
-            Wording("Read this document.", "", "Question: ", "", "", ""),
-            ("chat",),
-        ),
-        Ground(
-            "test",
-            "docstrings",
-            TEST,
-            Wording(
-                "These are my notes:",
-                "Please answer one question about the notes below, in one sentence. ",
-                "",
-                "This is a part of my notes:",
-                "Thank you, I have read this part.",
-                "Please continue my notes.",
-            ),
-            CASES,
-        ),
-    )
-}
+# The sentences around text and question.
+TEXT_FIRST = "These are my notes:"
+QUESTION_FIRST = "Please answer one question about the notes below, in one sentence. "
+PART = "This is a part of my notes:"
+READ = "Thank you, I have read this part."  # the model's turn after a part
+CONTINUE = "Please continue my notes."  # the request for a long output
 
 
 @dataclass(frozen=True)
@@ -96,18 +54,18 @@ class Prompt:
 
 
 class PromptMaker:
-    """Makes the prompts of one ground for one tokenizer; equal arguments give equal prompts."""
+    """Makes the prompts for one tokenizer; equal arguments give equal prompts."""
 
-    def __init__(self, tokenizer: Any, ground: Ground, *, seed: int, num_tokens: int) -> None:
-        self._tokenizer, self._ground = tokenizer, ground
+    def __init__(self, tokenizer: Any, *, seed: int, num_tokens: int) -> None:
+        self._tokenizer = tokenizer
         self._seed, self._num_tokens = seed, num_tokens
-        self._paragraphs = SOURCES[ground.source]()
+        self._paragraphs = docstrings()
 
     def prompt(self, case: Case, number: int) -> Prompt:
         """Sample `number`: its kind of fact and its depth follow from the number."""
-        rng = random.Random(f"{self._ground.name}/{self._seed}/{number}")
-        kinds = [*self._ground.facts]
-        fact = self._ground.facts[kinds[number % len(kinds)]](rng)
+        rng = random.Random(f"test/{self._seed}/{number}")
+        kinds = [*FACTS]
+        fact = FACTS[kinds[number % len(kinds)]](rng)
         depth = (number * GOLDEN + 0.5 * GOLDEN) % 1.0
         if case == "long":
             return self._long(rng, fact, depth, in_output=number // len(kinds) % 2 == 1)
@@ -118,7 +76,7 @@ class PromptMaker:
         ids, answer = self._located(whole, fact)
         if case != "later":
             return Prompt(ids, [], fact, answer)
-        at = whole.rindex(self._ground.wording.question + fact.question)
+        at = whole.rindex(fact.question)
         before = len(self._encoded(whole[:at].rstrip())["input_ids"])
         return Prompt(ids[:before], ids[before:], fact, answer)
 
@@ -142,26 +100,24 @@ class PromptMaker:
         return text
 
     def _messages(self, case: Case, text: Sequence[str], fact: Fact) -> list[Message]:
-        words = self._ground.wording
-        question = words.question + fact.question
         if case == "before":
-            return [_user(f"{words.question_first}{fact.question}\n\n{' '.join(text)}")]
+            return [_user(f"{QUESTION_FIRST}{fact.question}\n\n{' '.join(text)}")]
         if case == "turns":
             half = len(text) // 2
-            read = {"role": "assistant", "content": words.read}
-            parts = [_user(f"{words.part} {' '.join(p)}") for p in (text[:half], text[half:])]
-            return [parts[0], read, parts[1], read, _user(question)]
-        return [_user(f"{words.text_first}\n\n{' '.join(text)}\n\n{question}")]
+            read = {"role": "assistant", "content": READ}
+            parts = [_user(f"{PART} {' '.join(p)}") for p in (text[:half], text[half:])]
+            return [parts[0], read, parts[1], read, _user(fact.question)]
+        return [_user(f"{TEXT_FIRST}\n\n{' '.join(text)}\n\n{fact.question}")]
 
     def _long(self, rng: random.Random, fact: Fact, depth: float, *, in_output: bool) -> Prompt:
         """The other of prompt and output states a fact of the same kind that is not asked for."""
-        words, other = self._ground.wording, fact
+        other = fact
         while other.question == fact.question:
-            other = self._ground.facts[fact.kind](rng)
+            other = FACTS[fact.kind](rng)
         first, second = (other, fact) if in_output else (fact, other)
         text = " ".join(_with(self._passage(rng, self._num_tokens), first.statement, depth))
         output = " ".join(_with(self._passage(rng, OUTPUT_TOKENS), second.statement, depth))
-        request = _user(f"{words.task}\n\n{text}")
+        request = _user(f"{CONTINUE}\n\n{text}")
         start = self._render([request], "")
         turns = [request, {"role": "assistant", "content": output}, _user(fact.question)]
         whole = self._render(turns, "")

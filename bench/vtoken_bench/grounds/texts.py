@@ -1,10 +1,7 @@
-"""The source text of the grounds: paragraphs that are on every machine with the project's packages.
+"""The source text of the grounds: paragraphs of the docstrings of Python's standard library.
 
-`licences`: the licence files of the installed packages. `docstrings`: of Python's standard library.
-The calibration's own text, Python's reference, is `vtoken_bench.texts.english`.
-
-1. No sentence is in two sources. A paragraph of a later source that shares one is left out.
-2. Paragraphs are plain prose: they end with a full stop and most of their characters are letters.
+The calibration's own text, Python's reference, is `vtoken_bench.texts.english`. No sentence is in
+both. Paragraphs are plain prose: they end with a full stop, and most characters are letters.
 """
 
 from __future__ import annotations
@@ -12,9 +9,8 @@ from __future__ import annotations
 import ast
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.metadata import distributions
 from pathlib import Path
 
 from vtoken_bench.texts import english
@@ -22,8 +18,6 @@ from vtoken_bench.texts import english
 MIN_CHARACTERS = 100  # of a paragraph
 MIN_LETTERS = 0.75  # share of letters and spaces
 OTHER_FOLDERS = {"site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "pydoc_data"}
-LICENCE = re.compile(r"(licen[cs]e|copying|notice)[^/]*$", re.IGNORECASE)
-CODE_SUFFIXES = {".py", ".pyc", ".json", ".html"}
 
 
 def sentences(text: str) -> list[str]:
@@ -33,33 +27,14 @@ def sentences(text: str) -> list[str]:
 
 
 @cache
-def licences() -> list[str]:
-    """Paragraphs of the installed packages' licence files, in the order of package and file."""
-    found: list[str] = []
-    for distribution in sorted(distributions(), key=lambda d: d.metadata["Name"].lower()):
-        for file in sorted(map(str, distribution.files or [])):
-            if LICENCE.search(file) and Path(file).suffix.lower() not in CODE_SUFFIXES:
-                path = Path(str(distribution.locate_file(file)))
-                found += _read(path).split("\n\n") if path.is_file() else []
-    return list(new_prose(found, [english()]))
-
-
-@cache
 def docstrings() -> list[str]:
     """Paragraphs of the standard library's docstrings, in the order of module and line."""
     library = Path(sysconfig.get_path("stdlib"))
     found: list[str] = []
     for path in sorted(library.rglob("*.py")):
         if OTHER_FOLDERS.isdisjoint(path.relative_to(library).parts):
-            found += _docstrings(_read(path))
-    return list(new_prose(found, [english(), *licences()]))
-
-
-SOURCES: dict[str, Callable[[], list[str]]] = {"licences": licences, "docstrings": docstrings}
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+            found += _docstrings(path.read_text(encoding="utf-8", errors="replace"))
+    return list(new_prose(found, [english()]))
 
 
 def _docstrings(source: str) -> Iterator[str]:

@@ -10,11 +10,7 @@ loop, when an earlier one finishes. Latencies count from the arrival and include
     concurrency       closed loop: requests at a time (default: all); excludes arrival times
     config            a patch of the configuration, applied first
     max_running       most requests that run at once, vLLM's `max_num_active_seqs` for this load
-    sample_every      steps between two samples of the memory
-    stop_on_overflow  stop when a request is preempted, or waits while all others only decode
     keep_tokens       return the tokens of every request too
-    natural_end       requests end at the model's end-of-sequence token
-    own_bytes         return what vToken holds beside the KV cache too, see the module `own_bytes`
     turn_s            take turns with other engines, see the worker
 """
 
@@ -28,8 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
-from vtoken_bench.samples import sample, summary
 
 PERCENTILES = (50, 95, 99)
 
@@ -50,27 +44,20 @@ class Load:
     def __init__(self, engine: Any, spec: dict[str, Any], tag: int) -> None:
         self._engine, self._spec, self._tag = engine, spec, tag
         self._scheduler = engine.engine_core.engine_core.scheduler
-        self._pool = self._scheduler.kv_cache_manager.block_pool
-        self._runtime = getattr(self._scheduler, "vtoken", None)
         self._queue = list(enumerate(spec["requests"]))
         self._closed = not any("arrival_s" in request for request in spec["requests"])
         self._times: dict[str, RequestTimes] = {}
         self._clock = 0.0
-        self._stalled = 0  # requests that waited after the last step while all others decoded
         self._preemptions: dict[str, int] = {}
         self._most_running = 0
         self._running_s = 0.0  # requests that ran, times the seconds of their steps
-        self._overflowed = False
         self._busy_s: float | None = None  # arrival of the last request, in a closed loop
-        self._used: list[int] = []
-        self._samples: list[dict[str, Any]] = []
 
     def run(self, between_steps: Callable[[], None]) -> dict[str, Any]:
         """Run the load; return its measurements, see `_result`. `between_steps` may wait."""
         cpu, steps_ms = 0.0, []
         most, limit = self._scheduler.max_num_active_reqs, self._spec.get("max_running")
         self._scheduler.max_num_active_reqs = min(most, limit or most)
-        every, stops = self._spec.get("sample_every", 0), self._spec.get("stop_on_overflow")
         if self._closed:
             self._add(self._spec.get("concurrency") or len(self._queue))
         while self._arrive():
@@ -82,15 +69,11 @@ class Load:
             self._clock += taken
             steps_ms.append(taken * 1e3)
             finished = self._record(outputs)
-            self._check_overflow(finished, taken)
-            if self._overflowed and stops:
-                break
-            if every and len(steps_ms) % every == 0:
-                self._sample()
+            self._count_running(finished, taken)
             if self._closed:
                 self._add(finished)
         result = self._result(steps_ms, cpu)
-        self._stop()
+        self._engine.reset_prefix_cache()
         self._scheduler.max_num_active_reqs = most
         return result
 
@@ -113,7 +96,7 @@ class Load:
             params = SamplingParams(
                 temperature=0,
                 max_tokens=request["num_new"],
-                ignore_eos=not request.get("natural_end", self._spec.get("natural_end")),
+                ignore_eos=not request.get("natural_end"),
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
                 extra_args=request.get("arguments"),
@@ -150,45 +133,20 @@ class Load:
                 finished += 1
         return finished
 
-    def _stop(self) -> None:
-        """Abort requests left by an early stop; reset the prefix cache."""
-        unfinished = [r.request_id for r in (*self._scheduler.running, *self._scheduler.waiting)]
-        if unfinished:
-            self._engine.abort_request(unfinished, internal=True)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
-        self._engine.reset_prefix_cache()
-
     # ------------------------------------------------------------ measuring
 
-    def _check_overflow(self, finished: int, step_s: float) -> None:
-        """Detect that the load does not fit: a preemption, or a request that cannot start.
-
-        A request cannot start if it waits for two consecutive steps in which all others decode.
-        """
+    def _count_running(self, finished: int, step_s: float) -> None:
+        """Of the step that took `step_s`; `finished`: requests that ended in it."""
         scheduler = self._scheduler
         for request in (*scheduler.running, *scheduler.waiting):
             if request.num_preemptions:
                 self._preemptions[request.request_id] = request.num_preemptions
-                self._overflowed = True
-        running, waiting = scheduler.get_request_counts()
+        running, _ = scheduler.get_request_counts()
         self._most_running = max(self._most_running, running)
         self._running_s += (running + finished) * step_s
-        before, self._stalled = self._stalled, 0
-        decode = all(r.num_computed_tokens >= r.num_prompt_tokens for r in scheduler.running)
-        if waiting and decode and not finished:
-            self._stalled = waiting
-        if waiting and waiting == before == self._stalled:
-            self._overflowed = True
-
-    def _sample(self) -> None:
-        self._used.append(self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks())
-        memory = None if self._runtime is None else sample(self._runtime)
-        if memory is not None:
-            self._samples.append(memory)
 
     def _result(self, steps_ms: list[float], cpu_seconds: float) -> dict[str, Any]:
-        """Times in ms and seconds, memory in blocks; `requests`: arrival, first token, end, tokens.
+        """Times in ms and seconds; `requests`: arrival, first token, end, tokens.
 
         `itl`: between two tokens of a request; `ttft`: to its first token; `e2e`: to its last one.
         `busy`: the time in which every client of the closed loop had a request.
@@ -216,19 +174,11 @@ class Load:
             "tokens_hash": self._hash(),
             "most_running": self._most_running,
             "mean_running": self._running_s / self._clock,
-            "overflowed": self._overflowed,
             "preemptions": sum(self._preemptions.values()),
         }
         if self._busy_s:
             before = sum(t <= self._busy_s for times in all_times for t in times.times)
             result["busy"] = {"seconds": self._busy_s, "tokens": before}
-        if self._used:
-            result["used_blocks"] = {
-                "mean": float(np.mean(self._used)),
-                "peak": int(np.max(self._used)),
-            }
-        if self._samples:
-            result["memory"] = summary(self._samples)
         if self._spec.get("keep_tokens"):
             result["output_ids"] = [self._times[name].tokens for name in self._in_order()]
         return result

@@ -21,7 +21,6 @@ from typing import Any
 from vtoken_bench.counters import Instructions
 from vtoken_bench.vllm.forwards import Forwards
 from vtoken_bench.vllm.load import Load
-from vtoken_bench.vllm.own_bytes import own_bytes
 from vtoken_bench.vllm.slices import HeldRequests
 
 
@@ -201,8 +200,6 @@ def main() -> None:
             result = Load(engine, workload, tag).run(turns.between_steps) | forwards.facts()
             if profile:
                 engine.stop_profile()
-            if workload.get("own_bytes"):
-                result["own_bytes"] = own_bytes(scheduler, runner)
         after = _facts(scheduler)
         for name in CUMULATIVE:
             if name in after:
