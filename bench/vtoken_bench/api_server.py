@@ -1,6 +1,6 @@
 """vToken's API server without vLLM, for benchmarks: `python -m vtoken_bench.api_server`.
 
-Each engine answers commands on a ZMQ REQ/REP socket, with the same bytes as on vLLM's wire. Calls
+The engine answers commands on a ZMQ REQ/REP socket, with the same bytes as on vLLM's wire. Calls
 are not limited: all clients have one address here. For each line on standard input the process
 prints the CPU seconds it has used; it exits at end of input.
 """
@@ -13,7 +13,6 @@ import contextlib
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
 
 import uvicorn
 import zmq.asyncio
@@ -25,36 +24,26 @@ from vtoken_api.plugin import VTokenEndpointPlugin
 
 
 class SocketClient:
-    """The part of vLLM's engine client that the plugin uses, over one socket an engine."""
-
-    def __init__(self, endpoints: Sequence[str]) -> None:
-        self.engine_core = self
-        self.errored = False
-        self.engine_ranks_managed = [*range(len(endpoints))]
-        self.core_engines = [rank.to_bytes(2, "little") for rank in self.engine_ranks_managed]
-        self._lines = [EngineLine(endpoint) for endpoint in endpoints]
-
-    async def _call_utility_async(self, method: str, *args: bytes, engine: bytes) -> bytes:
-        del method
-        return await self._lines[self.core_engines.index(engine)].ask(args[0])
-
-
-class EngineLine:
-    """One engine's socket; one call at a time."""
+    """The part of vLLM's engine client that the plugin uses, over a socket; one call at a time."""
 
     def __init__(self, endpoint: str) -> None:
+        self.engine_core = self
+        self.errored = False
+        self.engine_ranks_managed = [0]
+        self.core_engines = [(0).to_bytes(2, "little")]
         self._socket = zmq.asyncio.Context.instance().socket(SocketType.REQ)
         self._socket.connect(endpoint)
         self._turn = asyncio.Lock()
 
-    async def ask(self, payload: bytes) -> bytes:
+    async def _call_utility_async(self, method: str, *args: bytes, engine: bytes) -> bytes:
+        del method, engine
         async with self._turn:
-            await self._socket.send(payload)
+            await self._socket.send(args[0])
             answer: bytes = await self._socket.recv()
             return answer
 
 
-async def serve(engines: Sequence[str], state_dir: str) -> None:
+async def serve(engine: str, state_dir: str) -> None:
     app = FastAPI()
     plugin = VTokenEndpointPlugin()
     plugin.attach_router(app)
@@ -67,7 +56,7 @@ async def serve(engines: Sequence[str], state_dir: str) -> None:
         served_model_name=None,
         additional_config={"vtoken": {"api": {"state_dir": state_dir}}},
     )
-    await plugin.init_state(SocketClient(engines), app.state, args)
+    await plugin.init_state(SocketClient(engine), app.state, args)
     app.state.vtoken.auth.limits = RateLimits({})
     config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_level="warning")
     server = uvicorn.Server(config)
@@ -85,7 +74,7 @@ async def serve(engines: Sequence[str], state_dir: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", action="append", help="ZMQ endpoint that answers commands")
+    parser.add_argument("--engine", required=True, help="ZMQ endpoint that answers commands")
     parser.add_argument("--state-dir", required=True)
     arguments = parser.parse_args()
     asyncio.run(serve(arguments.engine, arguments.state_dir))

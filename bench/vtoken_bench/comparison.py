@@ -1,15 +1,12 @@
 """Check whether a new run reproduces the claims of an old one: `vtoken bench compare OLD NEW`.
 
-A claim is reproduced when its range [low, high] overlaps the old one, in the same unit. Wide ranges
-overlap by chance too, so the report says how many would: with each old claim beside every other new
-one of its unit.
+A claim is reproduced when its range [low, high] overlaps the old one, in the same unit.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,21 +51,8 @@ def compared(old: dict[Key, Claim], new: dict[Key, Claim]) -> Table:
     shared = [key for key in old if key in new]
     if shared:
         count = sum(reproduced(old[key], new[key]) for key in shared)
-        chance = by_chance([(old[key], new[key]) for key in shared])
-        table.notes.append(
-            f"{count} of {len(shared)} claims are reproduced; {chance:.1f} would be if each stood "
-            "beside the other claims of its unit"
-        )
+        table.notes.append(f"{count} of {len(shared)} claims are reproduced")
     return table
-
-
-def by_chance(pairs: Sequence[tuple[Claim, Claim]]) -> float:
-    """How many old claims of `pairs` the new claims of other pairs would reproduce, in the mean."""
-    total = 0.0
-    for number, (old, _) in enumerate(pairs):
-        others = [new for n, (_, new) in enumerate(pairs) if n != number and new.unit == old.unit]
-        total += sum(reproduced(old, new) for new in others) / max(1, len(others))
-    return total
 
 
 def _shown(claim: Claim | None) -> str:

@@ -2,8 +2,7 @@
 
 The real `vtoken console` runs in a pty of 200 x 50, on a simulated stream of 70,000 blocks and 256
 requests at 10 frames a second (`console_feed`). It is measured from outside, through its pty and
-/proc: once with a terminal that reads at once, once behind a link of 64 kB/s. `--engines N`: on the
-fleet page of a server with N such engines, in turn with the dashboard of one.
+/proc: once with a terminal that reads at once, once behind a link of 64 kB/s.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import NamedTuple
 
 from vtoken_bench.output import FOLDER, Table, finish, new_result
 from vtoken_bench.terminal import Terminal
@@ -28,7 +26,6 @@ SETTLE_S = 2.0  # from the first data to the first measurement
 CACHE = FOLDER / "bytecode"
 QUIET_FPS = "0.1"  # so low that output after a key is the reaction to it
 LINK_KB_PER_S = 64.0
-CURSOR = "\u203a"  # before the row under it
 
 GOAL_PAINT_S = 0.6
 GOAL_KEY_MS = 50.0
@@ -72,16 +69,8 @@ def _warm_up(url: str) -> None:
         console.close()
 
 
-class Watched(NamedTuple):
-    """A console that shows its data and gets no key."""
-
-    rss_bytes: int  # highest sample
-    kb_per_s: float
-    cpu_percent: float
-    frames_per_s: float
-
-
-def _watch(console: Terminal, watch_s: float) -> Watched:
+def _watch(console: Terminal, watch_s: float) -> dict[str, float]:
+    """Figures of a console that shows its data and gets no key; memory is the highest sample."""
     time.sleep(SETTLE_S)
     began, cpu, written = time.monotonic(), console.cpu_s(), console.num_bytes
     frames, rss = console.num_frames, 0
@@ -89,12 +78,12 @@ def _watch(console: Terminal, watch_s: float) -> Watched:
         rss = max(rss, console.rss_bytes())
         time.sleep(0.2)
     spent = time.monotonic() - began
-    return Watched(
-        rss,
-        kb_per_s=(console.num_bytes - written) / spent / 1e3,
-        cpu_percent=(console.cpu_s() - cpu) / spent * 100,
-        frames_per_s=(console.num_frames - frames) / spent,
-    )
+    return {
+        "rss_mb": rss / 1e6,
+        "kb_per_s": (console.num_bytes - written) / spent / 1e3,
+        "cpu_percent": (console.cpu_s() - cpu) / spent * 100,
+        "frames_per_s": (console.num_frames - frames) / spent,
+    }
 
 
 def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | None) -> Run:
@@ -113,7 +102,7 @@ def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | Non
             console.type(b"?")
             console.wait_for("70,000 blocks", mark)
             time.sleep(0.25)
-        rss = max(watched.rss_bytes, console.rss_bytes())
+        watched["rss_mb"] = max(watched["rss_mb"], console.rss_bytes() / 1e6)
     finally:
         console.close()
     keys = _keys(url, num_keys, link_kb_per_s)
@@ -124,10 +113,7 @@ def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | Non
         data_s=data,
         key_ms=keys,
         page_ms=pages,
-        rss_mb=rss / 1e6,
-        kb_per_s=watched.kb_per_s,
-        frames_per_s=watched.frames_per_s,
-        cpu_percent=watched.cpu_percent,
+        **watched,
     )
 
 
@@ -147,39 +133,8 @@ def _keys(url: str, num_keys: int, link_kb_per_s: float | None) -> list[float]:
     return times
 
 
-def _measure_fleet(url: str, watch_s: float, num_keys: int) -> Run:
-    """The fleet page; its keys are measured at full traffic."""
-    console = _console(url, "10")
-    try:
-        painted = console.wait_for("vToken") - console.started
-        paint_cpu = console.cpu_s()
-        data = console.wait_for("the same configuration", limit_s=60) - console.started
-        watched = _watch(console, watch_s)
-        keys = []
-        for _ in range(num_keys):
-            mark = console.mark()
-            typed = console.type(b"\x1b[B")
-            keys.append((console.wait_for(CURSOR, mark) - typed) * 1e3)
-            time.sleep(0.3)
-    finally:
-        console.close()
-    return Run(
-        link_kb_per_s=None,
-        paint_s=painted,
-        paint_cpu_s=paint_cpu,
-        data_s=data,
-        key_ms=keys,
-        page_ms=[],
-        rss_mb=watched.rss_bytes / 1e6,
-        kb_per_s=watched.kb_per_s,
-        frames_per_s=watched.frames_per_s,
-        cpu_percent=watched.cpu_percent,
-    )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, help="starts of the console (5)")
-    parser.add_argument("--engines", type=int, default=1, help="of a fleet (1)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -193,10 +148,8 @@ def run(args: argparse.Namespace) -> int:
         "terminal": "200x50, truecolor",
         "runs": runs,
     }
-    if args.engines > 1:
-        return _run_fleet(args, setup, watch_s, num_keys)
     result = new_result("console", "make bench-console", setup)
-    with _feed(1) as url:
+    with _feed() as url:
         _warm_up(url)
         found = [
             _measure(url, watch_s, num_keys, link)
@@ -213,31 +166,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_fleet(
-    args: argparse.Namespace, setup: dict[str, str | int], watch_s: float, num_keys: int
-) -> int:
-    started = time.monotonic()
-    command = f'make bench-console ARGS="--engines {args.engines}"'
-    result = new_result("console", command, setup | {"engines": args.engines})
-    alone, fleet = [], []
-    for _ in range(int(setup["runs"])):
-        with _feed(1) as url:
-            _warm_up(url)
-            alone.append(_measure(url, watch_s, num_keys, None))
-        with _feed(args.engines) as url:
-            fleet.append(_measure_fleet(url, watch_s, num_keys))
-    title = f"The fleet page: {args.engines} engines of 70,000 blocks, 10 frames a second, 200 x 50"
-    result.tables = [figures_table(fleet, title), figures_table(alone)]
-    result.raw = [asdict(one) for one in (*fleet, *alone)]
-    result.seconds = time.monotonic() - started
-    finish(result, path=args.json or FOLDER / "console-fleet.json", markdown=args.markdown)
-    return 0
-
-
 @contextmanager
-def _feed(num_engines: int) -> Iterator[str]:
+def _feed() -> Iterator[str]:
     """The URL of the simulated stream, in a process of its own."""
-    command = [sys.executable, "-m", "vtoken_bench.console_feed", "--engines", str(num_engines)]
+    command = [sys.executable, "-m", "vtoken_bench.console_feed"]
     feed = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert feed.stdout is not None
@@ -247,7 +179,7 @@ def _feed(num_engines: int) -> Iterator[str]:
         feed.wait()
 
 
-def figures_table(runs: list[Run], title: str = "") -> Table:
+def figures_table(runs: list[Run]) -> Table:
     """One link's figures. The goals are those of a terminal that reads at once."""
     link = runs[0].link_kb_per_s
     keys = [ms for one in runs for ms in one.key_ms]
@@ -270,20 +202,18 @@ def figures_table(runs: list[Run], title: str = "") -> Table:
     ]
     where = "" if link is None else f", behind a link of {link:g} kB/s"
     found = Table(
-        title or f"70,000 blocks, 10 frames a second, 200 x 50{where}",
+        f"70,000 blocks, 10 frames a second, 200 x 50{where}",
         ["figure", "median", "lowest", "95%", "highest", "goal", ""],
         [],
         [],
     )
-    if link is None and not title:
+    if link is None:
         found.notes = [
             "goals are held against elapsed time: other work on the machine counts in",
             "met, missed: all measurements are on that side of the goal; else undecided",
             "a free core paints first within little more than the CPU time of the first paint",
         ]
     for name, values, limit in metrics:
-        if not values:
-            continue
         goal = limit if link is None else None
         verdict = "" if goal is None else _verdict(values, goal)
         bound = None if goal is None else f"< {goal:g}"

@@ -233,19 +233,18 @@ def _config() -> wire.ConfigDocument:
     return wire.ConfigDocument(revision=1, desired=values, effective=values, bounds={})
 
 
-async def _stream(socket: ServerConnection, traffic: Traffic, num_engines: int) -> None:
+async def _stream(socket: ServerConnection, traffic: Traffic) -> None:
     """Serve one client as the API server does: hello, snapshot, then one delta per frame."""
     request = socket.request
     assert request is not None
     query = dict(parse_qsl(urlsplit(request.path).query))
-    fps, engine = float(query.get("fps", 10)), int(query.get("engine", 0))
+    fps = float(query.get("fps", 10))
     wants_rows = "requests" in query.get("topics", "requests")
-    epoch = f"{EPOCH}-{engine}" if num_engines > 1 else EPOCH
     seq = 0
 
     async def send(kind: Any, **fields: Any) -> None:
         nonlocal seq
-        message = kind(epoch=epoch, seq=seq, step=traffic.step, ts=time.time(), **fields)
+        message = kind(epoch=EPOCH, seq=seq, step=traffic.step, ts=time.time(), **fields)
         seq += 1
         with contextlib.suppress(ConnectionClosed):  # the console has closed; the loop ends
             await socket.send(msgspec.msgpack.encode(message))
@@ -269,8 +268,8 @@ async def _stream(socket: ServerConnection, traffic: Traffic, num_engines: int) 
         topics=["blocks", "requests", "events", "metrics"],
         fps=fps,
         can_control=True,
-        engine=engine,
-        engines=[*range(num_engines)],
+        engine=0,
+        engines=[0],
     )
     live, flags, owner = traffic.live.copy(), traffic.flags.copy(), traffic.owner.copy()
     await send(
@@ -284,9 +283,8 @@ async def _stream(socket: ServerConnection, traffic: Traffic, num_engines: int) 
     )
     while socket.close_code is None:
         await asyncio.sleep(1 / fps)
-        if num_engines == 1:
-            for event in traffic.frame():
-                await send(wire.EventMessage, event=event)
+        for event in traffic.frame():
+            await send(wire.EventMessage, event=event)
         changed = np.flatnonzero(
             (traffic.live != live) | (traffic.flags != flags) | (traffic.owner != owner)
         )
@@ -309,18 +307,12 @@ def _not_found(connection: ServerConnection, request: Request) -> Response | Non
     return connection.respond(http.HTTPStatus.NOT_FOUND, "only the stream is served here\n")
 
 
-async def _advance(traffic: Traffic) -> None:
-    while True:
-        await asyncio.sleep(0.1)
-        traffic.frame()
-
-
-async def _serve(num_blocks: int, num_requests: int, num_engines: int) -> None:
+async def _serve(num_blocks: int, num_requests: int) -> None:
     traffic = Traffic(num_blocks, num_requests)
     for _ in range(200):
         traffic.frame()
     async with serve(
-        lambda socket: _stream(socket, traffic, num_engines),
+        lambda socket: _stream(socket, traffic),
         "127.0.0.1",
         0,
         process_request=_not_found,
@@ -328,16 +320,15 @@ async def _serve(num_blocks: int, num_requests: int, num_engines: int) -> None:
         max_size=None,
     ) as server:
         print(server.sockets[0].getsockname()[1], flush=True)
-        await (asyncio.Event().wait() if num_engines == 1 else _advance(traffic))
+        await asyncio.Event().wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=70_000)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--engines", type=int, default=1)
     args = parser.parse_args()
-    asyncio.run(_serve(args.blocks, args.requests, args.engines))
+    asyncio.run(_serve(args.blocks, args.requests))
 
 
 if __name__ == "__main__":

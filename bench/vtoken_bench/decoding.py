@@ -6,12 +6,10 @@ Block allocation is the engine's work and is not timed.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from vtoken.base.arrays import Floats
 from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
-from vtoken.core.protocol.mirror import BlockTables, Mirrors
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
@@ -24,21 +22,6 @@ LAYERS, KV_HEADS, HEAD_SIZE = 32, 8, 128  # of Llama-3.1-8B
 KV_BYTES = LAYERS * 2 * KV_HEADS * HEAD_SIZE * 2  # per token, in bfloat16
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Slots per block, and the pool's blocks as a multiple of those that the requests need."""
-
-    size: int = BLOCK_SIZE
-    pool: int = 1
-
-    def of(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` places."""
-        return -(-num_tokens // self.size)
-
-
-DEFAULT_BLOCKS = Blocks()
-
-
 class Calls:
     """The calls of one step: the engine's to the runtime and the worker's to its mirrors.
 
@@ -47,8 +30,6 @@ class Calls:
 
     def __init__(self, runtime: Runtime, store: Pool, ids: list[str]) -> None:
         self.runtime, self.store, self.ids = runtime, store, ids
-        self.mirrors: Mirrors | None = None  # None: not kept
-        self._initial_tables: dict[str, list[int]] = {}
 
     def begin(self, ready: list[str]) -> None:
         self.runtime.begin_step(ready)
@@ -79,37 +60,15 @@ class Calls:
             report.scores = {key: scores[: counts[key[0]]] for key in plan.want_scores}
         return report
 
-    def token_state(self) -> tuple[object, object]:
-        """The scheduler's state per token (tables and pool) and the worker's (mirrors)."""
-        return self.runtime.tables, self.mirrors
-
-    def save_new_tables(self) -> None:
-        """Save the block tables that new mirrors start from, before the step changes them."""
-        if self.mirrors is not None:
-            tables = self.store.tables
-            self._initial_tables = {
-                i: list(tables[i]) for i in self.ids if i not in self.mirrors and i in tables
-            }
-
     def mirror(self, plan: StepPlan) -> None:
-        """Apply the plan to the mirrors, as the worker does."""
-        if self.mirrors is None:
-            return
-        names = plan.requests.names
-        new = [i for i, name in enumerate(names) if name not in self.mirrors]
-        if new:
-            tables = BlockTables.of([self._initial_tables[names[i]] for i in new])
-            counts = plan.requests.num_tokens[new]
-            size = self.runtime.geometry.block_size
-            self.mirrors.place([names[i] for i in new], counts, size, tables)
-        self.mirrors.apply(plan.requests)
+        """What the worker does with the plan, for benchmarks that have one."""
 
 
 class Decoding:
     """`num_requests` prompts of `num_tokens` in one pool, ready to decode.
 
-    `borrows_blocks`: blocks are borrowed for packing, as the CPU worker needs them. `mirrored`: the
-    worker's mirrors are kept too. `scores`: the score of each token id, equal for all requests.
+    `borrows_blocks`: blocks are borrowed for packing, as the CPU worker needs them. `scores`: the
+    score of each token id, equal for all requests.
     """
 
     def __init__(
@@ -119,22 +78,17 @@ class Decoding:
         patch: dict[str, Any],
         *,
         borrows_blocks: bool = True,
-        mirrored: bool = False,
         scores: Floats | None = None,
-        blocks: Blocks = DEFAULT_BLOCKS,
     ) -> None:
-        self.blocks = blocks
-        num_blocks = 1 + blocks.pool * num_requests * blocks.of(num_tokens + SLACK_TOKENS)
+        num_blocks = 1 + num_requests * _blocks_of(num_tokens + SLACK_TOKENS)
         self.store = Pool(num_blocks)
         self.num_blocks = num_blocks
         self.scores = scores
         config = self.merged(default_config(num_blocks), {"evict_when": "always"} | patch)
-        geometry = Geometry(num_blocks, blocks.size, LAYERS, KV_HEADS, HEAD_SIZE, KV_BYTES)
+        geometry = Geometry(num_blocks, BLOCK_SIZE, LAYERS, KV_HEADS, HEAD_SIZE, KV_BYTES)
         self.runtime = Runtime(geometry, self.store, config, borrows_blocks=borrows_blocks)
         self.ids = [f"cmpl-{i:012x}-0" for i in range(num_requests)]
         self.calls = Calls(self.runtime, self.store, self.ids)
-        if mirrored:
-            self.calls.mirrors = Mirrors()
         self.num_tokens = dict.fromkeys(self.ids, 0)
         self.step([], num_tokens)
 
@@ -148,7 +102,6 @@ class Decoding:
         """Run one engine step of all requests; return µs of begin, ask, commit, finish."""
         calls, store, counts = self.calls, self.store, self.num_tokens
         clock = time.thread_time  # CPU time: other processes do not count
-        calls.save_new_tables()
         t0 = clock()
         calls.begin(ready)
         t1 = clock()
@@ -157,7 +110,7 @@ class Decoding:
         for request_id, extent in zip(self.ids, extents, strict=True):
             counts[request_id] += num_new
             blocks = store.tables.setdefault(request_id, [])
-            needed = self.blocks.of(counts[request_id] if extent is None else extent)
+            needed = _blocks_of(counts[request_id] if extent is None else extent)
             if needed > len(blocks):
                 blocks += store.take(needed - len(blocks))
         t3 = clock()
@@ -172,3 +125,8 @@ class Decoding:
 
     def steps(self, count: int) -> list[list[float]]:
         return [self.step(self.ids) for _ in range(count)]
+
+
+def _blocks_of(num_tokens: int) -> int:
+    """Blocks that hold `num_tokens` places."""
+    return -(-num_tokens // BLOCK_SIZE)

@@ -190,6 +190,27 @@ def _row(cells: Sequence[str | int | float | None]) -> str:
     return "| " + " | ".join(shown_cell(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
+def goals_table(claims: Sequence[Claim]) -> Table:
+    """What the claims have a goal for, and whether they meet it."""
+    return Table(
+        "Goals",
+        ["claim", "model", "median", "95% interval", "goal", ""],
+        [
+            [
+                claim.what,
+                claim.model,
+                f"{claim.value:.3g} {claim.unit}".rstrip(),
+                "" if claim.interval is None else "{:.3g} .. {:.3g}".format(*claim.interval),
+                claim.goal,
+                claim.verdict(),
+            ]
+            for claim in claims
+            if claim.goal
+        ],
+        ["met, missed: the interval is on that side of the goal"],
+    )
+
+
 def publish(names: Sequence[str], runs: Path, kept: Path) -> list[str]:
     """Copy the runs to `kept`, and draw the charts that a page shows.
 

@@ -13,12 +13,13 @@ import argparse
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from vtoken_bench.decoding import BLOCK_SIZE, DEFAULT_BLOCKS, SLACK_TOKENS, Blocks, Decoding
+from vtoken_bench.decoding import BLOCK_SIZE, SLACK_TOKENS, Decoding
 from vtoken_bench.output import Table, finish, new_result
 
 PAUSED = {"reclamation": "paused"}
@@ -29,28 +30,15 @@ Measure = Callable[[int, int, int], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """Goal in µs per step.
-
-    `before`: of 21 November 2026, before tables were columns, with blocks borrowed for packing.
-    """
-
-    requests: int
-    tokens: int
-    before: float | None
-    goal: float
-
-
-@dataclass(frozen=True, slots=True)
 class Scenario:
-    """A named situation; `measure` returns timings of its steps, or means over a period."""
+    """A named situation; `measure` returns timings of its steps, or means over a period.
+
+    `goals`: µs a step, by requests and tokens.
+    """
 
     name: str
     measure: Measure
-    goals: tuple[Goal, ...] = ()
-
-    def goal(self, requests: int, tokens: int) -> Goal | None:
-        return next((g for g in self.goals if (g.requests, g.tokens) == (requests, tokens)), None)
+    goals: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
 def quiet(
@@ -59,14 +47,11 @@ def quiet(
     fragment: bool,
     dense: bool = False,
     borrows_blocks: bool = False,
-    blocks: Blocks = DEFAULT_BLOCKS,
 ) -> Measure:
     """Steps with nothing due: tables are positional, half-evicted (`fragment`) or `dense` again."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
-        engine = Decoding(
-            num_requests, num_tokens, patch, borrows_blocks=borrows_blocks, blocks=blocks
-        )
+        engine = Decoding(num_requests, num_tokens, patch, borrows_blocks=borrows_blocks)
         if fragment:
             evict_half(engine, num_tokens)
         if dense:
@@ -99,11 +84,11 @@ def every_step(num_requests: int, num_tokens: int, count: int) -> list[list[floa
     return engine.steps(min(count, SLACK_TOKENS - 32))
 
 
-def in_rounds(policy: str, *, blocks: Blocks = DEFAULT_BLOCKS) -> Measure:
+def in_rounds(policy: str) -> Measure:
     """Evict 32 tokens of each request every 32 steps, spread over the steps: means per period."""
 
     def measure(num_requests: int, num_tokens: int, count: int) -> list[list[float]]:
-        engine = rounds_of_evictions(policy, num_requests, num_tokens, blocks=blocks)
+        engine = rounds_of_evictions(policy, num_requests, num_tokens)
         periods = min(max(2, count // PERIOD), (SLACK_TOKENS - 3 * PERIOD) // PERIOD)
         before = engine.runtime.counters.tokens.evicted
         us = np.array(engine.steps(periods * PERIOD))
@@ -121,9 +106,6 @@ def rounds_of_evictions(
     policy: str,
     num_requests: int,
     num_tokens: int,
-    *,
-    mirrored: bool = False,
-    blocks: Blocks = DEFAULT_BLOCKS,
 ) -> Decoding:
     """An engine that evicts 32 tokens of each request every 32 steps, after its first period.
 
@@ -137,9 +119,7 @@ def rounds_of_evictions(
         num_tokens,
         PAUSED,
         borrows_blocks=False,
-        mirrored=mirrored,
         scores=scores,
-        blocks=blocks,
     )
     evict_half(engine, num_tokens, PERIOD)
     engine.configure({"interval_tokens": PERIOD - 1, "policy": {"name": policy}})
@@ -178,76 +158,34 @@ def plan(planner: str, batch_size: int | None) -> Measure:
 
 
 SCENARIOS = (
-    Scenario("nothing due", quiet({}, fragment=False), (Goal(64, 4096, 66, 15),)),
-    Scenario("evicted, dense", quiet({}, fragment=True, dense=True), (Goal(64, 4096, 141, 20),)),
+    Scenario("nothing due", quiet({}, fragment=False), {(64, 4096): 15}),
+    Scenario("evicted, dense", quiet({}, fragment=True, dense=True), {(64, 4096): 20}),
     Scenario("holes, appending", quiet(PAUSED | {"recycle": False}, fragment=True)),
     Scenario(
         "holes, recycling",
         quiet(PAUSED, fragment=True),
-        (Goal(64, 4096, 357, 25), Goal(256, 16384, 1500, 100)),
+        {(64, 4096): 25, (256, 16384): 100},
     ),
     Scenario(
         "holes, recycling, blocks borrowed for packing",
         quiet(PAUSED, fragment=True, borrows_blocks=True),
     ),
-    Scenario("1 eviction + 1 recycled slot a request", every_step, (Goal(64, 4096, 3800, 400),)),
+    Scenario("1 eviction + 1 recycled slot a request", every_step, {(64, 4096): 400}),
     Scenario(
         "32 evictions every 32 steps, streaming_llm, mean",
         in_rounds("streaming_llm"),
-        (Goal(64, 4096, None, 60),),
+        {(64, 4096): 60},
     ),
-    Scenario(
-        "32 evictions every 32 steps, h2o, mean", in_rounds("h2o"), (Goal(64, 4096, None, 60),)
-    ),
+    Scenario("32 evictions every 32 steps, h2o, mean", in_rounds("h2o"), {(64, 4096): 60}),
     Scenario("plug, B = 32", plan("plug", 32)),
-    Scenario("plug, B = 256", plan("plug", 256), (Goal(64, 4096, 1700, 300),)),
-    Scenario("plug, unbounded", plan("plug", None), (Goal(64, 4096, 62_000, 3000),)),
+    Scenario("plug, B = 256", plan("plug", 256), {(64, 4096): 300}),
+    Scenario("plug, unbounded", plan("plug", None), {(64, 4096): 3000}),
     Scenario("pack, B = 32", plan("pack", 32)),
     Scenario("pack, B = 256", plan("pack", 256)),
     Scenario("pack, unbounded", plan("pack", None)),
 )
 PARTS = ("begin", "ask", "commit", "finish")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Medians over the steps, in µs; `total` is that of entire steps, not a sum of medians."""
-
-    scenario: str
-    requests: int
-    tokens: int
-    steps: int
-    begin: float
-    ask: float
-    commit: float
-    finish: float
-    total: float
-    least: float
-    p95: float
-    before: float | None
-    goal: float | None
-
-    @classmethod
-    def of(cls, scenario: Scenario, requests: int, tokens: int, us: list[list[float]]) -> Row:
-        parts = np.array(us)
-        totals = parts.sum(axis=1)
-        begin, ask, commit, finish = np.median(parts, axis=0).tolist()
-        goal = scenario.goal(requests, tokens)
-        return cls(
-            scenario.name,
-            requests,
-            tokens,
-            len(us),
-            begin,
-            ask,
-            commit,
-            finish,
-            float(np.median(totals)),
-            float(totals.min()),
-            float(np.percentile(totals, 95)),
-            None if goal is None else goal.before,
-            None if goal is None else goal.goal,
-        )
+COLUMNS = ("situation", *PARTS, "step", "minimum", "p95", "a request", "goal", "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -264,45 +202,32 @@ def run(args: argparse.Namespace) -> int:
         requests, tokens, args.steps = [1, 64], [4096], 60
     setup = {"block size": BLOCK_SIZE, "timed steps": args.steps}
     result = new_result("planner", "make bench-planner", setup)
-    rows = []
-    for num_requests in requests:
-        for num_tokens in tokens:
-            for scenario in SCENARIOS:
-                if args.only not in scenario.name:
-                    continue
-                gc.collect()
-                us = scenario.measure(num_requests, num_tokens, args.steps)
-                rows.append(Row.of(scenario, num_requests, num_tokens, us))
-    result.tables = [_goals(rows), *[_table(rows, r, t) for r in requests for t in tokens]]
-    result.raw = [asdict(row) for row in rows]
+    result.raw = []
+    for num_requests, num_tokens in product(requests, tokens):
+        title = f"{num_requests} requests of {num_tokens:,} tokens: µs a step, medians"
+        table = Table(title, list(COLUMNS), [])
+        for scenario in SCENARIOS:
+            if args.only not in scenario.name:
+                continue
+            gc.collect()
+            us = scenario.measure(num_requests, num_tokens, args.steps)
+            goal = scenario.goals.get((num_requests, num_tokens))
+            table.rows.append([scenario.name, *_figures(us, num_requests, goal)])
+            result.raw.append(dict(zip(COLUMNS, table.rows[-1], strict=True)))
+        result.tables.append(table)
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return 0
 
 
-def _goals(rows: list[Row]) -> Table:
-    table = Table(
-        "Goals: µs a step, CPU time",
-        ["situation", "requests", "tokens", "before", "goal", "median", "minimum", ""],
-        [],
-    )
-    for row in rows:
-        if row.goal is not None:
-            met = "met" if row.total <= row.goal else "missed"
-            times = [row.before, row.goal, row.total, row.least]
-            table.rows.append([row.scenario, row.requests, row.tokens, *times, met])
-    return table
-
-
-def _table(rows: list[Row], requests: int, tokens: int) -> Table:
-    table = Table(
-        f"{requests} requests of {tokens:,} tokens: µs a step, medians",
-        ["situation", *PARTS, "step", "minimum", "p95", "a request"],
-        [],
-    )
-    for row in rows:
-        if (row.requests, row.tokens) != (requests, tokens):
-            continue
-        each = [row.begin, row.ask, row.commit, row.finish, row.total, row.least, row.p95]
-        table.rows.append([row.scenario, *each, row.total / row.requests])
-    return table
+def _figures(
+    us: list[list[float]], num_requests: int, goal: float | None
+) -> list[str | float | None]:
+    """Medians over the steps, in µs; of entire steps, not sums of the parts' medians."""
+    parts = np.array(us)
+    totals = parts.sum(axis=1)
+    step = float(np.median(totals))
+    verdict = None if goal is None else "met" if step <= goal else "missed"
+    least, p95 = float(totals.min()), float(np.percentile(totals, 95))
+    medians: list[float] = np.median(parts, axis=0).tolist()
+    return [*medians, step, least, p95, step / num_requests, goal, verdict]

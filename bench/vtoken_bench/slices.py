@@ -101,12 +101,6 @@ class Comparison:
     def resolved(self) -> bool:
         return abs(self.ratio - 1) > self.high - self.low
 
-    def verdict(self, goal: float) -> str:
-        """Whether the median is at most `goal`: met, missed or not decided."""
-        if self.most <= goal:
-            return "met"
-        return "missed" if self.least > goal else "not decided"
-
     def __str__(self) -> str:
         about = "" if self.resolved else "≈ "
         return f"{about}{self.ratio:.3f} [{self.low:.2f} .. {self.high:.2f}]"

@@ -1,7 +1,7 @@
 """The clients of `vtoken bench stream`, in their own process: they receive, count and check.
 
-Arguments: the number of clients, seconds, and the URLs, of which each client opens all. Prints
-"ready" when all have a snapshot, then one JSON document with the counts of each stream.
+Arguments: the number of clients, seconds, and the URL. Prints "ready" when all have a snapshot,
+then one JSON document with the counts of each.
 """
 
 from __future__ import annotations
@@ -76,16 +76,15 @@ async def listen(
     return counted
 
 
-async def run(urls: list[str], num_clients: int, seconds: float) -> list[Counted]:
-    """Run all clients at once; print "ready" when the last stream has its snapshot."""
-    urls = urls * num_clients
-    gate, ready = asyncio.Semaphore(NUM_BEGINNING), asyncio.Barrier(len(urls))
-    return await asyncio.gather(*[listen(url, gate, ready, seconds) for url in urls])
+async def run(url: str, num_clients: int, seconds: float) -> list[Counted]:
+    """Run all clients at once; print "ready" when the last one has its snapshot."""
+    gate, ready = asyncio.Semaphore(NUM_BEGINNING), asyncio.Barrier(num_clients)
+    return await asyncio.gather(*[listen(url, gate, ready, seconds) for _ in range(num_clients)])
 
 
 def main(argv: list[str]) -> None:
-    num_clients, seconds, urls = int(argv[0]), float(argv[1]), argv[2:]
-    counted = asyncio.run(run(urls, num_clients, seconds))
+    num_clients, seconds, url = int(argv[0]), float(argv[1]), argv[2]
+    counted = asyncio.run(run(url, num_clients, seconds))
     print(msgspec.json.encode(counted).decode())
 
 

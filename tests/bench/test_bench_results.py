@@ -292,20 +292,6 @@ def test_claims_in_one_result_only_are_listed_and_change_nothing(
     assert ends == ["reproduced", "only in new", "only in old"]
 
 
-def test_how_many_claims_would_be_reproduced_by_chance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of three claims in percent, b is within reach of both others, so its chance is 1, a's and c's
-    a half each; one in blocks has no other to stand beside.
-    """
-    values = {"a": 1.0, "b": 3.0, "c": 5.0}
-    claims = [claim(what, value) for what, value in values.items()]
-    claims.append(claim("d", 1.0, unit="blocks"))
-    old, new = (with_claims(tmp_path / f"{name}.json", *claims) for name in ("old", "new"))
-    assert main(["compare", str(old), str(new)]) == 0
-    assert "4 of 4 claims are reproduced; 2.0 would be" in capsys.readouterr().out
-
-
 def test_what_cannot_be_compared_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

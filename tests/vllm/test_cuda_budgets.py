@@ -239,10 +239,11 @@ class OnDevice(Calls):
         self.steady: list[Work] = []
         self.others: list[Work] = []
 
-    def save_new_tables(self) -> None:
+    def begin(self, ready: list[str]) -> None:
         self._runner.vtoken_blocks = {
             name: list(blocks) for name, blocks in self.store.tables.items()
         }
+        super().begin(ready)
 
     def commit(self, counts: dict[str, int]) -> Any:
         self._counts = counts
