@@ -19,7 +19,7 @@ RESERVED = Requirement(extra_blocks=1)
 
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
-    made = make_quiet(num_blocks=65, block_size=16)
+    made = make_quiet(num_blocks=65)
     made.runtime.shape.max_chunk_tokens = CHUNK
     made.configure(
         policy={"name": "streaming_llm"},
@@ -147,7 +147,7 @@ def test_what_is_needed_in_other_groups_is_added_at_the_peak_of_the_sum(
     # Prompts in chunks: 12 + 7 blocks, more than 9 + 4 later.
     engine.configure(evict_during="both")
     assert required(1000, 2000, taken=64, other=4) == (12 - 4) + (7 - 4) + headroom
-    assert admission.peaks_of_another("new", engine.runtime.config) == (19, 13)
+    assert engine.runtime.demand.peaks_of("new", engine.runtime.config) == (19, 13)
 
 
 def test_what_running_requests_may_still_take_in_other_groups_stays_free(
@@ -159,6 +159,7 @@ def test_what_running_requests_may_still_take_in_other_groups_stays_free(
     assert asks(engine, 32, 64) == alone + 4 + 4  # its own window, and that of "a"
     beside.hold("a", 3)
     engine.runtime.current.begin()
+    engine.runtime.admission.begin_step()
     assert asks(engine, 32, 64) == alone + 4 + 1
 
 

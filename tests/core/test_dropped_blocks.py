@@ -38,7 +38,7 @@ def test_a_window_that_moves_on_takes_bounded_room(num_sinks: int) -> None:
     free, held, slots = list(range(40)), list[int](), dict[int, int]()
     gaps, num_closed = [0], 0
     for t in range(100 * S):
-        if "a" not in tables or tables["a"].append_start == len(held) * S:
+        if tables.choose_places(recycling=False).start in ([], [len(held) * S]):
             held.append(free.pop(0))
         slots[t] = sync_new_tokens(tables, "a", held, t + 1).tolist()[0]
         table = tables["a"]

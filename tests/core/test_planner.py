@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.support.core.numpy_planner import plan_twin
 from tests.support.core.numpy_planner import takes_block as twin_takes_block
 from tests.support.core.tables import evict_tokens, sync_new_tokens
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.planning.moves import runs_of_blocks, takes_block
 from vtoken.core.planning.planner import Layout, RelocationPlan, search
-from vtoken.core.runtime.engine_shape import EngineShape
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.wire import Geometry, PlannerName
 

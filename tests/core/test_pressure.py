@@ -16,9 +16,11 @@ from vtoken.base.errors import RefusedError
 from vtoken.control.outlook import Outlook
 from vtoken.core.config.request_rules import RequestRules, request_rules
 from vtoken.core.config.values import merge_patch
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.planning.giving import Givers, share_out
+from vtoken.core.runtime.demand import DemandBook
 from vtoken.core.runtime.shortage import Shortage, ShortageMonitor
-from vtoken.wire import MemoryPressure
+from vtoken.wire import Geometry, MemoryPressure
 
 POLICIES: list[dict[str, Any]] = [
     {"name": "streaming_llm", "params": {"sinks": 2}},
@@ -132,7 +134,7 @@ def test_nobody_is_preempted_who_or_beside_whom_somebody_could_give(
 def test_control_without_growth_in_the_shortage_requests_are_preempted_above_their_floor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ShortageMonitor, "_decode_growth", lambda *_: 0)
+    monkeypatch.setattr(DemandBook, "of_decoding", lambda *_: 0)
     engine = make()
     load(engine)
     finish(engine)
@@ -193,7 +195,7 @@ def test_what_a_window_gives_back_serves_its_own_request_first() -> None:
     engine.step()  # each window holds the 10 blocks of its prompt, and gives back 8 in the next
     assert engine.windows is not None
     assert engine.windows.growth(["a", "b"], np.array([1, 1]), 1).tolist() == [-7, -7]
-    assert engine.runtime.shortages.growth() == (0, 0)
+    assert engine.runtime.demand.growth_of_all() == (0, 0)
     engine.step()
     assert [engine.windows.held_blocks(name) for name in ("a", "b")] == [3, 3]
 
@@ -446,9 +448,13 @@ def test_the_sentence_of_an_eviction() -> None:
 SIZES = st.integers(1, 200)
 
 
+def shape_of(block_size: int, max_drafts: int = 0) -> EngineShape:
+    return EngineShape(Geometry(64, block_size, 1, 1, 1, 1), max_drafts=max_drafts)
+
+
 @st.composite
-def givers_of_blocks(draw: st.DrawFn) -> tuple[Givers, int]:
-    """Requests that give, and the size of a block."""
+def some_givers(draw: st.DrawFn) -> Givers:
+    """Requests that give."""
     size, drafts = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([0, 0, 3, 5]))
     k = draw(st.integers(1, 6))
 
@@ -459,19 +465,16 @@ def givers_of_blocks(draw: st.DrawFn) -> tuple[Givers, int]:
     forgotten = np.array([draw(st.integers(0, tokens - 1)) for tokens in live.tolist()])
     private = np.minimum((live + drafts) // size + 1, some(st.integers(0, 40)))
     tokens, priority = live + some(st.integers(0, 100)), some(st.integers(0, 1))
-    return (
-        Givers(
-            live, tokens, some(SIZES), private, priority, some(st.integers(1, 8)), forgotten, drafts
-        ),
-        size,
-    )
+    steps, shape = some(st.integers(1, 8)), shape_of(size, drafts)
+    return Givers(live, tokens, some(SIZES), private, priority, steps, forgotten, shape)
 
 
-def plain_shares(givers: Givers, blocks: int, size: int) -> list[int]:
+def plain_shares(givers: Givers, blocks: int) -> list[int]:
     """`share_out`, turn by turn."""
+    size, max_drafts = givers.shape.block_size, givers.shape.max_drafts
 
     def needed(live: int) -> int:
-        return (live + givers.max_drafts) // size + 1
+        return (live + max_drafts) // size + 1
 
     live, floor, private = (part.tolist() for part in (givers.live, givers.floor, givers[3]))
     most = [
@@ -493,54 +496,50 @@ def plain_shares(givers: Givers, blocks: int, size: int) -> list[int]:
         given[i] += min(left, int(givers.step_blocks[i]))
         blocks -= min(left, int(givers.step_blocks[i]))
     return [
-        (needed(a) - g) * size - 1 - givers.max_drafts if g else a
+        (needed(a) - g) * size - 1 - max_drafts if g else a
         for a, g in zip(live, given, strict=True)
     ]
 
 
-@given(found=givers_of_blocks(), blocks=st.integers(0, 60))
-def test_shares_are_whole_blocks_down_to_the_floor(found: tuple[Givers, int], blocks: int) -> None:
-    (givers, size), drafts, live = found, found[0].max_drafts, found[0].live
-
-    def needed_blocks(tokens: Ints) -> Ints:
-        return (tokens + drafts) // size + 1
-
-    kept = share_out(givers, blocks, block_size=size)
-    assert kept.tolist() == plain_shares(givers, blocks, size)
+@given(givers=some_givers(), blocks=st.integers(0, 60))
+def test_shares_are_whole_blocks_down_to_the_floor(givers: Givers, blocks: int) -> None:
+    live, shape, needed_blocks = givers.live, givers.shape, givers.shape.needed_blocks
+    kept = share_out(givers, blocks)
+    assert kept.tolist() == plain_shares(givers, blocks)
     given = needed_blocks(live) - needed_blocks(kept)
-    assert (given <= givers.most_blocks(size)).all()
+    assert (given <= givers.most_blocks()).all()
     assert (kept[given == 0] == live[given == 0]).all()
     assert (kept[given > 0] >= givers.floor[given > 0]).all()
-    assert ((kept[given > 0] + 1 + drafts) % size == 0).all()
-    most = int(givers.most_blocks(size).sum())
+    assert ((kept[given > 0] + 1 + shape.max_drafts) % shape.block_size == 0).all()
+    most = int(givers.most_blocks().sum())
     assert min(blocks, most) <= given.sum() <= min(most, blocks + 8)
     obsolete = needed_blocks(live) - needed_blocks(live - givers.forgotten)
-    obsolete = np.minimum(obsolete, givers.most_blocks(size))
+    obsolete = np.minimum(obsolete, givers.most_blocks())
     if (given > obsolete).any():
         assert (given >= obsolete).all()
     important = givers.priority == 0
     if (given > obsolete)[important].any():
-        assert (given == givers.most_blocks(size))[~important].all()
+        assert (given == givers.most_blocks())[~important].all()
 
 
-@given(found=givers_of_blocks(), blocks=st.integers(0, 60), data=st.data())
+@given(givers=some_givers(), blocks=st.integers(0, 60), data=st.data())
 def test_who_gives_nothing_changes_no_others_turn(
-    found: tuple[Givers, int], blocks: int, data: st.DataObject
+    givers: Givers, blocks: int, data: st.DataObject
 ) -> None:
     """So only those whose turn it is are asked for the fewest tokens that they can keep now."""
-    givers, size = found
-    kept = share_out(givers, blocks, block_size=size)
+    kept = share_out(givers, blocks)
     floor = givers.floor.copy()
     for i in np.flatnonzero(kept == givers.live).tolist():
         floor[i] += data.draw(SIZES)
-    assert (share_out(givers._replace(floor=floor), blocks, block_size=size) == kept).all()
+    assert (share_out(givers._replace(floor=floor), blocks) == kept).all()
 
 
 def test_whoever_keeps_the_largest_share_gives_first() -> None:
     live = np.array([160, 160, 64])
     ones = np.ones(3, dtype=np.int64)
-    givers = Givers(live, np.array([160, 320, 64]), 16 * ones, 100 * ones, 0 * ones, ones, 0 * ones)
-    kept = share_out(givers, 5, block_size=16)
+    tokens, shape = np.array([160, 320, 64]), shape_of(16)
+    givers = Givers(live, tokens, 16 * ones, 100 * ones, 0 * ones, ones, 0 * ones, shape)
+    kept = share_out(givers, 5)
     assert kept[1] == 160  # it has lost half
     assert kept[0] < 160
     assert kept[2] < 64

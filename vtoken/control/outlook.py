@@ -48,7 +48,7 @@ class Outlook:
         """These requests."""
         runtime = self._runtime
         if self._config is runtime.effective[0]:
-            return runtime.admission.givers(self.rows)
+            return runtime.demand.givers(self.rows)
         return self._givers([runtime.tables.at(row) for row in self.rows.tolist()])
 
     @cached_property
@@ -59,12 +59,12 @@ class Outlook:
     @cached_property
     def blocks(self) -> Ints:
         """The blocks that each of `rows` [k] can give until it is at its floor."""
-        return self.givers.most_blocks(self._size)
+        return self.givers.most_blocks()
 
     @cached_property
     def tokens(self) -> Ints:
         """The tokens that would die for these blocks [k]."""
-        kept = share_out(self.givers, self.givable_blocks, block_size=self._size)
+        kept = share_out(self.givers, self.givable_blocks)
         tokens: Ints = self.givers.live - kept
         return tokens
 
@@ -84,7 +84,7 @@ class Outlook:
         now = soon = asked = future = 0
         reserves = demand is not None and demand.reserves
         if config.evicts_under_pressure or len(self.givers.live):
-            now, soon = runtime.shortages.growth()
+            now, soon = runtime.demand.growth_of_all()
         if demand is not None:
             asked = demand.needed_blocks
             future = admission.reserved_blocks(demand, config, now)
@@ -119,7 +119,7 @@ class Outlook:
         asked, enough = 0, self.standing.is_enough_given
         if demand is not None and enough and self.patience_left_s(demand) <= 0:
             asked = demand.needed_blocks
-        now, soon = runtime.shortages.growth()
+        now, soon = runtime.demand.growth_of_all()
         free = runtime.store.num_free_blocks()
         found = Shortage(now, soon, asked, config.headroom_blocks, free)
         if found.blocks == 0 or config.reclamation != "auto":
@@ -136,7 +136,7 @@ class Outlook:
         if blocks == 0 or not able:
             return {}
         givers = self._givers(able)
-        kept = share_out(givers, blocks, block_size=self._size)
+        kept = share_out(givers, blocks)
         pairs = zip(able, kept.tolist(), strict=True)
         return {table.request_id: keeps for table, keeps in pairs if keeps < table.num_live}
 
@@ -148,7 +148,7 @@ class Outlook:
         """
         runtime, config = self._runtime, self._config
         admission = runtime.admission
-        peaks = [admission.peaks_of_another(table.request_id, config) for table in self._tables]
+        peaks = [runtime.demand.peaks_of(table.request_id, config) for table in self._tables]
         counted = np.array([peak for peak in peaks if peak is not None])
         if len(counted) == 0:
             return None
@@ -158,8 +158,8 @@ class Outlook:
         if due:
             givers = self._givers(due)
             limits = givers._replace(floor=givers.floor + self._intervals(due))
-            spare += int(limits.most_blocks(self._size).sum())
-        spare -= admission.future_blocks(None, config)
+            spare += int(limits.most_blocks().sum())
+        spare -= admission.future_blocks(config)
         return 0 if spare < first else 1 + int((spare - first) / later)
 
     def patience_note(self) -> str | None:
@@ -267,7 +267,7 @@ class Outlook:
     def _givers(self, tables: list[TokenTable]) -> Givers:
         rows: Ints = np.array([table.row for table in tables], dtype=np.int64)
         budgets = [self._rules(table).budget_tokens for table in tables]
-        return self._runtime.admission.givers(rows)._replace(
+        return self._runtime.demand.givers(rows)._replace(
             floor=np.array(budgets, dtype=np.int64),
             step_blocks=np.maximum(1, -(-self._intervals(tables) // self._size)),
         )

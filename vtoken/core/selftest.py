@@ -155,7 +155,7 @@ class _Serving:
         runtime.finish_step(report, plan.step)
         for table in runtime.tables:
             runtime.evictor.is_due(table, runtime.config)
-        runtime.admission.can_give()
+        runtime.demand.givable_blocks()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ many, `vtoken.core.runtime.shortage` decides.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -44,24 +45,18 @@ class Evicted(NamedTuple):
 NOTHING_DIED = Evicted(False, [])
 
 
+@dataclass(eq=False)
 class Evictor:
     """Applies the configured policy to the tables of one runtime."""
 
-    def __init__(
-        self,
-        store: BlockStore,
-        requests: Requests,
-        active: ActiveConfig,
-        current: CurrentStep,
-        policy_runner: PolicyRunner,
-        losses: Losses,
-    ) -> None:
-        self._store = store
-        self._requests = requests
-        self._active = active
-        self._current = current
-        self._policy_runner = policy_runner
-        self._losses = losses
+    _store: BlockStore
+    _requests: Requests
+    _active: ActiveConfig
+    _current: CurrentStep
+    _policy_runner: PolicyRunner
+    _losses: Losses
+
+    def __post_init__(self) -> None:
         self._any_retained = False  # whether some request may retain dead blocks
 
     # ------------------------------------------------------------ who is due

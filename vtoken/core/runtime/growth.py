@@ -13,12 +13,12 @@ import numpy as np
 
 from vtoken.base.arrays import Ints, Ragged, starts_of
 from vtoken.base.errors import InvariantViolation
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import RequestSteps
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.draft import pick
-from vtoken.core.runtime.engine_shape import EngineShape
 from vtoken.core.runtime.held_request import HeldRequest
 from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables.token_tables import AppendedTokens, Places
@@ -50,22 +50,17 @@ class Scheduled:
     new: dict[str, NewRequest] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class TokenAppender:
     """Places the new tokens of one runtime's requests."""
 
-    def __init__(
-        self,
-        shape: EngineShape,
-        store: BlockStore,
-        requests: Requests,
-        active: ActiveConfig,
-        current: CurrentStep,
-    ) -> None:
-        self._shape = shape
-        self._store = store
-        self._requests = requests
-        self._active = active
-        self._current = current
+    _shape: EngineShape
+    _store: BlockStore
+    _requests: Requests
+    _active: ActiveConfig
+    _current: CurrentStep
+
+    def __post_init__(self) -> None:
         self._places: Places | None = None  # None: every layout is the identity
 
     def choose_places(self) -> bool:

@@ -5,6 +5,8 @@ Changes no table.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from vtoken.base.arrays import Ints, Ragged
@@ -17,12 +19,14 @@ from vtoken.sentences import counted
 NUM_NAMED = 3  # requests in an event, those that lost most
 
 
+@dataclass(eq=False)
 class Losses:
     """Reports what requests lose; `given`: the newest tokens that were given for blocks."""
 
-    def __init__(self, requests: Requests, current: CurrentStep) -> None:
-        self._requests = requests
-        self._current = current
+    _requests: Requests
+    _current: CurrentStep
+
+    def __post_init__(self) -> None:
         self.given = GivenTally()
 
     def report(self, rows: Ints, victims: Ragged) -> None:

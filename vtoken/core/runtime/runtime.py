@@ -35,13 +35,14 @@ from vtoken.base.errors import InvariantViolation
 from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.admission import Admission
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.canary import CanaryTally
 from vtoken.core.runtime.current_step import CurrentStep
-from vtoken.core.runtime.engine_shape import EngineShape
+from vtoken.core.runtime.demand import DemandBook
 from vtoken.core.runtime.eviction import Evicted, Evictor
 from vtoken.core.runtime.given import FinishedLog
 from vtoken.core.runtime.growth import Scheduled, TokenAppender
@@ -122,9 +123,18 @@ class Runtime:
         self.policy_runner = PolicyRunner(
             requests, active, current, self.shadow, self.scoring, vocabulary
         )
-        self.admission = Admission(shape, store, requests, active, current, other_groups)
+        self.demand = DemandBook(shape, store, requests, active, other_groups)
+        self.admission = Admission(shape, store, requests, active, current, self.demand)
         self.shortages = ShortageMonitor(
-            shape, store, requests, active, current, self.admission, self.prices, other_groups
+            shape,
+            store,
+            requests,
+            active,
+            current,
+            self.demand,
+            self.admission,
+            self.prices,
+            other_groups,
         )
         self.evictor = Evictor(store, requests, active, current, self.policy_runner, self.losses)
         self.round_planner = RoundPlanner(shape, store, requests, self.prices)
@@ -135,8 +145,8 @@ class Runtime:
             active,
             current,
             self.round_planner,
-            self.operations,
             self.prices,
+            self.operations,
         )
 
     # ------------------------------------------------------------ reading
@@ -244,7 +254,7 @@ class Runtime:
         if preempted:
             requests.preempted(request_id, num_tokens + 1)
             self.counters.requests.preempted += 1
-            self.counters.pressure.preemptions_above_floor += self.admission.can_give()
+            self.counters.pressure.preemptions_above_floor += self.demand.givable_blocks() > 0
             self.current.note(
                 "preemption",
                 f"{request_id} preempted; {num_tokens:,} tokens will be computed again, "
@@ -307,6 +317,7 @@ class Runtime:
         self.active.begin_step()
         self.shadow.set_policy(self.config.shadow)
         self.requests.begin_step()
+        self.admission.begin_step()
         freed = self.evictor.drop_retained()
         self.relocator.forget_step()
         ready = list(ready)
@@ -367,7 +378,7 @@ class Runtime:
         """
         tables = self.tables
         virtual = [pair for pair in several if pair[0] in tables and tables[pair[0]].virtual]
-        return self.shortages.prompt_growth(virtual) - self._num_free(freed)
+        return self.demand.of_chunks(virtual) - self._num_free(freed)
 
     def _num_free(self, freed: list[int]) -> int:
         """The free blocks once `freed` are returned."""

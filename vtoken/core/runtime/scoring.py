@@ -22,11 +22,11 @@ import numpy as np
 from vtoken.base.arrays import Bools, Floats, Ints
 from vtoken.core.config.calibration import CalibrationProfile, default_layer
 from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.due import NEVER
-from vtoken.core.runtime.engine_shape import EngineShape
 from vtoken.core.runtime.held_request import HeldRequest, SignalState
 from vtoken.core.runtime.requests import Requests
 from vtoken.policies import Policy

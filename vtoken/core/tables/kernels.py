@@ -272,8 +272,8 @@ def _next_hole(fact, s, cols):
 
 @kernel
 def growth(rows, num_new, recycling, s, cols, out):
-    """Write how many blocks beyond those held each row takes for `num_new` more tokens to `out`
-    [k]; with `recycling` the first one takes a hole, if there is one.
+    """Write how many blocks beyond those held each row takes for its `num_new` [k] more tokens to
+    `out` [k]; with `recycling` the first one takes a hole, if there is one.
     """
     for j in range(len(rows)):
         fact = cols.facts[rows[j]]
@@ -281,7 +281,7 @@ def growth(rows, num_new, recycling, s, cols, out):
         if fact.virtual:
             has_hole = recycling and fact.extent != fact.num_live and _next_hole(fact, s, cols) >= 0
             start = fact.extent - 1 if has_hole else _append_start(fact, s, cols)
-        out[j] = max(0, (start + num_new + s - 1) // s - fact.num_blocks)
+        out[j] = max(0, (start + num_new[j] + s - 1) // s - fact.num_blocks)
 
 
 @kernel

@@ -80,12 +80,6 @@ class TokenTable:
         return int(self._columns.number[self.row])
 
     @property
-    def append_start(self) -> int:
-        """The first place of appended tokens: behind the last one and all read-only blocks."""
-        readonly = np.flatnonzero(self.readonly)
-        return max(self.extent, (int(readonly[-1]) + 1) * self.block_size if len(readonly) else 0)
-
-    @property
     def num_recycled(self) -> int:
         """Tokens written into a dead slot of this request."""
         return int(self._columns.facts["num_recycled"][self.row])

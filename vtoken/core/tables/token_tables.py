@@ -201,9 +201,9 @@ class TokenTables:
                 f"its table has {self.columns.num_tokens[row]}",
             )
 
-    def growth(self, rows: Ints, num_new: int, *, recycling: bool) -> Ints:
-        """The blocks [k] that each of `rows` [k] takes, beyond those it holds, for `num_new` more
-        tokens; with `recycling` the first one may take a hole.
+    def growth(self, rows: Ints, num_new: Ints, *, recycling: bool) -> Ints:
+        """The blocks [k] that each of `rows` [k] takes, beyond those it holds, for `num_new` [k]
+        more tokens; with `recycling` the first one may take a hole.
         """
         out = np.empty(len(rows), dtype=np.int64)
         kernels.growth(rows, num_new, recycling, self.block_size, self.columns.arrays, out)

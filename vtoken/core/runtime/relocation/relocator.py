@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -17,6 +18,7 @@ import msgspec
 import numpy as np
 
 from vtoken.base.errors import InvariantViolation
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.planning.gates import Pressure, first_closed
 from vtoken.core.planning.moves import runs_of_blocks
 from vtoken.core.planning.planner import RelocationPlan
@@ -26,7 +28,6 @@ from vtoken.core.protocol.step import Retained, StepPlan
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
-from vtoken.core.runtime.engine_shape import EngineShape
 from vtoken.core.runtime.held_request import LastMoves
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.relocation.in_flight import InFlight
@@ -37,28 +38,20 @@ from vtoken.core.runtime.requests import Requests
 DEFERRED_EVENT_SECONDS = 5.0  # between two events of deferred rounds
 
 
+@dataclass(eq=False)
 class Relocator:
     """Plans, applies and tracks the relocations of one runtime."""
 
-    def __init__(
-        self,
-        shape: EngineShape,
-        store: BlockStore,
-        requests: Requests,
-        active: ActiveConfig,
-        current: CurrentStep,
-        planner: RoundPlanner,
-        operations: Operations,
-        prices: Prices,
-    ) -> None:
-        self._shape = shape
-        self._store = store
-        self._requests = requests
-        self._active = active
-        self._current = current
-        self._planner = planner
-        self._prices = prices
-        self._operations = operations
+    _shape: EngineShape
+    _store: BlockStore
+    _requests: Requests
+    _active: ActiveConfig
+    _current: CurrentStep
+    _planner: RoundPlanner
+    _prices: Prices
+    _operations: Operations
+
+    def __post_init__(self) -> None:
         self._handed_over: list[InFlight] = []  # in the plan of the newest step
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
         self._verify_credit = 0.0

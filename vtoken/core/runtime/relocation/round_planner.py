@@ -16,6 +16,7 @@ from msgspec import structs
 
 from vtoken.base.arrays import Bools, Ints
 from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.planning.planner import Layout
 from vtoken.core.planning.round import Round, plan_round
 from vtoken.core.planning.sharing import keeps_dead_shared_blocks
@@ -23,7 +24,6 @@ from vtoken.core.planning.worth import MAX_STEPS, Estimate, RequestColumns, Wort
 from vtoken.core.protocol.step import NO_IDS
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.due import NEVER, phases
-from vtoken.core.runtime.engine_shape import EngineShape
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables.token_table import TokenTable
@@ -47,16 +47,14 @@ class Preview:
     layouts: tuple[Layout, ...] = ()
 
 
+@dataclass(eq=False)
 class RoundPlanner:
     """Plans the rounds of one runtime, and estimates their worth at the measured prices."""
 
-    def __init__(
-        self, shape: EngineShape, store: BlockStore, requests: Requests, prices: Prices
-    ) -> None:
-        self._shape = shape
-        self._store = store
-        self._requests = requests
-        self._prices = prices
+    _shape: EngineShape
+    _store: BlockStore
+    _requests: Requests
+    _prices: Prices
 
     def preview(
         self,

@@ -197,7 +197,7 @@ class Checks:
         needed = config.headroom_blocks + sum(1 + n // each for n in left for each in sizes)
         for request in waiting:
             peak = admission.peak_tokens(request.request_id, request.num_tokens)
-            beside = admission.most_other_blocks(request.num_tokens, chunk)
+            beside = runtime.demand.most_of_others(request.num_tokens, chunk)
             requirement = admission.requirement(request.request_id, peak, beside)
             needed += -(-peak // size) + beside + requirement.extra_blocks
             needed += int(scheduler.kv_cache_manager.watermark_blocks)
@@ -216,7 +216,7 @@ class Checks:
             finished = self._queue[0]
             num_tokens = len(finished.token_ids) + 1
             num_blocks = -(-num_tokens // size)
-            num_blocks += self._runtime.admission.most_other_blocks(num_tokens, self._max_tokens)
+            num_blocks += self._runtime.demand.most_of_others(num_tokens, self._max_tokens)
             has_room = self._has_room(others, [], num_blocks)
             if not has_room and others:
                 return  # blocks may become free
