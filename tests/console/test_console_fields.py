@@ -20,7 +20,7 @@ from vtoken_console.changes.fields import (
     step_value,
 )
 from vtoken_console.screens.control import what_if_paragraphs
-from vtoken_console.style.values import change_text
+from vtoken_console.style.units import change_text
 from vtoken_console.widgets.outcome import problem_text
 
 POLICIES = describe_policies()

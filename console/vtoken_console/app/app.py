@@ -33,7 +33,7 @@ from vtoken_console.feed.session import Session
 from vtoken_console.feed.source import Source
 from vtoken_console.frame.cost import Cost
 from vtoken_console.frame.guide import Facts, Guide, mark_seen, seen_path
-from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, ON_FLEET, Key
+from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, Key, pages
 from vtoken_console.frame.terminal import Terminal
 from vtoken_console.frame.view import View
 from vtoken_console.screens.dashboard import VIEWS, Dashboard
@@ -541,30 +541,22 @@ class ConsoleApp(App[int]):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Every key as a command, then views, colour ramps, colour modes and themes by name."""
         read_only = bool(self.view().read_only_reason)
-        if screen is self.fleet.page:
-            yield from self._fleet_commands()
-            return
+        page, name = (screen, "fleet") if screen is self.fleet.page else (self.dashboard, "")
         for key in self.keys:
-            if key.page or key.id == "command-palette" or (key.control and read_only):
+            if name not in pages(key) or key.id == "command-palette" or (key.control and read_only):
                 continue
-            run = partial(self.run_action, key.action, default_namespace=self.dashboard)
+            run = partial(self.run_action, key.action, default_namespace=page)
             yield SystemCommand(f"{key.label} ({key.shown})", key.help, run)
-        for name in VIEWS:
-            yield SystemCommand(
-                f"view {name}", "panels to show", partial(self.dashboard.set_view, name)
-            )
-        for mode in MODES:
-            yield SystemCommand(
-                f"colour by {mode.value}", mode.summary, partial(self.dashboard.set_mode, mode)
-            )
+        if page is self.dashboard:
+            yield from self._dashboard_commands()
         yield from self._colour_commands()
 
-    def _fleet_commands(self) -> Iterable[SystemCommand]:
-        for key in self.keys:
-            if key.page == "fleet" or key.id in ON_FLEET | {"help", "quit"}:
-                run = partial(self.run_action, key.action, default_namespace=self.fleet.page)
-                yield SystemCommand(f"{key.label} ({key.shown})", key.help, run)
-        yield from self._colour_commands()
+    def _dashboard_commands(self) -> Iterable[SystemCommand]:
+        show, colour = self.dashboard.set_view, self.dashboard.set_mode
+        for name in VIEWS:
+            yield SystemCommand(f"view {name}", "panels to show", partial(show, name))
+        for mode in MODES:
+            yield SystemCommand(f"colour by {mode.value}", mode.summary, partial(colour, mode))
 
     def _colour_commands(self) -> Iterable[SystemCommand]:
         appearance = self.appearance

@@ -118,7 +118,7 @@ class FleetPages:
     def step(self, by: int) -> None:
         """On the dashboard, shows the next engine with a state; on the page, moves the cursor."""
         if self.page is not None and self.is_shown:
-            self.page.table.action_step(by)
+            self.page.table.action_move(0, by)
             return
         shown = self._row_of_session()
         if shown is None or self._app.screen is not self._app.dashboard:

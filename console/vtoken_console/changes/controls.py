@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from vtoken.sentences import operation_text, since_text, value_text
-from vtoken_console.style.values import change_text
+from vtoken_console.style.units import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire

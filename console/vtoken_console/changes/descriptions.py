@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vtoken.sentences import calibration_text, effects, prices_text
 from vtoken_console.changes.controls import applied_text, effective_text
 from vtoken_console.style import palette, units
-from vtoken_console.style.values import change_text
+from vtoken_console.style.units import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vtoken_console.style.values import change_text
+from vtoken_console.style.units import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire

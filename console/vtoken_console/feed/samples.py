@@ -9,7 +9,7 @@ import math
 
 from vtoken import wire
 from vtoken_console.feed.series import Marker, Rate
-from vtoken_console.style.values import change_text
+from vtoken_console.style.units import change_text
 
 NAMES = (
     "f",

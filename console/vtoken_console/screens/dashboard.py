@@ -154,6 +154,10 @@ class Dashboard(Screen[None]):
     def action_compact(self) -> None:
         self._change("compact", controls.compact)
 
+    def compact_request(self, request_id: str) -> None:
+        """Compacts one request."""
+        self._change("compact", lambda rest: controls.compact(rest, request_id=request_id))
+
     def action_compact_dry(self) -> None:
         self._dry_run(lambda rest: controls.compact(rest, dry_run=True))
 
@@ -267,7 +271,7 @@ class Dashboard(Screen[None]):
         source = self._session.source
         if source is None:
             return
-        page = RequestScreen(source, request_id, self.open_block, read_only=self._session.read_only)
+        page = RequestScreen(source, request_id, self.open_block, self.compact_request)
         if in_place:
             await self.app.switch_screen(page)
         else:

@@ -18,7 +18,6 @@ from textual.screen import Screen
 
 from vtoken.client import ProblemError, RequestText
 from vtoken.sentences import clock, state_text
-from vtoken_console.changes import controls
 from vtoken_console.feed import tokens
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -106,7 +105,7 @@ def _counts(*named: tuple[str, int]) -> list[Span]:
 
 
 class RequestScreen(Screen[None]):
-    """`open_block` opens a block's page above this one."""
+    """`open_block` opens a block's page above this one; `compact` compacts a request."""
 
     AUTO_FOCUS = "#strip"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -121,30 +120,35 @@ class RequestScreen(Screen[None]):
         source: Source,
         request_id: str,
         open_block: Callable[[int], Awaitable[None]],
-        *,
-        read_only: bool,
+        compact: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._read_only = read_only
+        self._compact = compact
         self._open_block = open_block
         self._source = source
         self._request_id = request_id
         self._loading = False
         self._next_load = 0.0
         self.token = 0
+        self._summary = Summary()
+        self._strip = TokenStrip(id="strip")
+        self._blocks = BlockTable(id="table")
+        self._rows = TokenRows(id="rows")
+        self._panel = TextPanel(id="text")
+        self._keys = KeyBar(self._hints, id="keys")
         self._text = RequestText(request_id)
         self._text_refused = False
 
     def compose(self) -> ComposeResult:
         yield Header(id="header")
-        yield Summary()
+        yield self._summary
         with Container(id="request"):
             with Container(id="request-left"):
-                yield TokenStrip(id="strip")
-                yield BlockTable(id="table")
-            yield TokenRows(id="rows")
-        yield TextPanel(id="text")
-        yield KeyBar(self._hints, id="keys")
+                yield self._strip
+                yield self._blocks
+            yield self._rows
+        yield self._panel
+        yield self._keys
 
     def _hints(self, view: View) -> list[Hint]:
         return [
@@ -159,7 +163,7 @@ class RequestScreen(Screen[None]):
         ]
 
     def on_mount(self) -> None:
-        self.query_one("#rows").border_title = "token table"
+        self._rows.border_title = "token table"
         hello = self._source.feed.model.hello
         if self._source.replay is None and hello is not None and hello.can_read_text:
             self.action_text()
@@ -173,7 +177,7 @@ class RequestScreen(Screen[None]):
             self.run_worker(self._load())
 
     async def _load(self) -> None:
-        summary, rest, began = self.query_one(Summary), self._source.rest, time.monotonic()
+        summary, rest, began = self._summary, self._source.rest, time.monotonic()
         try:
             detail = await rest.request(self._request_id)
             if detail.state == "finished":
@@ -201,18 +205,18 @@ class RequestScreen(Screen[None]):
             self._loading = False
             self._next_load = time.monotonic() + 4 * (time.monotonic() - began)
         table = await asyncio.to_thread(tokens.from_pages, pages)
-        if not self.query(TokenStrip):
+        if not self.is_attached:
             return  # the page was closed meanwhile
         summary.problem = ""
         summary.set_detail(detail, table.step)
-        strip, blocks = self.query_one(TokenStrip), self.query_one(BlockTable)
+        strip, blocks = self._strip, self._blocks
         strip.table, blocks.detail = table, detail
         strip.num_prompt = detail.prompt_tokens
         blocks.block_size = self._source.feed.model.block_size
         config = self._source.feed.model.config
         if config is not None and config.effective.policy.name == detail.policy:
             strip.num_sinks = int(config.effective.policy.params.get("sinks", 0))
-        self.query_one(TokenRows).table = table
+        self._rows.table = table
         if self._shows_text and not self._text_refused:
             self._show_text(detail, table)
         self._place(self.token)
@@ -228,10 +232,10 @@ class RequestScreen(Screen[None]):
                 raise  # the connection is lost, or the request has finished
             self._text_refused = True  # until the user requests it again
             remedy = f"Requires {problem.bound}." if problem.bound else ""
-            self.query_one(TextPanel).show_problem(f"No text: {problem.detail}.", remedy)
+            self._panel.show_problem(f"No text: {problem.detail}.", remedy)
 
     def _show_text(self, detail: wire.RequestDetail, table: TokenTable) -> None:
-        panel = self.query_one(TextPanel)
+        panel = self._panel
         panel.show_text(
             self._text.tokens[: len(table)],  # the table was read earlier
             self._text.shadow,
@@ -248,31 +252,31 @@ class RequestScreen(Screen[None]):
         return self.has_class("-text")
 
     def _place(self, token: int) -> None:
-        table = self.query_one(TokenStrip).table
+        table = self._strip.table
         if table is None or not len(table):
             return
         self.token = max(0, min(token, len(table) - 1))
-        blocks = self.query_one(BlockTable)
+        blocks = self._blocks
         blocks.table, blocks.token = table, self.token
-        self.query_one(TokenStrip).go(self.token)
-        self.query_one(TokenRows).go(self.token)
-        self.query_one(TextPanel).go(self.token)
+        self._strip.go(self.token)
+        self._rows.go(self.token)
+        self._panel.go(self.token)
         blocks.redraw()
-        self.query_one(Summary).redraw()
+        self._summary.redraw()
 
     def on_token_moved(self, event: TokenMoved) -> None:
-        self.query_one(TextPanel).follow_from(event.token)
+        self._panel.follow_from(event.token)
         self._place(event.token)
 
     def on_block_table_moved(self, event: BlockTable.Moved) -> None:
-        table = self.query_one(TokenStrip).table
+        table = self._strip.table
         token = table.first_in_block(event.block) if table is not None else None
         if token is not None:
-            self.query_one(TextPanel).follows = False
+            self._panel.follows = False
             self._place(token)
 
     async def action_block(self) -> None:
-        block = self.query_one(BlockTable).block
+        block = self._blocks.block
         if block is not None:
             await self._open_block(block)
 
@@ -280,21 +284,10 @@ class RequestScreen(Screen[None]):
         """Switches between the text and the tokens and blocks."""
         self._text_refused = False
         self.toggle_class("-text")
-        self.query_one(KeyBar).redraw()
+        self._keys.redraw()
         self.query_one("#text" if self._shows_text else "#strip").focus()
         self._next_load = 0.0
         self._refresh()
 
     def action_compact(self) -> None:
-        self.run_worker(self._compact(), group="control")
-
-    async def _compact(self) -> None:
-        hello = self._source.feed.model.hello
-        if hello is None or not hello.can_control or self._read_only:
-            text = "Not done: this console is read-only. Nothing was sent."
-            self.notify(text, severity="error")
-            return
-        try:
-            self.notify(await controls.compact(self._source.rest, request_id=self._request_id))
-        except ProblemError as error:
-            self.notify(problem_text(error.problem), severity="error")
+        self._compact(self._request_id)

@@ -5,6 +5,8 @@ Every function returns plain text; `width` pads on the left and never truncates.
 
 from __future__ import annotations
 
+from typing import Any
+
 from vtoken import sentences
 from vtoken.base.quantities import time_text
 
@@ -34,6 +36,11 @@ def brief_count(value: float, width: int) -> str:
 def data_size(num_bytes: float, width: int = 0) -> str:
     """Bytes in decimal units: 1.9 MB."""
     return sentences.data_size(num_bytes).rjust(width)
+
+
+def change_text(changes: dict[str, list[Any]]) -> str:
+    """Changes of the configuration as text: theta_f 0.4 → 0.25, planner pack → plug."""
+    return sentences.change_text(changes, "→")
 
 
 def duration(seconds: float) -> str:

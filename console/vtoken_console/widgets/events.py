@@ -23,7 +23,7 @@ def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[
         return []
     from vtoken.sentences import no_change_text
     from vtoken.wire import Event
-    from vtoken_console.style.values import change_text
+    from vtoken_console.style.units import change_text
 
     known = {e.data.get("revision") for e in events if e.kind == "config"}
     operations = {e.data.get("id") for e in events if e.kind == "operation"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from vtoken.wire import RequestRow
 
+ID: Column[RequestRow] = Column("id", 8, 0, lambda r: r.id, left=True, most=24, grows=2)
 FLOOR_LEGEND = "█ floor ▓ above ░ dead"
 FLOOR: Column[RequestRow] = Column(
     "▓ above",
@@ -42,7 +43,7 @@ def _number(
 
 
 COLUMNS: tuple[Column[RequestRow], ...] = (
-    Column("id", 8, 0, lambda r: r.id, left=True, most=24, grows=2),
+    ID,
     Column("state", 9, 5, lambda r: r.state, left=True),
     _number("live", 6, 0, lambda r: r.live, summed=True),
     _number("dead", 6, 0, lambda r: r.dead, summed=True),
@@ -121,6 +122,15 @@ class Requests(Table["RequestRow"]):
         super().__init__(id=id)
         self.sort = "arrival"
         self._scale = 1
+        self.painters = {
+            ID: lambda _, row, width, cursor: [
+                (units.short_id(row.id, width).ljust(width), cursor or self.ink_of(row))
+            ],
+            FLOOR: lambda view, row, width, _: floor_bar(row, width, ascii_only=view.ascii_only),
+            BLOCKS: lambda view, row, width, _: blocks_bar(
+                row, width, self._scale, ascii_only=view.ascii_only
+            ),
+        }
 
     def key_of(self, row: RequestRow) -> str:
         return row.id
@@ -154,24 +164,6 @@ class Requests(Table["RequestRow"]):
 
     def ink_of(self, row: RequestRow) -> Style:
         return palette.TEXT_STYLE if row.state == "running" else palette.MUTED_STYLE
-
-    def cell(
-        self,
-        view: View,
-        row: RequestRow,
-        column: Column[RequestRow],
-        width: int,
-        ink: Style,
-        *,
-        selected: bool,
-    ) -> list[Span]:
-        if column is FLOOR:
-            return floor_bar(row, width, ascii_only=view.ascii_only)
-        if column is BLOCKS:
-            return blocks_bar(row, width, self._scale, ascii_only=view.ascii_only)
-        if column.head == "id":
-            return [(units.short_id(row.id, width).ljust(width), ink)]
-        return super().cell(view, row, column, width, ink, selected=selected)
 
 
 def _empty(view: View, filter_text: str, width: int, height: int) -> list[Line]:

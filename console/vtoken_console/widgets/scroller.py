@@ -8,26 +8,18 @@ hundred thousand tokens.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from textual import events
-from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
+from vtoken_console.widgets.cursor import CursorWidget
+from vtoken_console.widgets.lines import EMPTY, Line
 
 R = TypeVar("R")
 
 
-class Scroller(LinesWidget, Generic[R], can_focus=True):
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "step(-1)", show=False),
-        Binding("down", "step(1)", show=False),
-        Binding("pageup", "page(-1)", show=False),
-        Binding("pagedown", "page(1)", show=False),
-        Binding("home", "jump(0)", show=False),
-        Binding("end", "jump(-1)", show=False),
-    ]
+class Scroller(CursorWidget, Generic[R]):
     HEAD = 0
     FOOT = 0
 
@@ -95,8 +87,8 @@ class Scroller(LinesWidget, Generic[R], can_focus=True):
         self.set_titles(self._titles[0], self.range_text)
         return [*self.build_head(view, width), *rows, *self.build_foot(view, width)]
 
-    def action_step(self, by: int) -> None:
-        self._go(self.cursor + by)
+    def action_move(self, dx: int, dy: int) -> None:
+        self._go(self.cursor + dy)
 
     def action_page(self, by: int) -> None:
         self._go(self.cursor + by * self.page_rows)
@@ -108,14 +100,6 @@ class Scroller(LinesWidget, Generic[R], can_focus=True):
         self.cursor = max(0, min(row, len(self.rows) - 1))
         self.cursor_moved()
         self.redraw()
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self._go(self.cursor + 3)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self._go(self.cursor - 3)
 
     def on_click(self, event: events.Click) -> None:
         y = event.get_content_offset(self)

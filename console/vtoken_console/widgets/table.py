@@ -52,9 +52,19 @@ class Column(Generic[R]):
         text = units.fit(text, width) if self.left else text.rjust(width)
         return text + " " * len(self.mark)
 
+    def cell_text(self, row: R, width: int, *, warns: bool) -> str:
+        text = "" if self.text is None else self.text(row)
+        text = units.fit(text, width) if self.left else text.rjust(width)
+        return text + (self.mark if warns else " " * len(self.mark))
+
+
+# Draws a cell of a row in some columns of the terminal. The last argument is the style of the row
+# under the cursor, None for the others.
+Painter = Callable[[View, R, int, "Style | None"], list[Span]]
+
 
 class Table(Scroller[R]):
-    """A subclass calls `fit` before it draws."""
+    """A subclass calls `fit` before it draws. `painters`: of columns that are not plain text."""
 
     HEAD = 1
     FOOT = 1
@@ -64,6 +74,7 @@ class Table(Scroller[R]):
         super().__init__(id=id)
         self.gap = " "  # before each column but the first
         self.widths: dict[Column[R], int] = {}  # of the columns that are shown, in order
+        self.painters: dict[Column[R], Painter[R]] = {}
 
     def double_clicked(self) -> None:
         self.app.simulate_key("enter")
@@ -79,16 +90,6 @@ class Table(Scroller[R]):
     def remark_on(self, row: R) -> Span | None:
         """What stands in place of the figures of a row that has none."""
         return None
-
-    def cell(
-        self, view: View, row: R, column: Column[R], width: int, ink: Style, *, selected: bool
-    ) -> list[Span]:
-        """A cell of `width` columns and its mark; `ink` is the row's style."""
-        text = "" if column.text is None else column.text(row)
-        text = units.fit(text, width) if column.left else text.rjust(width)
-        if column.warns is None or not column.warns(row):
-            return [(text + " " * len(column.mark), ink)]
-        return [(text + column.mark, ink if selected else palette.WARN_STYLE)]
 
     def fit(self, rows: Sequence[R], width: int, *, pressure: bool) -> None:
         """Chooses the columns and their widths, the most important first."""
@@ -118,17 +119,23 @@ class Table(Scroller[R]):
         return [((" " + heads, palette.MUTED_STYLE),)]
 
     def build_row(self, view: View, row: R, width: int, *, selected: bool) -> Line:
-        ink = self.ink_of(row)
-        if selected:
-            ink = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
+        chosen = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
+        cursor = chosen if selected else None
+        ink = cursor or self.ink_of(row)
         spans: list[Span] = [("›" if selected else self.mark_of(row), ink)]
         remark = self.remark_on(row)
         for number, (column, wide) in enumerate(self.widths.items()):
-            spans += [(self.gap if number else "", ink)]
+            spans.append((self.gap if number else "", ink))
             if remark is not None and number == NAMING:
-                text, style = remark
-                return merge([*spans, (text, ink if selected else style)])
-            spans += self.cell(view, row, column, wide, ink, selected=selected)
+                spans.append((remark[0], cursor or remark[1]))
+                break
+            painter = self.painters.get(column)
+            if painter is not None:
+                spans += painter(view, row, wide, cursor)
+                continue
+            warns = column.warns is not None and column.warns(row)
+            style = palette.WARN_STYLE if warns and cursor is None else ink
+            spans.append((column.cell_text(row, wide, warns=warns), style))
         return merge(spans)
 
     def build_foot(self, view: View, width: int) -> list[Line]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from vtoken_console.changes.trials import guards_text, remaining_text
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
-from vtoken_console.style.values import change_text
+from vtoken_console.style.units import change_text
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, spread, width_of
 
 SHORT_BELOW = 110  # columns; below, the remaining time is abbreviated

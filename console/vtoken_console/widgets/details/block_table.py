@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from vtoken_console.feed.tokens import TokenTable, slot_states
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
+from vtoken_console.widgets.cursor import CursorWidget
+from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -20,14 +20,7 @@ LABEL = 8  # columns of a block's id
 MAX_SLOTS = 64  # columns of a block's slots; larger blocks show several slots a column
 
 
-class BlockTable(LinesWidget, can_focus=True):
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1)", show=False),
-        Binding("right", "move(1)", show=False),
-        Binding("up", "row(-1)", show=False),
-        Binding("down", "row(1)", show=False),
-    ]
-
+class BlockTable(CursorWidget):
     class Moved(Message):
         """The cursor moved to another block."""
 
@@ -114,11 +107,12 @@ class BlockTable(LinesWidget, can_focus=True):
         blocks = self.detail.block_table if self.detail is not None else []
         return blocks.index(self.block) if self.block in blocks else 0
 
-    def action_move(self, by: int) -> None:
-        self._go(self._index() + by)
+    def action_move(self, dx: int, dy: int) -> None:
+        self._go(self._index() + dx + dy * self._columns)
 
-    def action_row(self, by: int) -> None:
-        self._go(self._index() + by * self._columns)
+    def action_jump(self, to: int) -> None:
+        blocks = self.detail.block_table if self.detail is not None else []
+        self._go(to % max(1, len(blocks)))
 
     def on_click(self, event: events.Click) -> None:
         place = event.get_content_offset(self)

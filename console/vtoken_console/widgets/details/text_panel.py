@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from rich.style import Style
 from textual import events
-from textual.binding import Binding, BindingType
 
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.style.flow import Flow, printable
 from vtoken_console.style.themes import score_shades
+from vtoken_console.widgets.cursor import CursorWidget
 from vtoken_console.widgets.details.token_moved import TokenMoved
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cells_of, cut, merge
+from vtoken_console.widgets.lines import EMPTY, Line, Span, cells_of, cut, merge
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -71,20 +71,10 @@ class Side:
         return "[]" if self.dead[n] else "{}" if tokens[n].protected else ""
 
 
-class TextPanel(LinesWidget, can_focus=True):
+class TextPanel(CursorWidget):
     """Shows the text of `show_text`, or the message of `show_problem`."""
 
     WIDE = True
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "step(-1)", show=False),
-        Binding("right", "step(1)", show=False),
-        Binding("up", "line(-1)", show=False),
-        Binding("down", "line(1)", show=False),
-        Binding("pageup", "page(-1)", show=False),
-        Binding("pagedown", "page(1)", show=False),
-        Binding("home", "jump(0)", show=False),
-        Binding("end", "jump(-1)", show=False),
-    ]
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
@@ -246,14 +236,20 @@ class TextPanel(LinesWidget, can_focus=True):
         """The lines under the policy in force."""
         return self._sides[0].laid_out
 
-    def action_step(self, by: int) -> None:
+    def action_move(self, dx: int, dy: int) -> None:
+        if dx:
+            self._move_token(dx)
+        else:
+            self._move_line(dy)
+
+    def _move_token(self, by: int) -> None:
         """Moves to the next token, skipping tokens that only begin a character."""
         at = self.cursor + by
         while 0 < at < len(self._tokens) - 1 and not self._tokens[at].text:
             at += by
         self._post_moved(at)
 
-    def action_line(self, by: int) -> None:
+    def _move_line(self, by: int) -> None:
         if not self._tokens:
             return
         flow = self._flow
@@ -266,18 +262,10 @@ class TextPanel(LinesWidget, can_focus=True):
             self._post_moved(token)
 
     def action_page(self, by: int) -> None:
-        self.action_line(by * self._rows)
+        self._move_line(by * self._rows)
 
     def action_jump(self, to: int) -> None:
         self._post_moved(0 if to == 0 else len(self._tokens) - 1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        self.action_line(3)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
-        self.action_line(-3)
 
     def on_click(self, event: events.Click) -> None:
         place = event.get_content_offset(self)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 from textual import events
-from textual.binding import Binding, BindingType
 
 from vtoken_console.feed import tokens
 from vtoken_console.feed.tokens import TokenTable
@@ -14,22 +11,14 @@ from vtoken_console.frame.view import View
 from vtoken_console.style import cells, palette
 from vtoken_console.style.grid import Grid, fit_pool
 from vtoken_console.style.ramp import ink_on
+from vtoken_console.widgets.cursor import CursorWidget
 from vtoken_console.widgets.details.token_moved import TokenMoved
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
+from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge
 
 SCORE_INKS = ("#30363d", "#6e7681", "#a8b0b8", "#d8dde2", "#ffffff")
 
 
-class TokenStrip(LinesWidget, can_focus=True):
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1, 0)", show=False),
-        Binding("right", "move(1, 0)", show=False),
-        Binding("up", "move(0, -1)", show=False),
-        Binding("down", "move(0, 1)", show=False),
-        Binding("home", "jump(0)", show=False),
-        Binding("end", "jump(-1)", show=False),
-    ]
-
+class TokenStrip(CursorWidget):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.table: TokenTable | None = None

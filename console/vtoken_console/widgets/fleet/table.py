@@ -125,6 +125,7 @@ class FleetTable(Table["FleetRow"]):
         super().__init__(id=id)
         self.order = ORDERS[0]
         self.filter = ""
+        self.painters = {STATE: self._paint_state, POOL: self._paint_pool}
         self._pools = Strips()
         self._places: dict[tuple[str, int | None], int] = {}
         self._placed = -REORDER_S  # when the rows were sorted, monotonic [s]
@@ -188,25 +189,19 @@ class FleetTable(Table["FleetRow"]):
             return None
         return row.problem, palette.MUTED_STYLE if row.answers else palette.BAD_STYLE
 
-    def cell(
-        self,
-        view: View,
-        row: FleetRow,
-        column: Column[FleetRow],
-        width: int,
-        ink: Style,
-        *,
-        selected: bool,
+    def _paint_state(
+        self, view: View, row: FleetRow, width: int, cursor: Style | None
     ) -> list[Span]:
-        if column is STATE:
-            glyph, words, style = _state(row, wide=width > STATE.width)
-            return [(units.fit(f"{glyph} {words}", width), ink if selected else style)]
-        if column is not POOL:
-            return super().cell(view, row, column, width, ink, selected=selected)
+        glyph, words, style = _state(row, wide=width > STATE.width)
+        return [(units.fit(f"{glyph} {words}", width), cursor or style)]
+
+    def _paint_pool(
+        self, view: View, row: FleetRow, width: int, cursor: Style | None
+    ) -> list[Span]:
         if row.answers:
             return [*self._pools.strip(row, view, width)]
         why = units.fit(row.problem if width > POOL.width else "", width)
-        return [(why, ink if selected else palette.BAD_STYLE)]
+        return [(why, cursor or palette.BAD_STYLE)]
 
 
 def _state(row: FleetRow, *, wide: bool) -> tuple[str, str, Style]:

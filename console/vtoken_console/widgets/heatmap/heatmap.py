@@ -7,17 +7,17 @@ block and stays on it at every zoom level.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from vtoken_console.frame.view import View
 from vtoken_console.style.grid import Grid, Zoom, fit, has_ids, next_zoom, previous_zoom, text_width
 from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL, OTHER_LEVEL
+from vtoken_console.widgets.cursor import CursorWidget
 from vtoken_console.widgets.heatmap.colouring import Mode
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
+from vtoken_console.widgets.lines import EMPTY, Line
 
 if TYPE_CHECKING:
     from vtoken.wire.reducer import StreamState
@@ -25,18 +25,7 @@ if TYPE_CHECKING:
     from vtoken_console.widgets.heatmap.cell_paint import CellPainter
 
 
-class Heatmap(LinesWidget, can_focus=True):
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(0, -1)", show=False),
-        Binding("down", "move(0, 1)", show=False),
-        Binding("left", "move(-1, 0)", show=False),
-        Binding("right", "move(1, 0)", show=False),
-        Binding("pageup", "page(-1)", show=False),
-        Binding("pagedown", "page(1)", show=False),
-        Binding("home", "jump(0)", show=False),
-        Binding("end", "jump(-1)", show=False),
-    ]
-
+class Heatmap(CursorWidget):
     class ZoomRequested(Message):
         """A double click on a cell, or the wheel turned to zoom in."""
 
@@ -275,20 +264,15 @@ class Heatmap(LinesWidget, can_focus=True):
         if self._point(event) and event.chain == 2:
             self.post_message(self.ZoomRequested(slots=True))
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        event.stop()
+    def wheel_turned(self, by: int, event: events.MouseEvent) -> None:
         if event.shift or event.ctrl:
-            self.scroll_rows(-1)
-        elif self._point(event):
-            self.post_message(self.ZoomRequested(slots=False))
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        event.stop()
-        if event.shift or event.ctrl:
-            self.scroll_rows(1)
-        else:
-            self._point(event)
+            self.scroll_rows(by)
+            return
+        is_inside = self._point(event)
+        if by > 0:
             self.zoom_out()
+        elif is_inside:
+            self.post_message(self.ZoomRequested(slots=False))
 
     # ------------------------------------------------------------ zoom and colours
 
