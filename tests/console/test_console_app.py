@@ -188,19 +188,6 @@ async def test_read_only_console_sends_nothing_and_shows_why(served: Served, key
     assert served.calls_of(*CHANGES) == []
 
 
-async def test_server_that_grants_no_control_makes_the_console_read_only() -> None:
-    async with (
-        serving(make_busy(60, 1), host="0.0.0.0") as served,
-        running(served.url) as (app, pilot),
-    ):
-        await pilot.press("c")
-        await until(lambda: "bound to more than loopback" in messages(app), "no reason given")
-        names = [c.title for c in app.get_system_commands(app.screen)]
-        assert not any(n.startswith(("compact", "undo (", "pause", "keep")) for n in names)
-        assert any(n.startswith("undo?") for n in names), "what undo would do is not offered"
-    assert served.calls_of("compact") == []
-
-
 async def test_request_page_shows_the_token_table_with_one_cursor(
     core: LiveEngine, served: Served
 ) -> None:
@@ -234,19 +221,6 @@ async def test_request_page_marks_protected_tokens(core: LiveEngine, served: Ser
         assert app.screen.query_one("#strip").table.protected.nonzero()[0].tolist() == [3, 4, 5]
         first = next(line for line in screen_text(app).splitlines() if "P  P  P" in line)
         assert first.count("P") == 3
-
-
-async def test_finished_request_is_reported_and_its_page_kept(
-    core: LiveEngine, served: Served
-) -> None:
-    async with running(served.url) as (app, _):
-        name = next(iter(core.store.tables))
-        await app.dashboard.open_request(name)
-        await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
-        core.finish(name)
-        core.publish()
-        await until(lambda: "has finished" in screen_text(app), "not shown")
-        assert len(app.screen.query_one("#rows").table) > 0
 
 
 async def test_slot_view_names_the_reason_of_a_pin() -> None:
@@ -285,22 +259,15 @@ async def test_keys_pasted_after_the_filters_key_are_text_not_commands(served: S
     assert served.calls_of(*CHANGES) == []
 
 
-async def test_empty_pool_shows_how_to_send_a_request() -> None:
-    async with serving(make_busy(60, 0)) as served, running(served.url) as (app, pilot):
-        await pilot.pause(0.2)
-        text = screen_text(app)
-        assert "No request is running" in text
-        assert f"{served.url}/v1/completions" in text
-
-
 async def test_connecting_page_shows_address_start_and_error() -> None:
     app = ConsoleApp("http://127.0.0.1:9")
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await until(lambda: app.source.feed.connection.failures > 0, "no failure")
-        await pilot.pause(0.2)
-        text = screen_text(app)
-        for part in ("Connecting to http://127.0.0.1:9", "since", "refused", "next try in"):
+        await until(lambda: "tried" in screen_text(app), "not counted")
+        text = " ".join(screen_text(app).split())
+        for part in ("Connecting to http://127.0.0.1:9", "since", "next try in"):
             assert part in text
+        assert "connection refused; no server listens there" in text
         await pilot.press("c")
         await until(lambda: "no connection" in messages(app), "not said")
 
@@ -350,20 +317,6 @@ async def test_ascii_console_draws_ascii_only(served: Served) -> None:
             await pilot.press(*keys)
             await pilot.pause(0.4)
             assert screen_text(app).isascii()
-
-
-async def test_help_lists_every_key(served: Served) -> None:
-    from vtoken_console.frame.keys import KEYS
-
-    async with running(served.url, size=(120, 60)) as (app, pilot):
-        await pilot.press("question_mark")
-        await until(lambda: isinstance(app.screen, HelpScreen), "no help")
-        await pilot.pause(0.2)
-        text = screen_text(app)
-        of_one = [k for k in KEYS if k.id != "fleet" and k.page != "fleet"]
-        assert [k.help for k in of_one if k.help not in text] == []
-        await pilot.press("escape")
-        assert app.screen is app.dashboard
 
 
 async def test_help_opens_without_what_an_earlier_key_was_answered(served: Served) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -13,9 +12,9 @@ from hypothesis import strategies as st
 from vtoken_console.style import cells
 from vtoken_console.style import grid as grid_of
 from vtoken_console.style.appearance import choose
-from vtoken_console.style.ramp import FREE_LEVEL, LEVELS, luminance, ramps
+from vtoken_console.style.ramp import FREE_LEVEL, LEVELS, ramps
 from vtoken_console.style.words import BLOCK_STATES
-from vtoken_console.widgets.heatmap import cell_codes
+from vtoken_console.widgets.heatmap import cell_paint
 from vtoken_console.widgets.heatmap.cell_paint import PHASES, CellPainter
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
@@ -106,7 +105,7 @@ def test_large_cell_shows_its_blocks_id_above_its_live_count() -> None:
         True,
         appearance.ascii_only,
     )
-    codes = cell_codes.pack(2, mean=[4, FREE_LEVEL], mark=[4, 0], live=[13, 0]).tolist()
+    codes = cell_paint.pack(2, mean=[4, FREE_LEVEL], mark=[4, 0], live=[13, 0]).tolist()
     rows = ["".join(text for text, _ in painter.row(codes, y, 41)) for y in range(3)]
     assert rows == ["41    t 42      ", "   13      ·    ", "▀▀▀▀▀▀▀ ▀▀▀▀▀▀▀ "]
     plain = choose(ascii_only=True, environ={})
@@ -126,16 +125,6 @@ def test_only_exact_ends_reach_the_ends_of_the_ramp() -> None:
     assert cells.levels(shares).tolist() == [0, 1, LEVELS - 2, LEVELS - 1, FREE_LEVEL]
 
 
-@pytest.mark.parametrize("name", [n for n, r in RAMPS.items() if r.colors])
-def test_colour_ramps_are_monotonic_in_luminance(name: str) -> None:
-    ramp = RAMPS[name]
-    values = [luminance(c) for c in ramp.colors]
-    assert len(values) == LEVELS
-    steps = [b - a for a, b in itertools.pairwise(values)]
-    assert all(s > 0 for s in steps) or all(s < 0 for s in steps)
-
-
-# Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 DEFICIENCY = {
     "protan": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
     "deutan": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
@@ -182,7 +171,7 @@ def test_painted_rows_are_as_wide_as_their_cells(
     roomy = grid.per_cell == 1 and grid.cell_width >= grid_of.text_width(block_size)
     count = min(grid.columns, grid.num_cells)
     fields = {"kind": 3, "kinds": 1} if mode.is_kind and not is_free else {}
-    codes = cell_codes.pack(
+    codes = cell_paint.pack(
         count,
         mean=FREE_LEVEL if is_free else 4,
         worst=3,
@@ -218,10 +207,10 @@ def test_painted_rows_are_as_wide_as_their_cells(
 def test_every_field_of_a_code_survives_packing(
     level: int, mark: int, move: int, number: int, cursor: bool
 ) -> None:
-    codes = cell_codes.pack(
+    codes = cell_paint.pack(
         2, mean=level, worst=18 - level, mark=mark, move=move, kind=number, live=[0, number]
-    ) | cell_codes.pack(2, cursor=cursor)
-    first, second = (cell_codes.unpack(code) for code in codes.tolist())
+    ) | cell_paint.pack(2, cursor=cursor)
+    first, second = (cell_paint.unpack(code) for code in codes.tolist())
     assert (first.mean, first.worst, first.mark) == (level, 18 - level, mark)
     assert (second.move, second.kind, second.live) == (move, number, number)
     assert (first.live, first.cursor) == (0, int(cursor))

@@ -13,7 +13,6 @@ from tests.support.core.live import LiveEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken import wire
-from vtoken_console.app.app import ConsoleApp
 from vtoken_console.frame import silence
 from vtoken_console.frame.keys import KEYS
 from vtoken_console.screens.request import Summary
@@ -52,18 +51,11 @@ async def test_sentence_is_complete_on_eighty_columns(served: Served) -> None:
         assert sentence in words(app)
 
 
-async def test_waiting_page_shows_the_full_reason_on_eighty_columns() -> None:
-    app = ConsoleApp("http://127.0.0.1:9")
-    async with app.run_test(size=SMALL):
-        await until(
-            lambda: "connection refused; no server listens there" in words(app), "the reason is cut"
-        )
-        await until(lambda: "tried once" in words(app) or "times" in words(app), "not counted")
-
-
 async def test_empty_pool_shows_the_full_command_on_eighty_columns() -> None:
     async with serving(make_busy(400, 0)) as served, running(served.url, SMALL) as (app, _):
         await until(lambda: '"max_tokens": 512}\'' in words(app), "the command is cut")
+        assert "No request is running" in words(app)
+        assert f"{served.url}/v1/completions" in words(app)
 
 
 def test_wrapped_line_keeps_every_word_and_marks_omitted_text() -> None:

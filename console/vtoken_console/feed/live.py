@@ -13,7 +13,6 @@ from vtoken.client import AsyncClient, OutcomeUnknown, ProblemError, Server
 from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.feed import Feed
 from vtoken_console.feed.link import Link
-from vtoken_console.feed.playhead import ReplayStatus
 
 HISTORY_EVENTS = 300
 
@@ -24,6 +23,8 @@ class LiveSource:
 
     `on_lookup` is called when the outcome of a change is unknown and is looked up.
     """
+
+    replay = None  # it is not a recording
 
     def __init__(
         self,
@@ -42,10 +43,6 @@ class LiveSource:
     @property
     def ready(self) -> bool:
         return self.feed.ready
-
-    @property
-    def replay(self) -> ReplayStatus | None:
-        return None
 
     def retry_now(self) -> None:
         self.link.retry_now()

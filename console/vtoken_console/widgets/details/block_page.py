@@ -13,6 +13,7 @@ from vtoken.sentences import clock
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.style.words import flag_words, has_no_tokens
+from vtoken_console.widgets.heatmap.text import block_spans
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 
 if TYPE_CHECKING:
@@ -53,21 +54,11 @@ class BlockPage(LinesWidget):
 
     def _from_stream(self, model: StreamState, view: View, width: int) -> list[Line]:
         """The block's state in the stream, and why there are no slots."""
-        muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
-        size, flags = model.block_size, int(model.flags[self.block])
-        spans: list[Span] = [(" free", text)]
-        if has_no_tokens(flags):
-            spans = [(f" {word}", text) for word in flag_words(flags)]
-        elif flags:
-            live = int(model.live[self.block])
-            spans = [(f" {live:>{len(str(size))}}/{size} live", palette.BOLD_STYLE)]
-            spans += [(f"  {word}", text) for word in flag_words(flags)]
-        number = int(model.owner[self.block]) if len(model.owner) else 0
-        if number and view.activity is not None:
-            who = view.activity.names.get(number, f"#{number}")
-            spans += [("   newest holder ", muted), (who, text)]
+        activity = view.activity
+        spans: list[Span] = [(" ", palette.TEXT_STYLE)]
+        spans += block_spans(self.block, model, activity, width) if activity is not None else []
         reason = self.problem or "loading its slots …"
-        style = palette.WARN_STYLE if self.problem else muted
+        style = palette.WARN_STYLE if self.problem else palette.MUTED_STYLE
         wrapped = textwrap.wrap(reason, max(20, width - 2))
         return [merge(cut(spans, width)), EMPTY, *(((f" {part}", style),) for part in wrapped)]
 

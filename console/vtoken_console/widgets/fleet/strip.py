@@ -50,7 +50,7 @@ def _paint(row: FleetRow, painter: CellPainter, width: int) -> Line:
 
     from vtoken.wire import FLAG_OTHER
     from vtoken_console.style import cells
-    from vtoken_console.widgets.heatmap.cell_codes import pack
+    from vtoken_console.widgets.heatmap.cell_paint import pack
 
     blank = (" " * width, palette.TEXT_STYLE)
     live, flags = row.blocks.get("live"), row.blocks.get("flags")

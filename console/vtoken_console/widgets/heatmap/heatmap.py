@@ -105,7 +105,7 @@ class Heatmap(CursorWidget):
         from vtoken.wire import FLAG_OTHER, FLAG_USED
         from vtoken_console.frame import filters
         from vtoken_console.style import cells
-        from vtoken_console.widgets.heatmap import cell_codes, colouring
+        from vtoken_console.widgets.heatmap import cell_paint, colouring
 
         grid = self.grid
         assert grid is not None
@@ -131,7 +131,7 @@ class Heatmap(CursorWidget):
             mean = cells.levels(found.mean, exact_ends=coloured.exact_ends)
             fields["worst"] = cells.levels(found.worst, exact_ends=coloured.exact_ends)
             if grid.per_cell == 1:
-                fields["mark"] = cell_codes.mark_of(found.flags)
+                fields["mark"] = cell_paint.mark_of(found.flags)
         else:
             assert coloured.kind is not None
             fields["kind"], number = cells.kinds(coloured.kind, counted, grid.per_cell)
@@ -145,10 +145,10 @@ class Heatmap(CursorWidget):
             fields["live"] = model.live[part]
         if activity.is_moving(view.monotonic) and view.motion:
             fields |= _moves(activity, view.monotonic, part, grid.per_cell)
-        codes = cell_codes.pack(len(mean), mean=mean, **fields)
+        codes = cell_paint.pack(len(mean), mean=mean, **fields)
         at = grid.cell_of_block(self.cursor) - self.top * grid.columns
         if 0 <= at < len(codes):
-            codes[at] |= cell_codes.pack(1, cursor=1)[0]
+            codes[at] |= cell_paint.pack(1, cursor=1)[0]
         return codes
 
     def _paint(self, view: View, mode: Mode, codes: Any, room: int) -> list[Line]:

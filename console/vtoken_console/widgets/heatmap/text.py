@@ -169,37 +169,37 @@ def under_cursor(shown: Shown, model: StreamState, activity: Activity, width: in
     grid = shown.grid
     cell = grid.cell_of_block(shown.cursor)
     blocks = grid.blocks_of(cell)
-    spans = (
-        _one_block(shown.cursor, model, activity)
-        if len(blocks) == 1
-        else _some_blocks(model, blocks)
-    )
+    if len(blocks) == 1:
+        name: Span = (f" block {shown.cursor:,}  ", palette.MUTED_STYLE)
+        spans = [name, *block_spans(shown.cursor, model, activity)]
+    else:
+        spans = _some_blocks(model, blocks)
     spans += _extra(shown.mode, activity, slice(blocks.start, blocks.stop))
     if len(blocks) == 1:
         spans.append(("   enter slots", palette.FAINT_STYLE))
     return merge(cut(spans, width))
 
 
-def _one_block(block: int, model: StreamState, activity: Activity) -> list[Span]:
+def block_spans(
+    block: int, model: StreamState, activity: Activity, id_width: int = 12
+) -> list[Span]:
+    """What the stream says of a block; its owner in `id_width` columns at most."""
     size = model.block_size
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     flags = int(model.flags[block])
-    spans: list[Span] = [(f" block {block:,}  ", muted)]
     if flags & FLAG_OTHER:
-        spans.append((f"held by a {_others(model)}", text))
-    elif not flags & FLAG_USED:
-        spans.append((", ".join(flag_words(flags)) or "free", text))
-    else:
-        live = int(model.live[block])
-        spans.append((f"{live:>{len(str(size))}}/{size} live", text))
-        number = int(model.owner[block]) if len(model.owner) else 0
-        if number:
-            from vtoken_console.widgets.heatmap.cell_paint import letter_of
+        return [(f"held by a {_others(model)}", text)]
+    if not flags & FLAG_USED:
+        return [(", ".join(flag_words(flags)) or "free", text)]
+    live = int(model.live[block])
+    spans: list[Span] = [(f"{live:>{len(str(size))}}/{size} live", text)]
+    number = int(model.owner[block]) if len(model.owner) else 0
+    if number:
+        from vtoken_console.widgets.heatmap.cell_paint import letter_of
 
-            who = units.short_id(activity.names.get(number, f"#{number}"), 12).rstrip()
-            spans += [("  of ", muted), (f"{who} ({letter_of(number)})", text)]
-        spans += [(f"  {word}", text) for word in flag_words(flags)]
-    return spans
+        who = units.short_id(activity.names.get(number, f"#{number}"), id_width).rstrip()
+        spans += [("  of ", muted), (f"{who} ({letter_of(number)})", text)]
+    return [*spans, *((f"  {word}", text) for word in flag_words(flags))]
 
 
 def _some_blocks(model: StreamState, blocks: range) -> list[Span]:
