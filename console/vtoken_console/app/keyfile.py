@@ -93,12 +93,7 @@ def remapped(document: dict[str, Any], lines: _Lines) -> tuple[Key, ...]:
         if not keys or not all(isinstance(key, str) and key for key in keys):
             raise lines.error(action, f"{action} = {value!r} is not a key or a list of keys")
         chosen[action] = ",".join(_normalize(action, key, lines) for key in keys)
-    table = tuple(
-        replace(key, keys=chosen[key.id], shown=shown_key(chosen[key.id]))
-        if key.id in chosen
-        else key
-        for key in KEYS
-    )
+    table = tuple(replace(key, keys=chosen[key.id]) if key.id in chosen else key for key in KEYS)
     _check_conflicts(table, chosen, lines)
     return table
 

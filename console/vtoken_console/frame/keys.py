@@ -13,19 +13,30 @@ from dataclasses import dataclass
 class Key:
     """`keys`: Textual's names, comma separated; `rank` 0 is dropped last from the key bar.
 
-    `id`: the action's name in key files. `page`: the page on which it works; empty for the
-    dashboard.
+    `id`: the action's name in key files.
     """
 
     keys: str
-    shown: str
     id: str
     label: str
     help: str
     group: str
-    control: bool = False
     rank: int = 9
-    page: str = ""
+
+    @property
+    def control(self) -> bool:
+        """Whether it changes the server."""
+        return self.id in CONTROL
+
+    @property
+    def page(self) -> str:
+        """The page on which it works; empty for the dashboard."""
+        return {"Fleet": "fleet", "Settings": "settings"}.get(self.group, "")
+
+    @property
+    def shown(self) -> str:
+        """The first of `keys` as on the screen."""
+        return shown_key(self.keys)
 
     @property
     def action(self) -> str:
@@ -36,116 +47,73 @@ class Key:
         return f"app.{name}" if self.id in APP_ACTIONS else name
 
 
+CONTROL = frozenset({"pause", "compact", "undo", "confirm", "apply", "trial", "keep"})
 KEYS: tuple[Key, ...] = (
-    Key("p", "p", "pause", "pause", "stop planning new relocations, or resume", "Act", True, 2),
-    Key("c", "c", "compact", "compact", "run one compaction round now", "Act", True, 1),
-    Key("C", "C", "compact-dry", "dry run", "dry run of a compaction", "Act", rank=8),
-    Key("u", "u", "undo", "undo", "restore the configuration before the last one", "Act", True, 3),
-    Key("U", "U", "undo-dry", "undo?", "dry run of undo", "Act"),
-    Key("y", "y", "confirm", "keep", "keep the change that is on trial", "Act", True, 8),
-    Key("P", "P", "policy", "policy", "choose policy and parameters", "Set", rank=2),
-    Key("t", "t", "theta-f", "theta", "set the threshold theta_F", "Set", rank=3),
-    Key("b", "b", "batch-size", "batch", "set B, blocks of one round", "Set", rank=4),
-    Key("m", "m", "budget-tokens", "more", "all settings, with what-if", "Set", rank=5),
-    Key("z", "z", "zoom-in", "zoom", "pool, region, blocks, slots of a block", "Look", rank=4),
-    Key("Z,backspace", "Z", "zoom-out", "zoom out", "back out", "Look"),
-    Key(
-        "enter",
-        "enter",
-        "open",
-        "open",
-        "open the request or the block under the cursor",
-        "Look",
-        rank=4,
-    ),
+    Key("p", "pause", "pause", "stop planning new relocations, or resume", "Act", 2),
+    Key("c", "compact", "compact", "run one compaction round now", "Act", 1),
+    Key("C", "compact-dry", "dry run", "dry run of a compaction", "Act", 8),
+    Key("u", "undo", "undo", "restore the configuration before the last one", "Act", 3),
+    Key("U", "undo-dry", "undo?", "dry run of undo", "Act"),
+    Key("y", "confirm", "keep", "keep the change that is on trial", "Act", 8),
+    Key("P", "policy", "policy", "choose policy and parameters", "Set", 2),
+    Key("t", "theta-f", "theta", "set the threshold theta_F", "Set", 3),
+    Key("b", "batch-size", "batch", "set B, blocks of one round", "Set", 4),
+    Key("m", "budget-tokens", "more", "all settings, with what-if", "Set", 5),
+    Key("z", "zoom-in", "zoom", "pool, region, blocks, slots of a block", "Look", 4),
+    Key("Z,backspace", "zoom-out", "zoom out", "back out", "Look"),
+    Key("enter", "open", "open", "open the request or the block under the cursor", "Look", 4),
     Key(
         "slash",
-        "/",
         "filter",
         "filter",
         "requests and blocks: req:a91f policy:h2o state:shared, or text",
         "Look",
-        rank=6,
+        6,
     ),
-    Key("s", "s", "sort", "sort", "sort requests: arrival, excess blocks, live, dead", "Look"),
-    Key("e", "e", "event-kinds", "events", "log: moves and changes only, or all", "Look", rank=8),
-    Key("v", "v", "view", "view", "all panels, or one of them alone", "Look", rank=6),
+    Key("s", "sort", "sort", "sort requests: arrival, excess blocks, live, dead", "Look"),
+    Key("e", "event-kinds", "events", "log: moves and changes only, or all", "Look", 8),
+    Key("v", "view", "view", "all panels, or one of them alone", "Look", 6),
+    Key("k", "mode", "colour", "heatmap by utilisation, age, owner, churn, state", "Look", 5),
+    Key("K", "ramp", "ramp", "next colour ramp of utilisation", "Look"),
+    Key("T", "theme", "theme", "dark or light", "Look"),
+    Key("f", "fleet", "fleet", "all engines, and back to one", "Look", 1),
+    Key("enter", "open-engine", "open", "the dashboard of the engine under the cursor", "Fleet"),
     Key(
-        "k",
-        "k",
-        "mode",
-        "colour",
-        "heatmap by utilisation, age, owner, churn, state",
-        "Look",
-        rank=5,
-    ),
-    Key("K", "K", "ramp", "ramp", "next colour ramp of utilisation", "Look"),
-    Key("T", "T", "theme", "theme", "dark or light", "Look"),
-    Key("f", "f", "fleet", "fleet", "all engines, and back to one", "Look", rank=1),
-    Key(
-        "enter",
-        "enter",
-        "open-engine",
-        "open",
-        "the dashboard of the engine under the cursor",
-        "Fleet",
-        page="fleet",
-    ),
-    Key(
-        "s",
         "s",
         "sort-engines",
         "sort",
         "sort engines: fleet, state, waiting, free, F, tokens a second, p95",
         "Fleet",
-        page="fleet",
     ),
     Key(
         "slash",
-        "/",
         "filter-engines",
         "filter",
         "engines by words of name, model, policy or state: gpu7 silent",
         "Fleet",
-        page="fleet",
     ),
-    Key(
-        "enter",
-        "enter",
-        "apply",
-        "apply",
-        "apply what was changed",
-        "Settings",
-        True,
-        9,
-        "settings",
-    ),
+    Key("enter", "apply", "apply", "apply what was changed", "Settings"),
     Key(
         "ctrl+t",
-        "^t",
         "trial",
         "on trial",
         "apply for a time, or under a guard; the engine then reverts it",
         "Settings",
-        True,
-        9,
-        "settings",
     ),
-    Key("ctrl+y", "^y", "keep", "keep", "keep what is on trial", "Settings", True, 9, "settings"),
-    Key("x", "x", "export", "export", "this view as SVG, PNG, CSV or JSON", "Console", rank=7),
-    Key("r", "r", "retry", "retry", "connect again now", "Console"),
+    Key("ctrl+y", "keep", "keep", "keep what is on trial", "Settings"),
+    Key("x", "export", "export", "this view as SVG, PNG, CSV or JSON", "Console", 7),
+    Key("r", "retry", "retry", "connect again now", "Console"),
     Key(
         "colon",
-        ":",
         "command-palette",
         "command",
         "find any command by name (also ctrl+p)",
         "Console",
-        rank=3,
+        3,
     ),
-    Key("question_mark", "?", "help", "help", "this page", "Console", rank=0),
-    Key("ctrl+g", "^g", "skip-guide", "skip guide", "end the guided first minute", "Console"),
-    Key("q", "q", "quit", "quit", "leave; the server goes on", "Console", rank=0),
+    Key("question_mark", "help", "help", "this page", "Console", 0),
+    Key("ctrl+g", "skip-guide", "skip guide", "end the guided first minute", "Console"),
+    Key("q", "quit", "quit", "leave; the server goes on", "Console", 0),
 )
 
 DASHBOARD_KEYS = tuple(key for key in KEYS if not key.page)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from rich.color import Color, ColorSystem
 from rich.style import Style
@@ -29,68 +30,36 @@ SYSTEMS = {
 DEPTHS = tuple(SYSTEMS)
 
 
-_LIGHT = {
-    "BACKGROUND": "#ffffff",
-    "BAR_BACKGROUND": "#eaeef2",
-    "NOTICE_BACKGROUND": "#e7ecf0",
-    "SELECTED_BACKGROUND": "#ddeaf9",
-    "CURSOR_BACKGROUND": "#0550ae",
-    "BORDER": "#c4ccd4",
-    "FOCUS": "#0969da",
-    "STRONG": "#010409",
-    "TEXT": "#1f2328",
-    "MUTED": "#4b535c",
-    "FAINT": "#5f6872",
-    "KEY": "#0a53b5",
-    "GOOD": "#0b6647",
-    "WARN": "#8a4b00",
-    "BAD": "#b32410",
-    "DEAD": "#84551c",
-    "BAR": "#4f86c6",
-    "THETA": "#7a35b8",
-}
-# The 16 colours of a terminal, as Rich defines them.
-_SIXTEEN = {
-    "dark": {
-        "BACKGROUND": "#000000",
-        "BAR_BACKGROUND": "#000000",
-        "NOTICE_BACKGROUND": "#000000",
-        "SELECTED_BACKGROUND": "#0000aa",
-        "CURSOR_BACKGROUND": "#0000aa",
-        "BORDER": "#555555",
-        "FOCUS": "#55ffff",
-        "STRONG": "#ffffff",
-        "TEXT": "#ffffff",
-        "MUTED": "#aaaaaa",
-        "FAINT": "#aaaaaa",
-        "KEY": "#55ffff",
-        "GOOD": "#55ff55",
-        "WARN": "#ffff55",
-        "BAD": "#ff5555",
-        "DEAD": "#ffff55",
-        "BAR": "#55ffff",
-        "THETA": "#ff55ff",
-    },
-    "light": {
-        "BACKGROUND": "#ffffff",
-        "BAR_BACKGROUND": "#ffffff",
-        "NOTICE_BACKGROUND": "#ffffff",
-        "SELECTED_BACKGROUND": "#ffffff",
-        "CURSOR_BACKGROUND": "#0000aa",
-        "BORDER": "#aaaaaa",
-        "FOCUS": "#0000aa",
-        "STRONG": "#000000",
-        "TEXT": "#000000",
-        "MUTED": "#555555",
-        "FAINT": "#555555",
-        "KEY": "#0000aa",
-        "GOOD": "#000000",
-        "WARN": "#aa0000",
-        "BAD": "#aa0000",
-        "DEAD": "#555555",
-        "BAR": "#0000aa",
-        "THETA": "#aa00aa",
-    },
+class Role(NamedTuple):
+    """A role's name in style sheets, its colour in the light theme, and those in the dark and the
+    light theme of 16 colours, as Rich defines them.
+    """
+
+    name: str
+    light: str
+    dark_16: str
+    light_16: str
+
+
+ROLES: dict[str, Role] = {  # by their colour in the dark theme
+    palette.BACKGROUND: Role("background", "#ffffff", "#000000", "#ffffff"),
+    palette.BAR_BACKGROUND: Role("bar-background", "#eaeef2", "#000000", "#ffffff"),
+    palette.NOTICE_BACKGROUND: Role("notice-background", "#e7ecf0", "#000000", "#ffffff"),
+    palette.SELECTED_BACKGROUND: Role("selected-background", "#ddeaf9", "#0000aa", "#ffffff"),
+    palette.CURSOR_BACKGROUND: Role("cursor-background", "#0550ae", "#0000aa", "#0000aa"),
+    palette.BORDER: Role("border", "#c4ccd4", "#555555", "#aaaaaa"),
+    palette.FOCUS: Role("focus", "#0969da", "#55ffff", "#0000aa"),
+    palette.STRONG: Role("strong", "#010409", "#ffffff", "#000000"),
+    palette.TEXT: Role("text", "#1f2328", "#ffffff", "#000000"),
+    palette.MUTED: Role("muted", "#4b535c", "#aaaaaa", "#555555"),
+    palette.FAINT: Role("faint", "#5f6872", "#aaaaaa", "#555555"),
+    palette.KEY: Role("key", "#0a53b5", "#55ffff", "#0000aa"),
+    palette.GOOD: Role("good", "#0b6647", "#55ff55", "#000000"),
+    palette.WARN: Role("warn", "#8a4b00", "#ffff55", "#aa0000"),
+    palette.BAD: Role("bad", "#b32410", "#ff5555", "#aa0000"),
+    palette.DEAD: Role("dead", "#84551c", "#ffff55", "#555555"),
+    palette.BAR: Role("bar", "#4f86c6", "#55ffff", "#0000aa"),
+    palette.THETA: Role("theta", "#7a35b8", "#ff55ff", "#aa00aa"),
 }
 # Of owners: 7 hues and 26 letters together distinguish 182 requests.
 _HUES: dict[str, tuple[str, ...]] = {
@@ -99,8 +68,13 @@ _HUES: dict[str, tuple[str, ...]] = {
 }
 # Of 256 colours: roles whose nearest colour has a wrong hue or too little contrast.
 _ROLE_NUMBERS = {
-    "dark": {"BAR_BACKGROUND": 234, "NOTICE_BACKGROUND": 234, "BORDER": 239},
-    "light": {"BAR_BACKGROUND": 255, "NOTICE_BACKGROUND": 254, "BORDER": 250, "THETA": 91},
+    "dark": {palette.BAR_BACKGROUND: 234, palette.NOTICE_BACKGROUND: 234, palette.BORDER: 239},
+    "light": {
+        palette.BAR_BACKGROUND: 255,
+        palette.NOTICE_BACKGROUND: 254,
+        palette.BORDER: 250,
+        palette.THETA: 91,
+    },
 }
 _SHADE_NUMBERS = {"dark": (233, 235, 237, 23, 24), "light": (231, 255, 189, 153, 117)}
 _HUE_NUMBERS = {
@@ -146,7 +120,7 @@ class Theme:
 
     def for_textual(self) -> TextualTheme:
         """The roles as variables of Textual's style sheets: `$vt-border` and so on."""
-        of = {name.lower().replace("_", "-"): self.color(role) for name, role in _roles().items()}
+        of = {role.name: self.color(dark) for dark, role in ROLES.items()}
         return TextualTheme(
             name=self.full_name,
             primary=of["key"],
@@ -168,11 +142,6 @@ def _hex(color: Color | None) -> str:
     return color.triplet.hex if color is not None and color.triplet is not None else ""
 
 
-def _roles() -> dict[str, str]:
-    """Role name -> its colour in `palette`."""
-    return {name: getattr(palette, name) for name in _LIGHT}
-
-
 @lru_cache(maxsize=512)
 def nearest_number(color: str) -> str:
     """The nearest of 256 terminal colours."""
@@ -184,17 +153,17 @@ def nearest_number(color: str) -> str:
 def theme(name: str, depth: str) -> Theme:
     """The theme `name` (one of NAMES) at `depth` (one of DEPTHS)."""
     dark = name == "dark"
-    roles = {role: role if dark else _LIGHT[key] for key, role in _roles().items()}
+    roles = {own: own if dark else role.light for own, role in ROLES.items()}
     hues = _HUES[name]
     if depth == "256":
-        chosen = {getattr(palette, key): n for key, n in _ROLE_NUMBERS[name].items()}
+        numbers = _ROLE_NUMBERS[name]
         roles = {
-            role: of_number(chosen[role]) if role in chosen else nearest_number(color)
-            for role, color in roles.items()
+            own: of_number(numbers[own]) if own in numbers else nearest_number(color)
+            for own, color in roles.items()
         }
         hues = tuple(of_number(number) for number in _HUE_NUMBERS[name])
     elif depth == "16":
-        roles = {role: _SIXTEEN[name][key] for key, role in _roles().items()}
+        roles = {own: role.dark_16 if dark else role.light_16 for own, role in ROLES.items()}
     found = ramps(dark=dark, numbered=depth == "256")
     if depth == "16":
         found = dict.fromkeys(found, found["shade"]) | {"ascii": found["ascii"]}
