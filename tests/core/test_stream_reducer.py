@@ -127,40 +127,27 @@ def test_server_that_tells_no_owners_leaves_them_unknown() -> None:
     assert model.ts == 2.0
 
 
-def test_owners_of_another_geometry_order_a_resync() -> None:
-    with pytest.raises(ResyncNeeded, match=r"snapshot.owner has 2 blocks, expected 4"):
-        apply(apply(StreamState(), hello()), with_owners([0, 1]))
-
-
-@pytest.mark.parametrize("seq", [1, 3, 7])
-def test_gap_or_repeat_in_seq_orders_a_resync(seq: int) -> None:
-    with pytest.raises(ResyncNeeded, match=f"expected message 2, found {seq}"):
-        apply(synced(), delta(seq, [1], [1]))
-
-
-def test_foreign_epoch_orders_a_resync() -> None:
-    with pytest.raises(ResyncNeeded, match="epoch changed from a to b"):
-        apply(synced(), delta(2, [1], [1], epoch="b"))
-
-
-def test_first_message_must_be_hello() -> None:
-    with pytest.raises(ResyncNeeded, match="expected hello first, found snapshot"):
-        apply(StreamState(), snapshot())
-
-
-def test_delta_before_snapshot_orders_a_resync() -> None:
-    with pytest.raises(ResyncNeeded, match="expected snapshot, found delta"):
-        apply(apply(StreamState(), hello()), delta(1, [1], [1]))
-
-
-def test_snapshot_of_another_geometry_orders_a_resync() -> None:
-    with pytest.raises(ResyncNeeded, match="4 blocks, expected 9"):
-        apply(apply(StreamState(), hello(num_blocks=9)), snapshot(num_blocks=4))
-
-
-def test_delta_outside_the_pool_orders_a_resync() -> None:
-    with pytest.raises(ResyncNeeded, match="4 is out of bounds"):
-        apply(synced(), delta(2, [4], [1]))
+@pytest.mark.parametrize(
+    ("before", "message", "why"),
+    [
+        *(
+            ("synced", delta(seq, [1], [1]), f"expected message 2, found {seq}")
+            for seq in (1, 3, 7)
+        ),
+        ("synced", delta(2, [1], [1], epoch="b"), "epoch changed from a to b"),
+        ("synced", delta(2, [4], [1]), "4 is out of bounds"),
+        ("new", snapshot(), "expected hello first, found snapshot"),
+        ("hello", delta(1, [1], [1]), "expected snapshot, found delta"),
+        ("hello", snapshot(num_blocks=9), "live has 9 blocks, expected 4"),
+        ("hello", with_owners([0, 1]), r"snapshot.owner has 2 blocks, expected 4"),
+    ],
+)
+def test_a_message_that_does_not_follow_orders_a_resync(
+    before: str, message: wire.StreamMessage, why: str
+) -> None:
+    states = {"new": StreamState(), "hello": apply(StreamState(), hello()), "synced": synced()}
+    with pytest.raises(ResyncNeeded, match=why):
+        apply(states[before], message)
 
 
 def test_requests_change_and_leave() -> None:

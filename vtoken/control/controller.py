@@ -63,7 +63,7 @@ class Controller:
         self.telemetry_endpoint = telemetry_endpoint
         self.started_ts = time.time()
         self.dry_runs = DryRuns(self.runtime)
-        self.revisions = Revisions(reporter.status_report, self.dry_runs, clock)
+        self.revisions = Revisions(reporter.engine_status, self.dry_runs, clock)
         self.changes = Changes()
         # What charts need of the last quarter of an hour, from the statuses that frames have
         # anyway; the points outlive every API process.

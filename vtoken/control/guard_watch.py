@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from vtoken.control.limits import Limit
-from vtoken.control.status import FINDING_S, StatusReport
+from vtoken.control.status import FINDING_S, EngineStatus
 from vtoken.wire import Guard, Status
 from vtoken.wire.guards import Series, series_of
 
@@ -46,19 +46,19 @@ class GuardWatch:
     """Reads the guards of one trial; `close` it at the trial's end."""
 
     def __init__(
-        self, guards: Sequence[Guard], revision: int, report: StatusReport, clock: Clock
+        self, guards: Sequence[Guard], revision: int, engine: EngineStatus, clock: Clock
     ) -> None:
         self._guards = [(guard, series_of(guard.metric)) for guard in guards]
         self._revision = revision
-        self._report = report
+        self._engine = engine
         self._clock = clock
-        self._latencies = report.runtime.latency.watch()
+        self._latencies = engine.runtime.latency.watch()
         self._counted: dict[Series, float] = {}  # a counter's first value
         self._rates: dict[Series, Rate] = {}
         self.limits()
 
     def close(self) -> None:
-        self._report.runtime.latency.unwatch(self._latencies)
+        self._engine.runtime.latency.unwatch(self._latencies)
 
     def limits(self) -> list[Limit]:
         """Every guard with its value now."""
@@ -67,24 +67,24 @@ class GuardWatch:
 
     def _status(self) -> Status:
         """The status, with what happened since the change where that differs."""
-        status = self._report.status(max_age_s=FINDING_S)
+        status = self._engine.status(max_age_s=FINDING_S)
         status.latency = self._latencies.document(self._clock())
-        status.requests.preempted = self._report.scheduling.num_preemptions
-        status.canary = self._report.runtime.canary.document(self._revision)
+        status.requests.preempted = self._engine.scheduling.num_preemptions
+        status.canary = self._engine.runtime.canary.document(self._revision)
         return status
 
     def _limit(self, guard: Guard, series: Series, status: Status) -> Limit:
         value, count = series.read(status), None
         if series.is_rate:
             if value is not None:
-                now = self._report.scheduling.running_s(self._clock())
+                now = self._engine.scheduling.running_s(self._clock())
                 value, count = self._rates.setdefault(series, Rate()).over(now, value)
         elif series.is_counter:
             if value is not None:
                 value -= self._counted.setdefault(series, value)
         elif series.samples:
             return limit_now(guard, series, status)
-        elif self._report.runtime.effective[1] != self._revision:
+        elif self._engine.runtime.effective[1] != self._revision:
             value = None
         return Limit(guard, series, value, count)
 

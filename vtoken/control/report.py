@@ -15,7 +15,7 @@ from vtoken.base.arrays import Bools
 from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.control.facts import EngineFacts
 from vtoken.control.outlook import Outlook
-from vtoken.control.status import StatusReport, naive_blocks
+from vtoken.control.status import EngineStatus, naive_blocks
 from vtoken.control.tokens import text_source, token_page
 from vtoken.control.waiting import MAX_WAITING_ROWS, EmptyQueue, QueuedRequest, WaitingQueue
 from vtoken.core.runtime.request_rows import R, describe_rules, request_row
@@ -34,7 +34,6 @@ from vtoken.wire import (
     RequestDetail,
     RequestRow,
     RequestState,
-    SlotState,
     Status,
     TextSource,
     TokenPage,
@@ -62,14 +61,14 @@ class Reporter:
     ) -> None:
         self.runtime = runtime
         self.facts = facts
-        self.status_report = StatusReport(runtime, facts)
-        self.scheduling = self.status_report.scheduling
+        self.engine_status = EngineStatus(runtime, facts)
+        self.scheduling = self.engine_status.scheduling
         self._queue = EmptyQueue() if queue is None else queue
         self.hashed = hashed
 
     def status(self, outlook: Outlook | None = None, *, max_age_s: float = 0.0) -> Status:
-        """See `StatusReport.status`."""
-        return self.status_report.status(outlook, max_age_s=max_age_s)
+        """See `EngineStatus.status`."""
+        return self.engine_status.status(outlook, max_age_s=max_age_s)
 
     def outlook(self) -> Outlook:
         """The outlook of the configuration in force, for the documents of one moment."""
@@ -124,21 +123,13 @@ class Reporter:
             owners.append(
                 BlockOwner(request_id=table.request_id, live=int((live >= 0).sum()), index=index)
             )
-            for offset in range(size):
-                slot = slots[offset]
-                state: SlotState
-                if live[offset] >= 0 and slot.state != "live":
-                    state = "live"
-                elif last[offset] >= 0 and slot.state == "free":
-                    state = "dead"
-                else:
-                    continue
-                slots[offset] = BlockSlot(
-                    offset=offset,
-                    state=state,
-                    token_id=int(last[offset]),
-                    request_id=table.request_id,
-                )
+            for slot, is_live, token_id in zip(
+                slots, (live >= 0).tolist(), last.tolist(), strict=True
+            ):
+                is_news = slot.state == "free" or (is_live and slot.state == "dead")
+                if token_id >= 0 and is_news:
+                    slot.state = "live" if is_live else "dead"
+                    slot.token_id, slot.request_id = token_id, table.request_id
         flags = int(self.flags()[block_id])
         pinned: Pinned
         if flags & FLAG_IN_FLIGHT:

@@ -19,7 +19,7 @@ from vtoken.base.errors import RefusedError, StaleRevisionError
 from vtoken.control.dry_runs import DryRuns
 from vtoken.control.guard_watch import Clock, limit_now
 from vtoken.control.outlook import Outlook
-from vtoken.control.status import StatusReport
+from vtoken.control.status import EngineStatus
 from vtoken.control.trials import RunningTrial, Terms
 from vtoken.core.config.descriptions import inactive_notes, mode_notes
 from vtoken.core.config.values import VTokenConfig, bounds
@@ -35,9 +35,9 @@ MAX_HISTORY = 64
 class Revisions:
     """Changes the configuration of one runtime; `clock` must be the one of its latencies."""
 
-    def __init__(self, report: StatusReport, dry_runs: DryRuns, clock: Clock) -> None:
-        self._report = report
-        self._runtime = report.runtime
+    def __init__(self, engine: EngineStatus, dry_runs: DryRuns, clock: Clock) -> None:
+        self._engine = engine
+        self._runtime = engine.runtime
         self._dry_runs = dry_runs
         self._clock = clock
         self._history: list[VTokenConfig] = []
@@ -187,7 +187,7 @@ class Revisions:
         notes: list[str] = []
         if not guards:
             return notes
-        status = self._report.status()
+        status = self._engine.status()
         status.latency = self._runtime.latency.document(self._clock())
         for guard in guards:
             series = series_of(guard.metric)
@@ -299,7 +299,7 @@ class Revisions:
         runtime.active.install(config, revision)
         self._made = Made(actor, time.time(), [*changes])
         if "reclamation" in changes:
-            facts = self._report.facts
+            facts = self._engine.facts
             facts.reclamation_by, facts.reclamation_since_ts = actor, time.time()
         result = self._result(previous, changes, notes)
         result.overtaken = superseded
@@ -325,7 +325,7 @@ class Revisions:
             revision=result.revision,
             actor=actor,
             changes=result.changes,
-            report=self._report,
+            engine=self._engine,
             clock=self._clock,
         )
         result.trial = self._trial.document

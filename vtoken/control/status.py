@@ -51,20 +51,21 @@ def naive_blocks(facts: npt.NDArray[Any]) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """What takes the planner, or changes with the configuration alone: found under `config` in the
-    state `version`, at `found_at` in monotonic seconds.
+    """What takes the planner, or changes slowly: found under `config` in the state `version`, at
+    `found_at` in monotonic seconds.
     """
 
     finding: Finding
     prices: RoundPrices
     calibration: Calibration
+    step_ms: float
     config: VTokenConfig
     version: tuple[int, ...]
     found_at: float
 
 
-class StatusReport:
-    """Makes the status of one runtime, which `facts` describe further."""
+class EngineStatus:
+    """The status of one runtime, which `facts` describe further."""
 
     def __init__(self, runtime: Runtime, facts: EngineFacts) -> None:
         self.runtime = runtime
@@ -107,7 +108,7 @@ class StatusReport:
                 check_every_step=runtime.check_every_step,
             ),
             config_revision=runtime.revision,
-            step_ms=facts.step_times.median_ms,
+            step_ms=slow.step_ms,
             latency=runtime.latency.document(time.monotonic()),
             shadow=None if config.shadow is None else runtime.shadow.document(),
             scheduling=self.scheduling.state,
@@ -132,6 +133,7 @@ class StatusReport:
             finding=self._diagnosis.find(outlook),
             prices=self._prices(),
             calibration=self._calibration(),
+            step_ms=self.facts.step_times.median_ms,
             config=runtime.config,
             version=runtime.version,
             found_at=now,

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from vtoken.base.errors import RefusedError
 from vtoken.control.guard_watch import Clock, GuardWatch
-from vtoken.control.status import StatusReport
+from vtoken.control.status import EngineStatus
 from vtoken.core.config.values import VTokenConfig
 from vtoken.wire import GUARD_SECONDS, Guard, Trial
 from vtoken.wire.commands import PatchConfig
@@ -102,7 +102,7 @@ class RunningTrial:
         revision: int,
         actor: str,
         changes: dict[str, list[Any]],
-        report: StatusReport,
+        engine: EngineStatus,
         clock: Clock,
     ) -> None:
         self._terms = terms
@@ -113,7 +113,7 @@ class RunningTrial:
         self.unevaluated: list[str] = []  # names of guards that had no value yet
         if terms.guards:
             lasts = terms.guard_for_s or within or GUARD_SECONDS
-            self._watch = GuardWatch(terms.guards, revision, report, clock)
+            self._watch = GuardWatch(terms.guards, revision, engine, clock)
             self.unevaluated = [limit.name for limit in self._watch.limits()]
         self._expires = None if within is None else now + within
         self._guard_until = None if lasts is None else now + lasts
