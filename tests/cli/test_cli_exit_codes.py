@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.support.cli_harness import VTOKEN, run, spawn, terminal
+from tests.support.cli_harness import VTOKEN, leaves, run, spawn, terminal
 from tests.support.core.live import SESSION, LiveEngine
 from tests.support.serving import Served
 from tests.support.small_files import limited
 from tests.support.waiting import until
-from vtoken.cli.parser import make_parser
 from vtoken.recording import RecordingReader
 
 # The arguments with which each command succeeds; {} is a folder.
@@ -46,18 +43,8 @@ ELSEWHERE = {"serve", "demo", "bench", "calibrate"}  # with parsers of their own
 LOCAL = {"console", "completion", "mcp"}  # no document comes back
 
 
-def leaves(parser: argparse.ArgumentParser, title: str = "") -> Iterator[str]:
-    """Every command, `config get` and the like as two words."""
-    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    for action in below:
-        for name, command in action.choices.items():
-            yield from leaves(command, f"{title} {name}".strip())
-    if not below:
-        yield title
-
-
 def test_no_command_is_forgotten_here() -> None:
-    assert set(leaves(make_parser())) == set(WORKS) | SEVERAL | ELSEWHERE | LOCAL
+    assert {title for title, _ in leaves()} == set(WORKS) | SEVERAL | ELSEWHERE | LOCAL
 
 
 async def test_every_command_answers_0_and_documents(
@@ -91,8 +78,8 @@ async def test_every_command_answers_2_to_what_it_does_not_know() -> None:
         needs = WORKS.get(command, "").format("").split()
         ran = await run(*command.split(), *needs, "--jsonn")
         assert (command, ran.code, ran.out) == (command, 2, "")
-        assert f"vtoken {command}: unrecognized arguments: --jsonn" in ran.err
-        assert "see: vtoken" in ran.err
+        assert "No such option '--jsonn'" in ran.err
+        assert f"vtoken {command} --help" in ran.err
 
 
 FULL = "/dev/full"  # every write to it fails: no space left on device

@@ -188,50 +188,36 @@ async def test_status_of_a_server_with_several_engines_is_the_table_of_all(
         assert "--json" in command or "name one with --engine N; see: vtoken engines" in ran.err
 
 
-def answer_as_older(served: Served, *missing: str) -> None:
-    """Answer as a release that knew one engine: without a list of engines, `?engine=`, and the
-    fields `missing` of documents. No call may have been answered yet.
-    """
+def leave_out(served: Served, name: str) -> None:
+    """Answer without the field `name` of documents. No call may have been answered yet."""
 
-    async def older(request: Request, call_next: Any) -> Response:
-        if request.url.path.endswith("/engines"):
-            return JSONResponse({"detail": "Not Found"}, 404)
-        if "engine" in request.query_params:
-            problem = wire.Problem(
-                status=422, title="Invalid", detail="engine is not a known field"
-            )
-            content = msgspec.to_builtins(problem)
-            return JSONResponse(content, 422, media_type="application/problem+json")
+    async def without(request: Request, call_next: Any) -> Response:
         response = await call_next(request)
         parts = [part async for part in response.body_iterator]
         document = msgspec.json.decode(b"".join(parts))
-        for name in missing:
-            document.pop(name, None)
+        for engine in document.get("engines", []):
+            engine["status"].pop(name, None)
         return JSONResponse(document, response.status_code, media_type=response.media_type)
 
-    served.app.middleware("http")(older)
+    served.app.middleware("http")(without)
 
 
-async def test_an_older_server_is_one_engine_and_one_of_other_fields_is_a_row_that_says_so(
+async def test_a_server_of_other_fields_is_a_row_that_says_so_and_makes_changes(
     tmp_path: Path,
 ) -> None:
-    async with several(2) as (new, cores), several(1) as (older, more), several(1) as (other, last):
-        answer_as_older(older, "groups", "guards", "pressure", "prices")
-        answer_as_older(other, "blocks")
+    async with several(2) as (new, cores), several(1) as (other, more):
+        leave_out(other, "blocks")
         file = tmp_path / "all.fleet"
-        file.write_text(f"{new.url} name=new\n{older.url} name=older\n{other.url} name=other\n")
+        file.write_text(f"{new.url} name=new\n{other.url} name=other\n")
         ran = await run("status", "--all", "--fleet", str(file))
         rows = {line.split()[0]: line for line in ran.out.splitlines()[1:-1]}
-        assert list(rows) == ["new/0", "new/1", "older", "other"]
-        assert all(rows[name].endswith("answers") for name in ("new/0", "new/1", "older"))
-        assert f"FAILED: GET {other.url}/vtoken/v1/status: the answer does not" in rows["other"]
+        assert list(rows) == ["new/0", "new/1", "other"]
+        assert f"FAILED: GET {other.url}/vtoken/v1/engines: the answer does not" in rows["other"]
         assert "`blocks`" in rows["other"]
         assert ran.code == 1
         ran = await run("config", "set", "theta_f=0.5", "--all", "--fleet", str(file))
-        assert thetas([*cores, *more, *last]) == [0.5] * 4
+        assert thetas([*cores, *more]) == [0.5] * 3
         rows = {line.split()[0]: line for line in ran.out.splitlines()[1:-1]}
-        assert rows["older"].split()[1] == "0"
-        assert "FAILED" not in rows["older"]
         assert "theta_f 0.25 -> 0.5; in force" in rows["other"]
         assert "; then FAILED: GET" in rows["other"]
         assert ran.code == 1

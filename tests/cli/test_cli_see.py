@@ -14,8 +14,9 @@ from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken.base.quantities import time_text
-from vtoken.cli.show import status_lines
-from vtoken.cli.values import duration_s
+from vtoken.cli.options import duration_s
+from vtoken.cli.printing import Printer
+from vtoken.cli.show import status_parts
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.canary import Check
 from vtoken.sentences import effects, prices_text
@@ -86,6 +87,7 @@ async def test_status_says_where_the_policys_signal_comes_from(
         return found
 
     core.facts.calibration_detail = "none of this model"
+    core.configure(theta_f=0.3)  # the status of a new configuration is made anew
     shown = line((await run("status", VTOKEN_URL=served.url)).out)
     assert "the policy reads no signal; no profile: none of this model" in shown
     core.configure(policy={"name": "h2o", "params": {}})
@@ -323,7 +325,7 @@ async def test_status_gives_long_times_in_seconds(core: LiveEngine) -> None:
     assert status.latency is not None
     status.latency.ttft = wire.Percentiles(count=3, p50_ms=17_257.0, p95_ms=24_405.1, p99_ms=3e4)
     status.step_ms = 6101.3
-    text = "\n".join(status_lines(status))
+    text = "\n".join(line for part in status_parts(status) for line in Printer().rendered(part))
     assert "first token p50 17.3 s, p95 24.4 s; " in text
     assert f"{status.step:,} (6.1 s)\n" in text
 

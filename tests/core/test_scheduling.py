@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import click
 import pytest
 
 from tests.support.core.harness import LiveEngine, make_engine
-from vtoken.cli.show import status_lines, watch_line
+from vtoken.cli.printing import Printer
+from vtoken.cli.show import status_parts, watch_line
 from vtoken.cli.streaming import quiet_line
 from vtoken.core.runtime.latency import LatencyMeter
 from vtoken.sentences.situation import MAX_LENGTH, situation
@@ -73,10 +75,10 @@ def test_a_pause_for_new_requests_is_reported(engine: LiveEngine) -> None:
 def test_the_command_line_shows_a_pause(engine: LiveEngine) -> None:
     engine.reporter.scheduling.changed("paused", 1.0)
     paused = status_of(engine)
-    lines = status_lines(paused)
+    lines = [line for part in status_parts(paused) for line in Printer().rendered(part)]
     assert lines[0] == paused.fragmentation.sentence
     assert any("4 running, 0 waiting" in line and ", paused since " in line for line in lines)
-    assert "  paused      free" in watch_line(paused, None)
+    assert "  paused      free" in click.unstyle(watch_line(paused, None))
     assert "no step for" not in quiet_line(paused, paused.ts + 60)
 
 

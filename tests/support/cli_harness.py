@@ -9,15 +9,17 @@ import os
 import pty
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
 from tests.support.waiting import LIMIT_S
 from vtoken.cli import main
+from vtoken.cli.commands import cli
 
 VTOKEN = [sys.executable, "-m", "vtoken.cli"]
 
@@ -54,6 +56,25 @@ async def run(*arguments: str, **env: str) -> Ran:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = await asyncio.wait_for(asyncio.to_thread(call), LIMIT_S)
     return Ran(code, out.getvalue(), err.getvalue())
+
+
+def leaves(command: click.Command = cli, title: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command by its title; that of `config get` and the like has two words."""
+    if not isinstance(command, click.Group):
+        yield title, command
+        return
+    for name, below in command.commands.items():
+        yield from leaves(below, f"{title} {name}".strip())
+
+
+def parse(words: list[str]) -> None:
+    """Parse the words behind `vtoken` and run nothing. Raises click.UsageError."""
+    command: click.Command | None = cli
+    while isinstance(command, click.Group):
+        context = click.Context(command)
+        name, command, words = command.resolve_command(context, words)
+    assert command is not None
+    command.make_context(name, words)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from vtoken.calibration import store
 from vtoken.calibration.layer_signals import Reading, measured_signals, survey
 from vtoken.calibration.model_files import fingerprint
 from vtoken.calibration.prompts import needle_prompts
-from vtoken.cli import calibrate
+from vtoken.cli import main
 from vtoken.core.config.calibration import SignalProfile
 from vtoken.demo.trained_model import TrainedModelError, fetch
 from vtoken.policies.signals import Signal
@@ -172,8 +172,8 @@ def test_of_an_untrained_model_nothing_is_written(
     demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "profile.json"
-    code = calibrate.main(
-        [str(demo_model), "--prompts", "16", "--tokens", "900", "--output", str(path)]
+    code = main(
+        ["calibrate", str(demo_model), "--prompts", "16", "--tokens", "900", "--output", str(path)]
     )
     assert code == 1
     said = capsys.readouterr()
@@ -193,12 +193,12 @@ def test_of_an_untrained_model_nothing_is_written(
 def test_a_length_that_does_not_fit_is_refused_before_the_work(
     demo_model: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], why: str
 ) -> None:
-    assert calibrate.main([str(demo_model), "--output", "/tmp/never.json", *arguments]) == 1
+    assert main(["calibrate", str(demo_model), "--output", "/tmp/never.json", *arguments]) == 1
     assert why in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_here_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert calibrate.main(["nobody/nothing"]) == 1
+    assert main(["calibrate", "nobody/nothing"]) == 1
     assert "nobody/nothing is not a folder and cannot be downloaded" in capsys.readouterr().err
 
 
@@ -212,7 +212,7 @@ def test_the_trained_model_finds_needles_at_two_thirds_of_its_depth(
         pytest.skip(str(error))
     path = tmp_path / "profile.json"
     arguments = ["--prompts", "16", "--tokens", "600", "--output", str(path), "--json"]
-    assert calibrate.main([str(folder), *arguments]) == 0
+    assert main(["calibrate", str(folder), *arguments]) == 0
     profile = store.read(path)
     assert json.loads(capsys.readouterr().out)["fingerprint"] == profile.fingerprint
     assert profile.fingerprint == fingerprint(folder)

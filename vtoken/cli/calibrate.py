@@ -6,80 +6,35 @@ Inserts needles into real prose, measures the attention of every layer, and writ
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from vtoken.base.errors import ProfileError
-from vtoken.cli.printing import print_json, print_text, table
+from vtoken.cli.errors import CommandError, engine_modules
+from vtoken.cli.printing import Part, Printer, Table
 from vtoken.core.config.calibration import CalibrationProfile
 
-MIN_PROMPTS, MAX_PROMPTS = 16, 1000
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # the files of a model
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vtoken calibrate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="a Hugging Face model id or folder, as `serve` takes it")
-    add(
-        "--prompts",
-        type=_num_prompts,
-        default=48,
-        metavar="N",
-        help="prompts with a needle: half to choose layers and heads, half to report recall (48)",
-    )
-    add("--tokens", type=int, default=900, metavar="N", help="length of a prompt (900)")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
-    add(
-        "--dtype",
-        default="auto",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        help="type of the weights (auto: the model's own)",
-    )
-    add(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the profile (default: in $XDG_CACHE_HOME/vtoken/calibration, where `serve` finds it)",
-    )
-    add("--json", action="store_true", help="print the profile as JSON instead of a table")
-    return parser
-
-
-def _num_prompts(text: str) -> int:
-    number = int(text) if text.isdigit() else 0
-    if number % 2 or not MIN_PROMPTS <= number <= MAX_PROMPTS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not an even number in {MIN_PROMPTS}..{MAX_PROMPTS}"
-        )
-    return number
-
-
-def main(argv: list[str]) -> int:
-    args = build_parser().parse_args(argv)
+def calibrate(as_json: bool, output: str | None, **how: Any) -> None:
+    """Measure a model, and write and print its profile."""
+    out = Printer(as_json=as_json)
     try:
-        profile, path = calibrate(args)
+        with engine_modules():
+            profile, path = measured(output=None if output is None else Path(output), **how)
     except ProfileError as error:
-        print(f"vtoken calibrate: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        print_json(profile)
-    else:
-        for line in lines(profile):
-            print_text(line)
-        print_text(f"written to {path}")
-    return 0
+        raise CommandError(str(error)) from error
+    out.show(profile, parts)
+    if not as_json:
+        out.part(f"written to {path}")
 
 
-def calibrate(args: argparse.Namespace) -> tuple[CalibrationProfile, Path]:
+def measured(
+    model: str, num_prompts: int, num_tokens: int, device: str, dtype: str, output: Path | None
+) -> tuple[CalibrationProfile, Path]:
     """Measure and write the profile; raises ProfileError."""
     from transformers import AutoTokenizer
 
@@ -90,24 +45,24 @@ def calibrate(args: argparse.Namespace) -> tuple[CalibrationProfile, Path]:
     from vtoken.calibration.prompts import needle_prompts
 
     started = time.monotonic()
-    folder = _download(args.model)
+    folder = _download(model)
     weights = fingerprint(folder)
-    path = args.output or store.default_path(weights)
+    path = output or store.default_path(weights)
     store.require_writable(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise ProfileError(f"no tokenizer in {folder}: {error}") from None
-    prompts = needle_prompts(tokenizer, args.prompts, args.tokens)
-    observer = Observer(folder, device=args.device, dtype=args.dtype)
+    prompts = needle_prompts(tokenizer, num_prompts, num_tokens)
+    observer = Observer(folder, device=device, dtype=dtype)
     longest = max(len(prompt.token_ids) for prompt in prompts)
     if observer.max_tokens is not None and longest > observer.max_tokens:
         raise ProfileError(
-            f"--tokens = {args.tokens} makes prompts of {longest} tokens; "
-            f"{args.model} takes at most {observer.max_tokens}: choose fewer"
+            f"--tokens = {num_tokens} makes prompts of {longest} tokens; "
+            f"{model} takes at most {observer.max_tokens}: choose fewer"
         )
     profile = measure(
-        observer, prompts, model=args.model, fingerprint=weights, progress=_Progress(args.prompts)
+        observer, prompts, model=model, fingerprint=weights, progress=_Progress(num_prompts)
     )
     store.write(profile, path)
     _log(f"done in {time.monotonic() - started:.0f} s")
@@ -149,7 +104,7 @@ def _log(text: str) -> None:
     print(f"calibrate: {text}", file=sys.stderr, flush=True)
 
 
-def lines(profile: CalibrationProfile) -> list[str]:
+def parts(profile: CalibrationProfile) -> list[Part]:
     """The profile as a table, with a line for each signal and each policy."""
     first: Any = next(iter(profile.signals.values())).recall
     rows = [["SIGNAL, POLICY", "LAYERS", "HEADS", *(f"KEEP {found.keep:g}" for found in first)]]
@@ -163,5 +118,5 @@ def lines(profile: CalibrationProfile) -> list[str]:
     return [
         f"{profile.model}: share of {first[0].samples} needles that are complete among the best "
         "KEEP of all tokens, or after eviction by a policy that keeps as many",
-        *table(rows),
+        Table(rows),
     ]

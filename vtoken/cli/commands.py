@@ -1,57 +1,413 @@
-"""The module of each command, imported only when the command runs.
-
-A command is a function `(arguments, client) -> exit code`.
-"""
+"""The commands: their names, what each does, what it takes, and the module of its function."""
 
 from __future__ import annotations
 
-import sys
-from argparse import Namespace
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from vtoken.cli.errors import UsageError, warn_ignored_token
-from vtoken.cli.servers import named_servers
-from vtoken.client import Client, OutcomeUnknown
+import click
+from click import Choice, Option
 
-LOOKUP_S = 300.0  # how long the outcome of a change is looked up if its answer is lost
+from vtoken import __version__
+from vtoken.cli.command import Command, Program, ServerCommand
+from vtoken.cli.options import (
+    CHANGES,
+    COUNT,
+    DRY_RUN,
+    ENGINE,
+    EVERY,
+    FLEET,
+    IF_REVISION,
+    JSON,
+    NEWEST,
+    POSITIVE,
+    SERVER,
+    argument,
+    duration_s,
+    even_prompts,
+    flag,
+    fps,
+    interval_s,
+    option,
+    size,
+)
 
-MODULES = {
-    "act": (
-        *("config", "policy", "pause", "resume", "confirm", "undo", "sync"),
-        *("compact", "forget", "end"),
+SHELLS = ("bash", "zsh", "fish")
+KINDS = (
+    "relocation",
+    "eviction",
+    "reclaimed",
+    "config",
+    "deferred",
+    "preemption",
+    "operation",
+    "violation",
+    "server",
+    "canary",
+)
+
+
+def _completed(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """For `shell_complete`: what `completion.NAME` offers and begins as the word that is typed."""
+
+    def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+        from vtoken.cli import completion
+
+        offered = getattr(completion, name)(context, begun)
+        return [word for word in offered if word.startswith(begun)]
+
+    return complete
+
+
+REQUEST = argument(
+    "request_id",
+    "REQUEST",
+    "its id, that of its answer, or your X-Request-Id",
+    shell_complete=_completed("requests"),
+)
+
+INSPECT = [
+    ServerCommand(
+        "console",
+        "console.console",
+        "the live console",
+        argument("urls", "[URL]...", "several servers (one: --url)", nargs=-1),
+        FLEET,
+        flag("--read-only", "disable all changes"),
+        option("--fps", "X", "states a second, 0.1..30 (10)", type=fps, default="10"),
+        option("--replay recording", "FILE", "play a recording, without a server"),
+        option("--at moment", "TIME", "start of the replay: HH:MM:SS, or seconds from its start"),
+        option("--export", "FILE", "write .svg, .png, .csv or .json and exit; no terminal"),
+        option("--size", "WxH", "(120x36)", type=size, default="120x36"),
+        flag("--web", "serve the console to a browser"),
+        option("--host", "HOST", "with --web: a loopback address", default="127.0.0.1"),
+        option("--port", "N", "with --web (8001)", type=click.IntRange(1, 65535), default=8001),
+        flag("--ascii ascii_only", "ASCII characters only"),
+        Option(
+            ["--theme"],
+            type=Choice(("auto", "dark", "light")),
+            default="auto",
+            help="colours (auto)",
+        ),
+        Option(
+            ["--colors"],
+            type=Choice(("auto", "16", "256", "truecolor")),
+            default="auto",
+            help="colour depth of the terminal (auto: from COLORTERM and TERM)",
+        ),
+        flag("--no-motion", "do not animate moving tokens"),
+        flag("--keys", "print every action and its keys"),
+        Option(
+            ["--guide"],
+            is_flag=False,
+            flag_value="always",
+            type=Choice(("once", "always")),
+            help="explain the console step by step; once: unless already seen",
+        ),
+        common=(ENGINE, *SERVER),
+        examples=(
+            "vtoken console --url http://gpu7:8000 --read-only",
+            "vtoken console http://gpu7:8000 http://gpu8:8000",
+            "vtoken console --fleet production.fleet",
+            "vtoken console --replay incident.jsonl.gz --at 14:02:11",
+            "vtoken console --export pool.svg",
+        ),
     ),
-    "see": ("status", "engines", "requests", "request", "block", "audit"),
-    "streaming": ("watch", "events"),
-    "record": ("record",),
-    "doctor": ("doctor",),
-    "console": ("console",),
-    "mcp": ("mcp",),
-    "completion": ("completion",),
+    ServerCommand(
+        "status",
+        "see.status",
+        "the state of the KV cache, once",
+        *EVERY,
+        examples=(
+            "vtoken status --json | jq .fragmentation.f",
+            "vtoken status --all --fleet production.fleet",
+        ),
+    ),
+    ServerCommand(
+        "engines",
+        "see.engines",
+        "every engine of the server, and whether they agree; exit code 1 if not",
+        examples=["vtoken engines --json | jq -r .sentence"],
+    ),
+    ServerCommand(
+        "watch",
+        "streaming.watch",
+        "a status line every interval, until interrupted",
+        option("--interval", "T", "time between lines (1s)", type=interval_s, default="1s"),
+        option("--count", "N", "stop after N lines", type=POSITIVE),
+        examples=(
+            "vtoken watch --interval 500ms",
+            "vtoken watch --json | jq 'select(.status).status.blocks.free'",
+        ),
+    ),
+    ServerCommand(
+        "requests",
+        "see.requests",
+        "every request that holds or waits for blocks",
+        examples=["vtoken requests --json | jq -r '.[].id'"],
+    ),
+    ServerCommand(
+        "request",
+        "see.request",
+        "one request and its block table, or its tokens",
+        REQUEST,
+        flag("--tokens", "its entire token table"),
+        examples=["vtoken request cmpl-7 --tokens"],
+    ),
+    ServerCommand(
+        "block",
+        "see.block",
+        "one block: its owners, its slots, why it is pinned",
+        argument("block_id", "BLOCK", "its number, from 0", type=COUNT),
+    ),
+    ServerCommand(
+        "events",
+        "streaming.events",
+        "events of the engine, oldest first",
+        NEWEST,
+        flag("-f --follow", "continue until interrupted"),
+        option("--kind kinds", "KIND", ", ".join(KINDS), type=Choice(KINDS), multiple=True),
+        examples=("vtoken events -n 100 --kind config --kind violation", "vtoken events --follow"),
+    ),
+    ServerCommand(
+        "audit", "see.audit", "the audit log: changes and dry runs with their callers", NEWEST
+    ),
+    ServerCommand(
+        "doctor",
+        "doctor.doctor",
+        "check the installation, the server and what it has done so far",
+        flag("--engine thorough", "check the installed vLLM against vToken (slow)"),
+        common=(*SERVER, JSON),
+        examples=["vtoken doctor --url http://gpu7:8000"],
+    ),
+    ServerCommand(
+        "mcp",
+        "mcp.mcp",
+        "serve the Model Context Protocol on standard input, for agents",
+        common=(ENGINE, *SERVER),
+        examples=["vtoken mcp --token-file control.token"],
+    ),
+]
+
+CONFIG = [
+    ServerCommand(
+        "get",
+        "configuration.config_get",
+        "every field, its value and bound; or one value",
+        argument(
+            "key",
+            "[KEY]",
+            "field, for instance policy.name",
+            required=False,
+            shell_complete=_completed("keys"),
+        ),
+        examples=["vtoken config get policy.name"],
+    ),
+    ServerCommand(
+        "set",
+        "configuration.config_set",
+        "change fields atomically between two steps",
+        argument(
+            "pairs",
+            "KEY=VALUE...",
+            "a value is JSON, else text; null removes an optional one",
+            nargs=-1,
+            required=True,
+            shell_complete=_completed("assignments"),
+        ),
+        IF_REVISION,
+        *CHANGES,
+        examples=(
+            "vtoken config set theta_f=0.1 batch_size=64",
+            "vtoken config set budget_ratio=0.33 --dry-run",
+            "vtoken config set theta_f=0.1 --guard-p95 40ms --guard 'preemptions>0'",
+            "vtoken config set policy.name=h2o probe.every_steps=4",
+            "vtoken config set theta_f=0.1 --all --fleet production.fleet",
+        ),
+    ),
+]
+
+POLICY = [
+    ServerCommand("list", "configuration.policy_list", "policies and their parameters"),
+    ServerCommand(
+        "use",
+        "configuration.policy_use",
+        "switch to a policy",
+        argument("name", "NAME", "see `vtoken policy list`", shell_complete=_completed("policies")),
+        argument("pairs", "[PARAM=VALUE]...", "its parameters", nargs=-1),
+        *CHANGES,
+        examples=["vtoken policy use streaming_llm sinks=4"],
+    ),
+]
+
+CHANGE = [
+    click.Group("config", help="read or change the configuration", commands=CONFIG),
+    click.Group("policy", help="list eviction policies, or use one", commands=POLICY),
+    ServerCommand(
+        "compact",
+        "act.compact",
+        "compact now, and wait for the result",
+        option(
+            "--request request_id",
+            "ID",
+            "this request only",
+            shell_complete=_completed("requests"),
+        ),
+        option("--batch-size", "B", "most source blocks", type=POSITIVE),
+        option("--timeout timeout_s", "T", "longest wait (60s)", type=duration_s, default="60s"),
+        DRY_RUN,
+        examples=["vtoken compact --request cmpl-7 --batch-size 64"],
+    ),
+    ServerCommand(
+        "forget",
+        "act.forget",
+        "let tokens of a request die before all its others",
+        REQUEST,
+        argument(
+            "positions",
+            "[START END]...",
+            "spans [START, END) of token ids, see `vtoken request REQUEST --tokens`",
+            type=COUNT,
+            nargs=-1,
+        ),
+        option("--text", "TEXT", "the tokens of TEXT, if the server shows the request's text"),
+        examples=(
+            "vtoken forget cmpl-7 120 900 1024 1400",
+            "vtoken forget cmpl-7 --text 'the output of a tool'",
+        ),
+    ),
+    ServerCommand("end", "act.end", "end a streaming-input session for its client", REQUEST),
+    ServerCommand(
+        "pause",
+        "configuration.pause",
+        "stop planning relocations; those in flight finish",
+        *CHANGES,
+    ),
+    ServerCommand("resume", "configuration.resume", "plan relocations again", *CHANGES),
+    ServerCommand(
+        "confirm",
+        "configuration.confirm",
+        "keep the change that is on trial",
+        *(IF_REVISION, *EVERY, DRY_RUN),
+    ),
+    ServerCommand(
+        "undo",
+        "configuration.undo",
+        "restore the configuration before the last change",
+        *(IF_REVISION, *EVERY, DRY_RUN),
+    ),
+    ServerCommand(
+        "sync",
+        "configuration.sync",
+        "give all engines one configuration: that of --engine, else the most common",
+        DRY_RUN,
+    ),
+]
+
+RECORD = [
+    ServerCommand(
+        "record",
+        "record.record",
+        "write the stream to a file, for `console --replay` and scripts",
+        argument("file", "FILE", "a new file; gzip if it ends in .gz"),
+        option("--fps", "X", "states a second, 0.1..30 (5)", type=fps, default="5"),
+        option("--duration", "T", "stop after T: 90s, 5m", type=duration_s),
+        option("--last", "T", "download the flight recorder's last T", type=duration_s),
+        examples=(
+            "vtoken record incident.jsonl.gz --last 10m",
+            "vtoken record incident.jsonl.gz --duration 5m",
+        ),
+    ),
+]
+
+RUN = [
+    Program(
+        "serve", "vtoken.vllm.serve", "vLLM's server with vToken: every vLLM flag, and --vtoken-…"
+    ),
+    Command(
+        "calibrate",
+        "calibrate.calibrate",
+        "find the layers of a model that rank tokens best, for `serve`",
+        argument("model", "MODEL", "a Hugging Face model id or folder, as `serve` takes it"),
+        option(
+            "--prompts num_prompts",
+            "N",
+            "prompts with a needle: half to choose layers and heads, half to report recall (48)",
+            type=even_prompts,
+            default="48",
+        ),
+        option("--tokens num_tokens", "N", "length of a prompt (900)", type=int, default=900),
+        option("--device", "DEVICE", "cpu, cuda or cuda:N (cpu)", default="cpu"),
+        Option(
+            ["--dtype"],
+            type=Choice(("auto", "float32", "bfloat16", "float16")),
+            default="auto",
+            help="type of the weights (auto: the model's own)",
+        ),
+        option(
+            "--output",
+            "FILE",
+            "the profile (default: in $XDG_CACHE_HOME/vtoken/calibration, where `serve` finds it)",
+        ),
+        JSON,
+    ),
+    Program("demo", "vtoken.demo.run", "start a server, traffic and the console"),
+    Program("bench", "vtoken_bench", "run benchmarks, in a checkout of the repository"),
+    Command(
+        "completion",
+        "completion.completion",
+        "print a completion script for your shell",
+        argument("shell", "SHELL", ", ".join(SHELLS), type=Choice(SHELLS)),
+        examples=(
+            "bash:  vtoken completion bash > ~/.local/share/bash-completion/completions/vtoken",
+            "zsh:   vtoken completion zsh > ~/.zfunc/_vtoken      # with ~/.zfunc in fpath",
+            "fish:  vtoken completion fish > ~/.config/fish/completions/vtoken.fish",
+        ),
+    ),
+]
+
+SECTIONS: dict[str, Sequence[click.Command]] = {
+    "Inspect": INSPECT,
+    "Change": CHANGE,
+    "Record": RECORD,
+    "Run": RUN,
 }
 
+EPILOG = """\b
+environment:
+  VTOKEN_URL     the server (default: http://127.0.0.1:8000)
+  VTOKEN_TOKEN   bearer token, if the server needs one
+  VTOKEN_CAFILE  certificate of an https:// server, or of its authority
+  NO_COLOR       no colours
 
-def run(arguments: Namespace) -> int:
-    """Run the given command; raises CommandError and the client's errors.
+\b
+exit codes: 0 done, 1 refused or failed, 2 usage
+more: vtoken COMMAND --help"""
 
-    `arguments.servers` are those that are named; a command that is not for all gets the first.
-    """
-    name = arguments.command
-    arguments.servers = servers = named_servers(arguments)
 
-    def tell(lost: OutcomeUnknown) -> None:
-        if not arguments.json:  # then standard error holds problem documents only
-            print(f"vtoken: {lost.problem.detail}\n  looking it up …", file=sys.stderr, flush=True)
+class FrontPage(click.Group):
+    """All commands; the help page has them in sections."""
 
-    if getattr(arguments, "all", False):
-        from vtoken.cli.every import every
+    def __init__(self, **more: Any) -> None:
+        commands = [command for section in SECTIONS.values() for command in section]
+        super().__init__("vtoken", commands=commands, **more)
 
-        return every(arguments, lookup_s=LOOKUP_S, on_lookup=tell)
-    if getattr(arguments, "fleet", None) is not None and name != "console":
-        raise UsageError("--fleet names several servers", "add --all")
-    (module,) = [module for module, names in MODULES.items() if name in names]
-    command = getattr(import_module(f"vtoken.cli.{module}"), name)
-    with Client(servers[0], lookup_s=LOOKUP_S, on_lookup=tell) as client:
-        code: int = command(arguments, client)
-        if client.token_ignored and not arguments.json:
-            warn_ignored_token(client.server)
-        return code
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, commands in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(str(one.name), str(one.help)) for one in commands])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            option = error.option_name
+            message = f"put {option} after the command: vtoken COMMAND {option}"
+            raise click.UsageError(message, ctx) from None
+
+
+cli = click.version_option(__version__, message="vtoken %(version)s")(
+    FrontPage(
+        help="Token-level virtualization of vLLM's KV cache: serve, watch, control.", epilog=EPILOG
+    )
+)

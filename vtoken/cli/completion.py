@@ -1,61 +1,116 @@
-"""Completion of commands, flags, fields, policies and requests in bash, zsh and fish.
+"""Completion of commands, options, fields, policies and requests in bash, zsh and fish.
 
-`vtoken completion SHELL` prints argcomplete's shell code, which runs this program on every TAB with
-`_ARGCOMPLETE` in the environment. Policies and requests are queried from the server with a short
-timeout; if it does not answer, there are no candidates.
+`vtoken completion SHELL` prints click's script of that shell, which runs this program on every TAB.
+Policies and requests are queried from the server with a short timeout; if it does not answer, there
+are no candidates.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable
-from typing import Any, get_args
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, get_args
 
-import msgspec
+import click
+from click import shell_completion
 
-from vtoken import wire
-from vtoken.cli.parser import make_parser
-from vtoken.cli.printing import print_text
-from vtoken.client import Client, Server, VTokenError
-from vtoken.wire.bounds import bound_of, bounds_of
+from vtoken.cli.printing import Printer
+
+if TYPE_CHECKING:
+    from vtoken import wire
+    from vtoken.client import Client
 
 TIMEOUT_S = 0.5  # the user is waiting for the TAB key
+COMPLETE = "_VTOKEN_COMPLETE"  # set by the scripts of the shells
 
 
-def completion(arguments: argparse.Namespace, client: Client) -> int:
+def completion(shell: str) -> None:
     """Print the completion script of a shell."""
-    from argcomplete.shell_integration import shellcode
-
-    del client
-    print_text(shellcode(["vtoken"], shell=arguments.shell))
-    return 0
-
-
-def answer_shell() -> None:
-    """Complete once and exit the process."""
-    import argcomplete
-
-    parser = make_parser()
-    _attach(parser)
-    argcomplete.autocomplete(parser, always_complete_options=False)
+    cli = click.get_current_context().find_root().command
+    made = shell_completion.get_completion_class(shell)
+    assert made is not None
+    Printer().line(made(cli, {}, "vtoken", COMPLETE).source())
 
 
-def _attach(parser: argparse.ArgumentParser) -> None:
-    """Set the completer of every argument that has a `complete` attribute, recursively."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in set(action.choices.values()):
-                _attach(command)
-        elif (name := getattr(action, "complete", None)) is not None:
-            action.completer = COMPLETERS[name]  # type: ignore[attr-defined]
+def answer_shell(cli: click.Command) -> int:
+    """Complete once, as the script of a shell asks in the environment; returns the exit code."""
+    return shell_completion.shell_complete(cli, {}, "vtoken", COMPLETE, os.environ[COMPLETE])
+
+
+@shell_completion.add_completion_class
+class BashComplete(shell_completion.BashComplete):
+    """For bash, `=` and `:` end words: it completes what is behind the last of them. It adds no
+    space behind `KEY=`.
+    """
+
+    source_template = shell_completion.BashComplete.source_template.replace(
+        'COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD',
+        'COMP_WORDS="${COMP_LINE:0:COMP_POINT}"',
+    ).replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value); [[ $value == *= ]] && compopt -o nospace"
+    )
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_WORDS"]
+        words = shell_completion.split_arg_string(line)
+        self._begun = "" if line[-1:].isspace() else words.pop()
+        return words[1:], self._begun
+
+    def format_completion(self, item: shell_completion.CompletionItem[str]) -> str:
+        known = max(self._begun.rfind(end) for end in "=:") + 1
+        return f"{item.type},{item.value[known:]}"
+
+
+@shell_completion.add_completion_class
+class ZshComplete(shell_completion.ZshComplete):
+    """zsh adds no space behind what is completed, which may be `KEY=`."""
+
+    source_template = shell_completion.ZshComplete.source_template.replace(
+        "compadd -U", "compadd -S '' -U"
+    )
+
+
+# ---------------------------------------------------------------- what is offered
+
+
+def requests(context: click.Context, _: str) -> list[str]:
+    """The requests of the named server."""
+    return _query(context, lambda client: [row.id for row in client.requests()])
+
+
+def policies(context: click.Context, _: str) -> list[str]:
+    return _query(context, _policy_names)
+
+
+def keys(_: click.Context, __: str) -> list[str]:
+    return [*settings()]
+
+
+def assignments(context: click.Context, begun: str) -> list[str]:
+    """`KEY=`, or `KEY=VALUE` for each choice of the field."""
+    name, equals, _text = begun.partition("=")
+    if not equals:
+        return [f"{name}=" for name in settings()]
+    if name in ("policy.name", "shadow.name"):
+        choices = _query(context, _policy_names)
+    elif (bound := settings().get(name)) is not None:
+        choices = bound.choices or (["true", "false"] if bound.type == "bool" else [])
+    else:
+        choices = []
+    return [f"{name}={choice}" for choice in choices]
 
 
 def settings() -> dict[str, wire.Bound]:
     """Every field that `config set` takes, nested ones dotted."""
+    from msgspec import structs
+
+    from vtoken import wire
+    from vtoken.wire.bounds import bound_of, bounds_of
+
     found: dict[str, wire.Bound] = {}
-    for field in msgspec.structs.fields(wire.ConfigValues):
+    for field in structs.fields(wire.ConfigValues):
         name = field.encode_name
-        if name in wire.Experiment.__struct_fields__:  # repeats `experiment`
+        if name not in wire.Configuration.__struct_fields__:  # repeats `experiment`
             continue
         inner = {
             f"{name}.{part}": bound
@@ -67,60 +122,24 @@ def settings() -> dict[str, wire.Bound]:
 
 
 def _structs(kind: Any) -> list[Any]:
+    """The structs in an annotation."""
     if isinstance(kind, type):
-        return [kind] if issubclass(kind, msgspec.Struct) else []
+        return [kind] if hasattr(kind, "__struct_fields__") else []
     return [found for part in get_args(kind) for found in _structs(part)]
-
-
-def _fields(prefix: str, **_: Any) -> list[str]:
-    del prefix
-    return [*settings()]
-
-
-def _assignments(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """`KEY=`, or `KEY=VALUE` for each choice of the field."""
-    name, equals, _text = prefix.partition("=")
-    if not equals:
-        return [f"{name}=" for name in settings()]
-    if name.endswith("policy.name") or name == "shadow.name":
-        return [f"{name}={policy}" for policy in _query(parsed_args, _policy_names)]
-    bound = settings().get(name)
-    if bound is None:
-        return []
-    choices = bound.choices or (["true", "false"] if bound.type == "bool" else [])
-    return [f"{name}={choice}" for choice in choices]
-
-
-def _policies(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    del prefix
-    return list(_query(parsed_args, _policy_names))
-
-
-def _requests(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    del prefix
-    return list(_query(parsed_args, lambda client: [row.id for row in client.requests()]))
 
 
 def _policy_names(client: Client) -> list[str]:
     return [policy.name for policy in client.policies() if policy.error is None]
 
 
-def _query(parsed_args: argparse.Namespace, query: Callable[[Client], Iterable[Any]]) -> list[Any]:
+def _query(context: click.Context, query: Callable[[Client], list[str]]) -> list[str]:
+    """The answer of the server that the command line names; [] if there is none in time."""
+    from vtoken.client import Client, Server, VTokenError
+
+    url, token_file, cafile = map(context.params.get, ("url", "token_file", "cafile"))
     try:
-        server = Server.from_environment(
-            getattr(parsed_args, "url", None),
-            token_file=getattr(parsed_args, "token_file", None),
-            cafile=getattr(parsed_args, "cafile", None),
-        )
+        server = Server.from_environment(url, token_file=token_file, cafile=cafile)
         with Client(server, timeout_s=TIMEOUT_S) as client:
-            return list(query(client))
+            return query(client)
     except VTokenError:
         return []
-
-
-COMPLETERS: dict[str, Callable[..., list[str]]] = {
-    "keys": _fields,
-    "assignments": _assignments,
-    "policies": _policies,
-    "requests": _requests,
-}

@@ -7,72 +7,80 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vtoken.base.hosts import is_loopback
 from vtoken.cli.errors import CommandError, UsageError
-from vtoken.cli.printing import print_text
-from vtoken.client import Client, Server
+from vtoken.cli.remote import Remote
+from vtoken.client import Server
 
 if TYPE_CHECKING:
     from vtoken_console.frame.keys import Key
 
 
-def console(arguments: Namespace, client: Client) -> int:
-    """Run until the user quits or the export is written."""
-    if arguments.at is not None and arguments.replay is None:
+def console(
+    remote: Remote,
+    keys: bool,
+    web: bool,
+    host: str,
+    port: int,
+    export: str | None,
+    size: tuple[int, int],
+    no_motion: bool,
+    recording: str | None,
+    **view: Any,
+) -> int:
+    """Run until the user quits or the export is written. `view`: as of `vtoken_console.app.run`."""
+    address = remote.address
+    view["recording"] = file = None if recording is None else Path(recording)
+    if view["moment"] is not None and recording is None:
         raise UsageError("--at needs a recording: --replay FILE")
-    if len(arguments.servers) > 1 and arguments.rank is not None:
+    if len(remote.servers) > 1 and address.engine is not None:
         raise UsageError("--engine is of one server", "name it with --url, or leave --engine out")
-    if arguments.replay is not None and (arguments.urls or arguments.fleet is not None):
+    if recording is not None and (address.urls or address.fleet is not None):
         raise UsageError("a recording is of one engine", "leave URL and --fleet out")
-    keys = _keys(arguments)
-    if arguments.keys:
+    bindings = _bindings(remote, listed=keys)
+    if keys:
         return 0
-    if arguments.replay is not None:
-        _check_recording(Path(arguments.replay))
-    if arguments.web:
-        return _serve(arguments, client)
-    if arguments.export is not None:
-        return _export(arguments, client)
+    if file is not None:
+        _check_recording(file)
+    if web:
+        return _serve(remote, host, port, view)
+    if export is not None:
+        return _export(remote, Path(export), size, view)
     _check_terminal()
     from vtoken_console.app.app import run
 
     return run(
-        _source(arguments, client),
-        read_only=arguments.read_only,
-        fps=arguments.fps,
-        ascii_only=arguments.ascii,
-        recording=_recording(arguments),
-        moment=arguments.at,
-        theme=arguments.theme,
-        colors=arguments.colors,
-        motion=not arguments.no_motion,
-        guide=arguments.guide,
-        keys=keys,
-        servers=_several(arguments),
+        _source(remote, file),
+        keys=bindings,
+        motion=not no_motion,
+        servers=_several(remote),
+        **view,
     )
 
 
-def _several(arguments: Namespace) -> list[Server]:
+def _several(remote: Remote) -> list[Server]:
     """The servers of the fleet page; none if one is named, which the dashboard opens on."""
-    servers: list[Server] = arguments.servers
-    return servers if len(servers) > 1 else []
+    return remote.servers if len(remote.servers) > 1 else []
 
 
-def _keys(arguments: Namespace) -> tuple[Key, ...]:
-    """The user's key bindings; prints them with `--keys`."""
+def _source(remote: Remote, recording: Path | None) -> Server | str:
+    return remote.client.server if recording is None else recording.name
+
+
+def _bindings(remote: Remote, *, listed: bool) -> tuple[Key, ...]:
+    """The user's key bindings; `listed`: also print them."""
     from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
 
     try:
         keys = load(default_path())
     except KeyFileError as error:
         raise UsageError(str(error)) from error
-    if arguments.keys:
-        print(listing(keys))
-        print(f"\nto change them: {default_path()}, section [keys]")
+    if listed:
+        remote.out.line(listing(keys))
+        remote.out.line(f"\nto change them: {default_path()}, section [keys]")
     return keys
 
 
@@ -97,43 +105,36 @@ def _check_recording(path: Path) -> None:
         raise CommandError(str(error)) from error
 
 
-def _recording(arguments: Namespace) -> Path | None:
-    return None if arguments.replay is None else Path(arguments.replay)
-
-
-def _source(arguments: Namespace, client: Client) -> Server | str:
-    recording = _recording(arguments)
-    return client.server if recording is None else recording.name
-
-
-def _export(arguments: Namespace, client: Client) -> int:
+def _export(remote: Remote, path: Path, size: tuple[int, int], view: dict[str, Any]) -> int:
     from vtoken_console.app.app import ConsoleApp
     from vtoken_console.output.export_run import ExportError, run
     from vtoken_console.style.appearance import choose
 
+    recording, moment = view["recording"], view["moment"]
     app = ConsoleApp(
-        _source(arguments, client),
+        _source(remote, recording),
         read_only=True,
-        appearance=choose(arguments.theme, _colors(arguments), ascii_only=arguments.ascii),
-        recording=_recording(arguments),
-        moment=arguments.at,
-        servers=_several(arguments),
+        appearance=choose(view["theme"], _depth(view), ascii_only=view["ascii_only"]),
+        recording=recording,
+        moment=moment,
+        servers=_several(remote),
     )
     try:
-        for path in run(app, Path(arguments.export), arguments.size):
-            print_text(str(path))
+        for written in run(app, path, size):
+            remote.out.line(str(written))
     except ExportError as error:
         raise CommandError(str(error)) from error
     return 0
 
 
-def _colors(arguments: Namespace) -> str:
+def _depth(view: dict[str, Any]) -> str:
     """The colours of an export or a browser, which have no terminal to query."""
-    colors: str = arguments.colors
+    colors: str = view["colors"]
     return "truecolor" if colors == "auto" else colors
 
 
-def _serve(arguments: Namespace, client: Client) -> int:
+def _serve(remote: Remote, host: str, port: int, view: dict[str, Any]) -> int:
+    """Serve a page; each of its tabs runs `vtoken console` with what is given here."""
     try:
         from vtoken_console.output import web
         from vtoken_console.output.web_login import PageKeyError
@@ -141,36 +142,34 @@ def _serve(arguments: Namespace, client: Client) -> int:
         raise CommandError(
             f"the module {error.name!r} is not installed", "pip install 'vtoken[web]'"
         ) from error
-    if not is_loopback(arguments.host):
+    if not is_loopback(host):
         raise UsageError(
-            f"--host {arguments.host} is not loopback, and the page is not encrypted",
+            f"--host {host} is not loopback, and the page is not encrypted",
             "from another machine use: ssh -L 8001:127.0.0.1:8001 HOST",
         )
-    servers = _several(arguments)
-    token = client.server.token
-    has_token = any(server.token is not None for server in arguments.servers)
-    can_control = has_token and not arguments.read_only
-    command = [sys.executable, "-m", "vtoken.cli", "console"]
-    if servers:  # tokens of the fleet file are read from it
-        token = Server.from_environment(token_file=arguments.token_file).token
-        command += arguments.urls
-        command += ["--fleet", arguments.fleet] if arguments.fleet is not None else []
-    else:
-        command += ["--url", client.server.url]
-    command += ["--cafile", arguments.cafile] if arguments.cafile is not None else []
-    command += [] if client.server.engine is None else ["--engine", f"{client.server.engine}"]
-    command += ["--fps", f"{arguments.fps:g}", "--theme", arguments.theme]
-    command += ["--colors", _colors(arguments)]
+    address, several, token = remote.address, _several(remote), remote.client.server.token
+    if several:  # tokens of the fleet file are read from it
+        token = Server.from_environment(token_file=address.token_file).token
+    has_token = any(server.token is not None for server in remote.servers)
+    can_control = has_token and not view["read_only"]
+    flags = {
+        "--fleet": address.fleet,
+        "--url": None if several else remote.client.server.url,
+        "--cafile": address.cafile,
+        "--engine": address.engine,
+        "--fps": f"{view['fps']:g}",
+        "--theme": view["theme"],
+        "--colors": _depth(view),
+        "--replay": view["recording"],
+        "--at": view["moment"],
+    }
+    command = [sys.executable, "-m", "vtoken.cli", "console", *address.urls]
+    for flag, value in flags.items():
+        command += [] if value is None else [flag, str(value)]
     command += [] if can_control else ["--read-only"]
-    command += ["--replay", arguments.replay] if arguments.replay is not None else []
-    command += ["--at", arguments.at] if arguments.at is not None else []
     try:
-        return web.run(
-            command, host=arguments.host, port=arguments.port, token=token, can_control=can_control
-        )
+        return web.run(command, host=host, port=port, token=token, can_control=can_control)
     except PageKeyError as error:
         raise CommandError(str(error)) from error
     except OSError as error:
-        raise CommandError(
-            f"cannot listen on {arguments.host}:{arguments.port}: {error}"
-        ) from error
+        raise CommandError(f"cannot listen on {host}:{port}: {error}") from error

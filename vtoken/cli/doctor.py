@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import platform
 import time
-from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from vtoken import __version__, wire
 from vtoken.base.quantities import time_text
 from vtoken.cli.errors import failure_of
-from vtoken.cli.printing import coloured, print_json, print_text
+from vtoken.cli.printing import coloured
+from vtoken.cli.remote import Remote
 from vtoken.cli.show import part_text, pressure_line
 from vtoken.client import Client, ProblemError
 from vtoken.sentences import MANY_WASTED_MOVES, budget_text, calibration_text, prices_text
@@ -32,27 +32,28 @@ class Finding:
     todo: str = ""
 
 
-def doctor(arguments: Namespace, client: Client) -> int:
+COLOURS = {"ok": "ok", "note": "fragmented", "FAIL": "full"}
+
+
+def doctor(remote: Remote, thorough: bool) -> int:
     """Print each finding as it is made; 1 if one of them is a FAIL."""
     failed = False
-    for finding in examine(arguments, client):
+    for finding in examine(remote.client, thorough=thorough):
         failed |= finding.verdict == "FAIL"
-        if arguments.json:
-            print_json(asdict(finding))
-            continue
-        color = {"ok": "ok", "note": "fragmented", "FAIL": "full"}[finding.verdict]
-        print_text(
-            f"{coloured(f'{finding.verdict:<4}', color)}  {finding.check:<12}  {finding.found}"
-        )
-        for line in finding.todo.splitlines():
-            print_text(f"{'':20}{line}")
+        remote.out.show(finding, _lines)
     return int(failed)
 
 
-def examine(arguments: Namespace, client: Client) -> Iterator[Finding]:
+def _lines(finding: Finding) -> list[str]:
+    verdict = coloured(f"{finding.verdict:<4}", COLOURS[finding.verdict])
+    fix = [f"{'':20}{line}" for line in finding.todo.splitlines()]
+    return [f"{verdict}  {finding.check:<12}  {finding.found}", *fix]
+
+
+def examine(client: Client, *, thorough: bool) -> Iterator[Finding]:
     """All findings, cheap ones first; stops at the server if it does not answer."""
     yield Finding("version", "ok", f"vtoken {__version__}, Python {platform.python_version()}")
-    yield from _engine_package(arguments.engine)
+    yield from _engine_package(thorough)
     try:
         fleet = client.engines()
     except ProblemError as error:
@@ -150,7 +151,7 @@ def _hello_finding(hello: wire.Hello, took_ms: float) -> Finding:
 
 def _failed(check: str, error: ProblemError) -> Finding:
     failure = failure_of(error)
-    return Finding(check, "FAIL", str(failure), failure.hint or "")
+    return Finding(check, "FAIL", failure.message, failure.hint)
 
 
 def _invariants(status: wire.Status) -> Finding:

@@ -3,51 +3,52 @@
 CommandError        1: the server refused, did not answer, or did not finish in time
 └── UsageError      2: the command line is wrong; nothing was sent
 
-`failure_of` converts the errors of `vtoken.client`.
+click raises its own usage errors for what it parses. `failure_of` converts the errors of
+`vtoken.client`.
 """
 
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
 
-import msgspec
+import click
 
-from vtoken import wire
-from vtoken.cli.usage import did_you_mean
-from vtoken.client import (
-    NotVToken,
-    OutcomeUnknown,
-    ProblemError,
-    RefusedError,
-    Server,
-    TLSFailed,
-    Unauthorized,
-    Unreachable,
-)
+if TYPE_CHECKING:
+    from vtoken import wire
+    from vtoken.client import ProblemError, RefusedError
 
 _WORD = re.compile(r"[\w.-]+")
 _LIST = re.compile(r"(?:^one of |: )(?P<words>[\w.-]+(?:, [\w.-]+)+)$")  # of a bound
 
 
-class CommandError(Exception):
-    """A failed command; `hint` has the fix."""
-
-    exit_code = 1
+class CommandError(click.ClickException):
+    """A failed command; `hint` has the fix, `problem` what the server said."""
 
     def __init__(
         self, message: str, hint: str | None = None, problem: wire.Problem | None = None
     ) -> None:
         super().__init__(message)
-        self.hint = hint
-        # For `--json`; status 0: not from a server.
-        self.problem = problem or wire.Problem(status=0, title="Failed", detail=message)
+        self.hint = hint or ""
+        self.problem = problem
+        self.as_json = False
 
-    def text(self, *, as_json: bool = False) -> str:
-        """The text for standard error."""
-        if as_json:
-            return msgspec.json.encode(self.problem).decode()
-        return "\n  ".join([f"vtoken: {self}", *(self.hint or "").splitlines()])
+    def __str__(self) -> str:
+        return "\n  ".join([self.message, *self.hint.splitlines()])
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it: with `as_json` as a problem document, of status 0 if no server made it."""
+        if not self.as_json:
+            click.echo(f"vtoken: {self}", file, err=True)
+            return
+        import msgspec
+
+        from vtoken import wire
+
+        problem = self.problem or wire.Problem(status=0, title="Failed", detail=self.message)
+        click.echo(msgspec.json.encode(problem).decode(), file, err=True)
 
 
 class UsageError(CommandError):
@@ -56,34 +57,47 @@ class UsageError(CommandError):
     exit_code = 2
 
 
-def warn_ignored_token(server: Server) -> None:
-    """Tell that a server has no tokens, so that a wrong one would do as well."""
-    source = server.token_source or "the client"
-    print(
-        f"vtoken: {server.url} has no tokens; it did not check the one of {source}",
-        file=sys.stderr,
-        flush=True,
-    )
+@contextmanager
+def engine_modules() -> Iterator[None]:
+    """Tell how to install the engine, where a module that it brings is missing."""
+    from importlib.util import find_spec
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if find_spec("vllm") is not None:
+            raise  # the full package is installed, so this is a bug: show the traceback
+        raise CommandError(
+            f"the module {error.name!r} is not installed",
+            "install the engine with: make setup, or pip install '.[cpu]' or '.[cuda]' in a "
+            "checkout",
+        ) from error
 
 
 def failure_of(error: ProblemError | RefusedError) -> CommandError:
     """The command-line error for a failed call."""
+    from vtoken.client import (
+        NotVToken,
+        OutcomeUnknown,
+        RefusedError,
+        TLSFailed,
+        Unauthorized,
+        Unreachable,
+    )
+
     if isinstance(error, RefusedError):
         return UsageError(error.detail, error.bound and f"expected: {error.bound}")
-    problem = error.problem
-    hint: str | None
-    if isinstance(error, OutcomeUnknown | TLSFailed | Unauthorized):  # they name the remedy
-        return CommandError(problem.detail, None, problem)
-    if isinstance(error, Unreachable):
+    problem, hint = error.problem, ""
+    if isinstance(error, OutcomeUnknown | TLSFailed | Unauthorized):
+        pass  # they name the remedy
+    elif isinstance(error, Unreachable):
         hint = "start a server with: vtoken serve MODEL\nor name another with --url or VTOKEN_URL"
-        return CommandError(problem.detail, hint, problem)
-    if isinstance(error, NotVToken):
-        hint = "start the server with: vtoken serve MODEL" if problem.status == 404 else None
-        return CommandError(problem.detail, hint, problem)
-    if not problem.status:
-        return CommandError(problem.detail, None, problem)
-    summary = f"{problem.detail} ({problem.status} {problem.title})"
-    return CommandError(summary, "\n".join(_details(problem)), problem)
+    elif isinstance(error, NotVToken):
+        hint = "start the server with: vtoken serve MODEL" if problem.status == 404 else ""
+    elif problem.status:
+        summary = f"{problem.detail} ({problem.status} {problem.title})"
+        return CommandError(summary, "\n".join(_details(problem)), problem)
+    return CommandError(problem.detail, hint, problem)
 
 
 def names_no_engine(problem: wire.Problem) -> bool:
@@ -91,10 +105,20 @@ def names_no_engine(problem: wire.Problem) -> bool:
     return (problem.status, problem.field, problem.value) == (422, "engine", None)
 
 
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`did you mean X?`, or nothing."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else ""
+
+
 def _details(problem: wire.Problem) -> list[str]:
     """Field, value and bound of a refusal, one line each, unless its detail says them; and a
     suggestion.
     """
+    import msgspec
+
     lines = []
     if f"{problem.field} = {problem.value!r}" not in problem.detail:
         lines = [f"field: {problem.field}"] if problem.field else []

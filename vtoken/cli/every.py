@@ -7,19 +7,18 @@ exit code is 1 if one failed, or if engines differ.
 from __future__ import annotations
 
 import asyncio
-from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 
 import msgspec
 
 from vtoken import wire
-from vtoken.cli.act import change
-from vtoken.cli.errors import UsageError, warn_ignored_token
-from vtoken.cli.printing import coloured, print_document, table
-from vtoken.cli.show import change_words, member_rows
-from vtoken.client import AsyncClient, OutcomeUnknown, ProblemError, Server
+from vtoken.cli.errors import UsageError
+from vtoken.cli.printing import Part, Table, coloured
+from vtoken.cli.remote import Remote
+from vtoken.cli.show import change_words, member_table, patch_lines, verdict
+from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.calls import Call
 from vtoken.sentences import counted, fleet_sentence
 from vtoken.wire.fleet import drifts
@@ -46,31 +45,36 @@ class FleetReport(msgspec.Struct):
 Configs = dict[tuple[str, int], tuple[wire.Status, wire.ConfigDocument]]
 
 
-def every(
-    arguments: Namespace,
-    *,
-    lookup_s: float = 0.0,
-    on_lookup: Callable[[OutcomeUnknown], None] = lambda _: None,
+def change(
+    remote: Remote,
+    call: Call[wire.PatchResult],
+    parts: Callable[[wire.PatchResult], Iterable[Part]] = patch_lines,
 ) -> int:
-    """Run `status`, or a command that changes the configuration, on all servers."""
-    servers: Sequence[Server] = arguments.servers
-    if getattr(arguments, "if_revision", None) is not None and len(servers) > 1:
+    """Make a change on the named server, or on each of them, and print what became of it."""
+    if remote.every:
+        return report(remote, call)
+    remote.out.show(remote.client.send(call), parts)
+    return 0
+
+
+def report(remote: Remote, call: Call[wire.PatchResult] | None = None) -> int:
+    """Print the status of all servers, or make a change on each; returns the exit code."""
+    if call is not None and "If-Match" in call.headers and len(remote.servers) > 1:
         raise UsageError("--if-revision is about one server", "every server counts its own")
-    call = None if arguments.command == "status" else change(arguments)
 
     async def ask() -> FleetReport:
-        clients = [AsyncClient(s, lookup_s=lookup_s, on_lookup=on_lookup) for s in servers]
+        clients = [remote.opened(server) for server in remote.servers]
         try:
             return await _report(clients, call)
         finally:
             for client in clients:
-                if client.token_ignored and not arguments.json:
-                    warn_ignored_token(client.server)
+                if client.token_ignored:
+                    remote.tell_ignored_token(client.server)
                 await client.aclose()
 
-    report = asyncio.run(ask())
-    print_document(arguments, report, status_lines if call is None else change_lines)
-    return 0 if report.ok else 1
+    found = asyncio.run(ask())
+    remote.out.show(found, status_parts if call is None else change_parts)
+    return 0 if found.ok else 1
 
 
 async def _report(
@@ -108,11 +112,10 @@ async def _ask(
     except ProblemError as error:
         report.problem = error.problem
     try:
-        report.engines, numbered = await _engines(client)
-        for row in report.engines:
+        for row in await _engines(client):
+            report.engines.append(row)
             if row.status is not None and not row.problem:
-                if numbered:
-                    client.server = replace(server, shown=row.engine)
+                client.server = replace(server, shown=row.engine)
                 configs[report.name, row.engine] = (row.status, await client.config())
     except ProblemError as error:
         report.problem = report.problem or error.problem
@@ -121,25 +124,15 @@ async def _ask(
     return report
 
 
-async def _engines(client: AsyncClient) -> tuple[list[wire.EngineRow], bool]:
-    """The addressed engine of a server, or all; and whether calls may name an engine.
-
-    An older server has one engine, no list of them, and refuses calls that name one.
-    Raises ProblemError.
-    """
-    try:
-        rows = (await client.engines()).engines
-    except ProblemError as error:
-        if error.problem.status != HTTPStatus.NOT_FOUND:
-            raise
-        status = await client.status()
-        return [wire.EngineRow(engine=0, status=status, revision=status.config_revision)], False
+async def _engines(client: AsyncClient) -> list[wire.EngineRow]:
+    """The addressed engine of a server, or all. Raises ProblemError."""
+    rows = (await client.engines()).engines
     rank = client.server.engine
     if rank is None:
-        return rows, True
+        return rows
     if rank not in [row.engine for row in rows]:
         await client.status()  # the server's own refusal
-    return [row for row in rows if row.engine == rank], True
+    return [row for row in rows if row.engine == rank]
 
 
 def _failed(problem: wire.Problem) -> wire.EngineRow:
@@ -159,20 +152,20 @@ def _called(server: ServerReport, row: wire.EngineRow, *, of_several: bool) -> s
     return f"{server.name}/{row.engine}" if len(server.engines) > 1 else server.name
 
 
-# ---------------------------------------------------------------- lines
+# ---------------------------------------------------------------- text
 
 
-def status_lines(report: FleetReport) -> list[str]:
+def status_parts(report: FleetReport) -> list[Part]:
     """A row for each engine, and for each server that does not answer."""
     labelled: list[tuple[str, wire.EngineRow]] = []
     for server in report.servers:
         labelled += [(_called(server, row, of_several=True), row) for row in server.engines]
         if server.problem is not None:
             labelled.append((server.name, _failed(server.problem)))
-    return [*table(member_rows("SERVER", labelled)), _verdict(report)]
+    return [member_table("SERVER", labelled), verdict(report.sentence, ok=report.ok)]
 
 
-def change_lines(report: FleetReport) -> list[str]:
+def change_parts(report: FleetReport) -> list[Part]:
     """A row for each server, with what became of the change there."""
     rows = [("SERVER", "ENGINES", "REVISION", "CHANGE")]
     made = 0
@@ -188,11 +181,7 @@ def change_lines(report: FleetReport) -> list[str]:
         ranks = ", ".join(str(rank) for rank in parts)
         change = "; then ".join(filter(None, (change_words(result), why)))
         rows.append((server.name, ranks, f"{result.revision}", change))
-    lines = table(rows)
+    lines: list[Part] = [Table(rows)]
     if made < len(report.servers):
         lines.append(f"answered by {made} of {counted(len(report.servers), 'server')}")
-    return [*lines, _verdict(report)]
-
-
-def _verdict(report: FleetReport) -> str:
-    return report.sentence if report.ok else coloured(report.sentence, "fragmented")
+    return [*lines, verdict(report.sentence, ok=report.ok)]

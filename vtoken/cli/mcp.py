@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 from vtoken import wire
 from vtoken.cli.errors import CommandError
+from vtoken.cli.remote import Remote
 from vtoken.client import Client
 
 
-def mcp(arguments: Namespace, client: Client) -> int:
+def mcp(remote: Remote) -> None:
     """Serve until standard input ends. Tools that change something need a control token."""
-    del arguments
+    client = remote.client
     try:
         from vtoken.cli.mcp_server import build
     except ModuleNotFoundError as error:
@@ -19,7 +18,6 @@ def mcp(arguments: Namespace, client: Client) -> int:
             f"the module {error.name!r} is not installed", "pip install 'vtoken[mcp]'"
         ) from error
     build(client.server, can_control=_can_control(client)).run("stdio")
-    return 0
 
 
 def _can_control(client: Client) -> bool:

@@ -1,61 +1,112 @@
-"""Terminal output: unbuffered lines, aligned tables, units, colours."""
+"""The printer of all commands: documents on standard output, as JSON or as lines and tables.
+
+1. a document is a struct of the wire. `--json` prints it as one line; else a function of `show`
+   makes the parts of its text
+2. a part is a line or a Table; a text may be coloured, with `coloured`
+3. every line is flushed. Colours are for terminals that want them (NO_COLOR, TERM). A table is
+   wrapped to the width of a terminal, and never in a pipe
+"""
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
-
-from vtoken.cli.output import writing_output
+import click
 
 T = TypeVar("T")
 
-_COLORS = {"ok": "32", "fragmented": "33", "full": "31", "violation": "31", "dim": "2"}
+COLOURS = {"ok": "green", "fragmented": "yellow", "full": "red", "violation": "red"}
+PIPE_COLUMNS = 1_000_000
 
 
-def print_text(line: str) -> None:
-    """Print one line to standard output and flush it; raises OutputError."""
-    with writing_output():
-        print(line, flush=True)
+class OutputError(Exception):
+    """Standard output cannot be written: a full disk, for instance. A closed pipe is none."""
 
 
-def print_json(document: Any) -> None:
-    """Print a document as one line of JSON."""
-    print_text(msgspec.json.encode(document).decode())
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of one length, in aligned columns."""
+
+    rows: Sequence[Sequence[str]]
 
 
-def print_document(arguments: Namespace, document: T, lines: Callable[[T], list[str]]) -> None:
-    """Print `document` as JSON with `--json`, else as `lines(document)`."""
-    if arguments.json:
-        print_json(document)
-        return
-    for line in lines(document):
-        print_text(line)
+Part = str | Table
+
+
+def facts(*rows: tuple[str, str]) -> Table:
+    """A row for each name with a text; those without one are left out."""
+    return Table([row for row in rows if row[1]])
 
 
 def coloured(text: str, meaning: str) -> str:
-    """`text` in the colour of `meaning`, if standard output is a terminal with colours."""
-    enabled = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    if not enabled or os.environ.get("TERM") == "dumb" or meaning not in _COLORS:
-        return text
-    return f"\x1b[{_COLORS[meaning]}m{text}\x1b[0m"
-
-
-def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns; the last column is not padded."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    return [
-        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    ]
+    """`text` in the colour of `meaning`, if it has one."""
+    colour = COLOURS.get(meaning)
+    return text if colour is None else click.style(text, fg=colour)
 
 
 def plain(value: Any) -> str:
     """A configuration value, as `config set` takes it."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+class Printer:
+    """`as_json`: documents as JSON, and of text nothing."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+
+    def show(self, document: T, parts: Callable[[T], Iterable[Part]]) -> None:
+        """Print `document`: as JSON, or its parts. Raises OutputError."""
+        if self.as_json:
+            import msgspec  # here, so that `--help` does not load it
+
+            self.line(msgspec.json.encode(document).decode())
+            return
+        for part in parts(document):
+            self.part(part)
+
+    def part(self, part: Part) -> None:
+        """Print a line or a table of text. Raises OutputError."""
+        for line in self.rendered(part):
+            self.line(line)
+
+    def line(self, line: str) -> None:
+        """Print one line as it is. Raises OutputError."""
+        with writing_output():
+            print(line, flush=True)
+
+    def rendered(self, part: Part) -> list[str]:
+        """The lines of `part` as standard output shows them."""
+        from rich.console import Console
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        is_terminal = sys.stdout.isatty()
+        width = None if is_terminal else PIPE_COLUMNS
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=is_terminal, width=width)
+        if isinstance(part, str):
+            console.print(Text.from_ansi(part), soft_wrap=True)
+        else:
+            grid = Grid(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+            for row in part.rows:
+                grid.add_row(*map(Text.from_ansi, row))
+            console.print(grid)
+        return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+@contextmanager
+def writing_output() -> Iterator[None]:
+    """Raise OutputError where a write to standard output fails."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"the output cannot be written: {error.strerror}") from error

@@ -9,14 +9,13 @@ import io
 import itertools
 import math
 import time
-from argparse import Namespace
 from pathlib import Path
 
 import msgspec
 
 from vtoken.base.documents import Decoder
 from vtoken.cli.errors import CommandError, UsageError
-from vtoken.cli.printing import print_json, print_text
+from vtoken.cli.remote import Remote
 from vtoken.client import Client
 from vtoken.recording import (
     RecordingError,
@@ -38,24 +37,35 @@ class _Line(msgspec.Struct):
 _any_line: Decoder[_Line] = Decoder(_Line)
 
 
-def record(arguments: Namespace, client: Client) -> int:
+class Recorded(msgspec.Struct):
+    """What `record` has written."""
+
+    file: str
+    messages: int
+
+
+def record(
+    remote: Remote, file: str, fps: float, duration: float | None, last: float | None
+) -> None:
     """Record the stream and the audit log from now on, or download the recent past."""
-    path = Path(arguments.file)
+    if last is not None and duration is not None:
+        raise UsageError("--duration and --last exclude each other", "--last downloads the past")
+    path = Path(file)
     try:
-        if arguments.last is not None:
-            num_messages = _download(client, path, math.ceil(arguments.last))
+        if last is not None:
+            num_messages = _download(remote.client, path, math.ceil(last))
         else:
-            num_messages = _record_stream(arguments, client, path)
+            num_messages = _record_stream(remote.client, path, fps, duration)
     except RecordingExistsError as error:
         raise UsageError(str(error)) from error
     except RecordingError as error:
         raise CommandError(str(error)) from error
-    if arguments.json:
-        print_json({"file": str(path), "messages": num_messages})
-    else:
-        replay = f"replay with: vtoken console --replay {path}"
-        print_text(f"{num_messages:,} messages in {path}; {replay}")
-    return 0
+    remote.out.show(Recorded(file, num_messages), _lines)
+
+
+def _lines(recorded: Recorded) -> list[str]:
+    replay = f"replay with: vtoken console --replay {recorded.file}"
+    return [f"{recorded.messages:,} messages in {recorded.file}; {replay}"]
 
 
 def _download(client: Client, path: Path, seconds: int) -> int:
@@ -82,11 +92,11 @@ def _download(client: Client, path: Path, seconds: int) -> int:
     return num_messages
 
 
-def _record_stream(arguments: Namespace, client: Client, path: Path) -> int:
+def _record_stream(client: Client, path: Path, fps: float, duration: float | None) -> int:
     """Write the stream from now on; returns the message count."""
-    deadline = None if arguments.duration is None else time.monotonic() + arguments.duration
+    deadline = None if duration is None else time.monotonic() + duration
     before = client.audit(AUDIT_LIMIT).entries  # an unreachable server leaves no file
-    with client.stream(fps=arguments.fps, format="json") as stream:
+    with client.stream(fps=fps, format="json") as stream:
         first = next(stream)
         with RecordingWriter(path, source=client.server.url) as writer:
             writer.audit(before)

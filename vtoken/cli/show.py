@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from vtoken import wire
 from vtoken.base.quantities import time_text
-from vtoken.cli.printing import coloured, plain, table
+from vtoken.cli.printing import Part, Table, coloured, facts, plain
 from vtoken.sentences import (
     calibration_text,
     change_text,
@@ -30,14 +30,14 @@ from vtoken.wire.guards import guard_text
 WIDE_VALUE = 24  # a value with more columns gets its own line
 
 
-def status_lines(status: wire.Status) -> list[str]:
+def status_parts(status: wire.Status) -> list[Part]:
     """The entire status."""
     blocks, tokens, reclaim = status.blocks, status.tokens, status.reclamation
-    fragmentation, requests = status.fragmentation, status.requests
-    invariants = status.invariants
-    rows = [
+    fragmentation, requests, seen = status.fragmentation, status.requests, status.invariants
+    rows = facts(
         ("model", f"{status.model}, vLLM {status.vllm_version} on {status.device}"),
         ("step", f"{status.step:,}" + (f" ({_ms(status.step_ms)})" if status.step_ms else "")),
+        ("latency", _latency(status.latency) if status.latency else ""),
         ("policy", f"{policy_text(status)}, revision {status.config_revision}"),
         ("F", f"{fragmentation.f:.3f}, theta_F {fragmentation.theta_f:.3f}"),
         (
@@ -51,6 +51,7 @@ def status_lines(status: wire.Status) -> list[str]:
             for group in status.groups
         ),
         ("tokens", f"{tokens.live:,} live, {tokens.dead:,} dead, {tokens.evicted:,} evicted"),
+        ("pressure", pressure_line(status.pressure) if status.pressure else ""),
         (
             "reclamation",
             f"{reclaim.state}: {reclaim.relocations:,} relocations, {reclaim.moved_tokens:,} "
@@ -64,38 +65,28 @@ def status_lines(status: wire.Status) -> list[str]:
             + (f", {requests.idle:,} idle" if requests.idle else "")
             + (f", paused since {when(status.paused_since_ts)}" if status.paused_since_ts else ""),
         ),
-        *_sessions(status),
+        ("sessions", sessions_text(requests.sessions, requests.session_blocks, blocks.total)),
         (
             "invariants",
-            f"{invariants.checked:,} commits checked, "
-            f"{invariants.verified_relocations:,} relocations verified by content, "
-            f"{invariants.violations:,} violations{'' if invariants.strict else ' (not strict)'}",
+            f"{seen.checked:,} commits checked, "
+            f"{seen.verified_relocations:,} relocations verified by content, "
+            f"{seen.violations:,} violations{'' if seen.strict else ' (not strict)'}",
         ),
-    ]
-    if status.pressure is not None:
-        place = next(i for i, (name, _) in enumerate(rows) if name == "reclamation")
-        rows.insert(place, ("pressure", pressure_line(status.pressure)))
-    if status.latency is not None:
-        rows.insert(2, ("latency", _latency(status.latency)))
-    if status.prices is not None:
-        rows.append(("prices", prices_text(status.prices)))
-    if status.calibration is not None:
-        rows.append(("calibration", calibration_text(status.calibration)))
-    if status.shadow is not None:
-        rows.append(("shadow", _shadow(status.shadow)))
-    if status.canary is not None:
-        rows.append(("canary", canary_line(status.canary)))
-    if status.health and not any(not part.ok for part in status.health):
-        found = "; ".join(f"{part.name} {part.detail}" for part in status.health)
-        rows.append(("health", f"ok: {found}"))
+        ("prices", prices_text(status.prices) if status.prices else ""),
+        ("calibration", calibration_text(status.calibration) if status.calibration else ""),
+        ("shadow", _shadow(status.shadow) if status.shadow else ""),
+        ("canary", canary_line(status.canary) if status.canary else ""),
+        ("health", _health(status.health)),
+    )
     sentence = fragmentation.sentence or fragmentation.cause
-    return [*failing_lines(status), coloured(sentence, fragmentation.cause), *table(rows)]
+    return [*failing_lines(status), coloured(sentence, fragmentation.cause), rows]
 
 
-def _sessions(status: wire.Status) -> list[tuple[str, str]]:
-    requests, total = status.requests, status.blocks.total
-    text = sessions_text(requests.sessions, requests.session_blocks, total)
-    return [("sessions", text)] if text else []
+def _health(parts: Sequence[wire.Health]) -> str:
+    """That all parts are well; of the others, `failing_lines` has a line each."""
+    if not all(part.ok for part in parts):
+        return ""
+    return f"ok: {'; '.join(f'{part.name} {part.detail}' for part in parts)}" if parts else ""
 
 
 def pressure_line(found: wire.MemoryPressure) -> str:
@@ -143,18 +134,20 @@ def _short(found: wire.MemoryPressure) -> str:
     return f"{short}; {ends}" if ends else short
 
 
-def fleet_lines(fleet: wire.Fleet) -> list[str]:
+def fleet_parts(fleet: wire.Fleet) -> list[Part]:
     """The engines of a server, and what is wrong with them as a whole."""
-    rows = member_rows("ENGINE", [(f"{row.engine}", row) for row in fleet.engines])
-    sentence = fleet.sentence if fleet.ok else coloured(fleet.sentence, "fragmented")
-    return [*table(rows), sentence]
+    rows = member_table("ENGINE", [(f"{row.engine}", row) for row in fleet.engines])
+    return [rows, verdict(fleet.sentence, ok=fleet.ok)]
 
 
-def member_rows(
-    what: str, labelled: Iterable[tuple[str, wire.EngineRow]]
-) -> Iterator[tuple[str, ...]]:
+def verdict(sentence: str, *, ok: bool) -> str:
+    """What is wrong with several engines as a whole, or that nothing is."""
+    return sentence if ok else coloured(sentence, "fragmented")
+
+
+def member_table(what: str, labelled: Iterable[tuple[str, wire.EngineRow]]) -> Table:
     """A row for each engine under its label; `what`: the column of the labels."""
-    yield (what, "REVISION", "POLICY", "F", "FREE", "RUNNING", "WAITING", "TOKENS", "STATE")
+    rows = [(what, "REVISION", "POLICY", "F", "FREE", "RUNNING", "WAITING", "TOKENS", "STATE")]
     for label, row in labelled:
         status = row.status
         state = "answers"
@@ -165,19 +158,22 @@ def member_rows(
         elif row.drift:
             state = coloured(f"differs in {', '.join(row.drift)}", "fragmented")
         if status is None:
-            yield (label, "-", "-", "-", "-", "-", "-", "-", state)
+            rows.append((label, "-", "-", "-", "-", "-", "-", "-", state))
             continue
-        yield (
-            label,
-            f"{row.revision}",
-            status.policy.name,
-            f"{status.fragmentation.f:.3f}",
-            f"{status.blocks.free:,} of {status.blocks.total:,}",
-            f"{status.requests.running:,}",
-            f"{status.requests.waiting:,}",
-            f"{status.tokens.generated:,}",
-            state,
+        rows.append(
+            (
+                label,
+                f"{row.revision}",
+                status.policy.name,
+                f"{status.fragmentation.f:.3f}",
+                f"{status.blocks.free:,} of {status.blocks.total:,}",
+                f"{status.requests.running:,}",
+                f"{status.requests.waiting:,}",
+                f"{status.tokens.generated:,}",
+                state,
+            )
         )
+    return Table(rows)
 
 
 def failing_lines(status: wire.Status) -> list[str]:
@@ -269,13 +265,13 @@ def event_line(event: wire.Event) -> str:
     return f"{clock(event.ts)}  {event.seq:>6}  {coloured(event.kind, event.kind)}: {event.summary}"
 
 
-def config_lines(config: wire.ConfigDocument) -> list[str]:
+def config_parts(config: wire.ConfigDocument) -> list[Part]:
     """Field, effective value, and the bound with its meaning."""
     effective = msgspec.to_builtins(config.effective)
     desired = msgspec.to_builtins(config.desired)
     rows: list[tuple[str, str, str]] = []
     for name, value in effective.items():
-        if name in wire.Experiment.__struct_fields__:  # repeats `experiment`
+        if name not in wire.Configuration.__struct_fields__:  # repeats `experiment`
             continue
         text = plain(value)
         if desired[name] != value:
@@ -286,10 +282,12 @@ def config_lines(config: wire.ConfigDocument) -> list[str]:
             rows += [(name, "", text), ("", "", limits)]
         else:
             rows.append((name, text, limits))
-    head = [f"revision {config.revision}{behind(config.revision, config.effective_revision)}"]
+    head: list[Part] = [
+        f"revision {config.revision}{behind(config.revision, config.effective_revision)}"
+    ]
     if config.trial is not None:
         head.append(trial_line(config.trial))
-    return [*head, *table(rows)]
+    return [*head, Table(rows)]
 
 
 def behind(revision: int, effective_revision: int) -> str:
@@ -368,7 +366,7 @@ def confirm_lines(result: wire.PatchResult) -> list[str]:
     return result.notes or [f"revision {result.revision} is confirmed and stays"]
 
 
-def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
+def policy_parts(policies: list[wire.PolicyInfo]) -> list[Part]:
     """Every policy with its parameters and measured quality, if any."""
     rows = [("NAME", "NEEDS", "SOURCE", "SUMMARY")]
     for policy in policies:
@@ -388,7 +386,7 @@ def policy_lines(policies: list[wire.PolicyInfo]) -> list[str]:
             rows.append(
                 (f"  {name}=", "", default, " ".join(f"{k} {v}" for k, v in limits.items()))
             )
-    return table(rows)
+    return [Table(rows)]
 
 
 def operation_lines(operation: wire.Operation) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vtoken import wire
-from vtoken.cli.printing import plain, table
+from vtoken.cli.printing import Part, Table, facts, plain
 from vtoken.sentences import clock, counted, no_change_text, state_text, when
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
@@ -19,23 +19,27 @@ FLAG_WORDS = {
 BLOCKS_A_LINE = 16
 
 
-def request_lines(rows: list[wire.RequestRow]) -> list[str]:
+def request_parts(rows: list[wire.RequestRow]) -> list[Part]:
     """One line for each request, ordered by blocks held."""
     if not rows:
         return ["no request holds or waits for blocks"]
     head: tuple[str, ...] = ("REQUEST", "STATE", "LIVE", "DEAD", "BLOCKS/BOUND", "POLICY", "BUDGET")
     ordered = sorted(rows, key=lambda row: -row.blocks)
     cells = [_request_row(row) for row in ordered]
-    if any(row.evict_when == "pressure" and row.policy != "none" for row in rows):
+    if any(_gives(row) for row in rows):
         head += ("CAN GIVE", "GAVE")
         cells = [cell + _pressure_cells(row) for row, cell in zip(ordered, cells, strict=True)]
-    return table([head, *cells])
+    return [Table([head, *cells])]
+
+
+def _gives(row: wire.RequestRow) -> bool:
+    """Whether it loses tokens only where memory is short."""
+    return row.evict_when == "pressure" and row.policy != "none"
 
 
 def _pressure_cells(row: wire.RequestRow) -> tuple[str, ...]:
-    gives = row.evict_when == "pressure" and row.policy != "none"
-    can_give = f"{row.givable_tokens:,}" if gives else "-"
-    return can_give, f"{row.given_tokens:,}" if gives or row.given_tokens else "-"
+    can_give = f"{row.givable_tokens:,}" if _gives(row) else "-"
+    return can_give, f"{row.given_tokens:,}" if _gives(row) or row.given_tokens else "-"
 
 
 def _request_row(row: wire.RequestRow) -> tuple[str, ...]:
@@ -50,11 +54,11 @@ def _request_row(row: wire.RequestRow) -> tuple[str, ...]:
     )
 
 
-def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
+def request_detail_parts(detail: wire.RequestDetail) -> list[Part]:
     """One request, and its block table as block:live pairs; of a finished one, what it kept."""
     if detail.state == "finished":
-        return _finished_lines(detail)
-    rows = [
+        return [_finished(detail)]
+    rows = facts(
         ("request", f"{detail.id}, {state_text(detail)}"),
         ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
         ("length", _length(detail)),
@@ -64,7 +68,7 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
             f"{detail.blocks:,} held, {detail.bound_blocks:,} at least, "
             f"{detail.naive_blocks:,} under naive eviction",
         ),
-        *_pressure(detail),
+        ("pressure", _pressure(detail)),
         *_protection(detail),
         ("layout", "dense: stock attention path" if detail.dense else "has holes"),
         (
@@ -72,7 +76,7 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
             f"{detail.moved_tokens:,} tokens moved, {detail.recycled_slots:,} slots recycled, "
             f"{detail.preemptions:,} preemptions",
         ),
-    ]
+    )
     pairs = [
         f"{block}:{live}"
         for block, live in zip(detail.block_table, detail.block_live, strict=False)
@@ -81,7 +85,7 @@ def request_detail_lines(detail: wire.RequestDetail) -> list[str]:
         " ".join(pairs[start : start + BLOCKS_A_LINE])
         for start in range(0, len(pairs), BLOCKS_A_LINE)
     ]
-    return [*table(rows), "block table, as block:live", *(f"  {line}" for line in lines)]
+    return [rows, "block table, as block:live", *(f"  {line}" for line in lines)]
 
 
 def _policy(detail: wire.RequestDetail) -> str:
@@ -98,19 +102,19 @@ def _length(detail: wire.RequestDetail) -> str:
     return f"{length}; {counted(left, 'token')} not in the cache" if left > 0 else length
 
 
-def _pressure(detail: wire.RequestDetail) -> list[tuple[str, str]]:
+def _pressure(detail: wire.RequestDetail) -> str:
     """What a running request that gives under pressure gave, and what is left to give."""
-    if detail.evict_when != "pressure" or detail.policy == "none" or not detail.block_table:
-        return []
+    if not _gives(detail) or not detail.block_table:
+        return ""
     gave = f"gave {detail.given_tokens:,} tokens because memory was short, "
-    return [("pressure", f"{gave}can give {detail.givable_tokens:,} more in whole blocks")]
+    return f"{gave}can give {detail.givable_tokens:,} more in whole blocks"
 
 
-def _finished_lines(detail: wire.RequestDetail) -> list[str]:
+def _finished(detail: wire.RequestDetail) -> Table:
     num_tokens = detail.live + detail.dead
     share = f"{detail.live / num_tokens:.1%}" if num_tokens else "-"
     ended = "" if detail.ended_ts is None else f" at {when(detail.ended_ts)}"
-    rows = [
+    return facts(
         ("request", f"{detail.id}, finished{ended}"),
         ("kept", f"{share}: {detail.live:,} of {num_tokens:,} tokens"),
         ("lost", _lost(detail)),
@@ -118,8 +122,7 @@ def _finished_lines(detail: wire.RequestDetail) -> list[str]:
         ("policy", _policy(detail)),
         *_protection(detail),
         ("preempted", f"{detail.preemptions:,} times"),
-    ]
-    return table(rows)
+    )
 
 
 def _lost(detail: wire.RequestDetail) -> str:
@@ -136,25 +139,25 @@ def _lost(detail: wire.RequestDetail) -> str:
 
 
 def _protection(detail: wire.RequestDetail) -> list[tuple[str, str]]:
-    fields = [("protected", f"tokens {_spans(detail.protected)}")] if detail.protected else []
-    if detail.protection_cut:
-        fields.append(
-            ("cut", f"budget too small to protect all of: {', '.join(detail.protection_cut)}")
-        )
-    if detail.forgotten:
-        fields.append(("forgotten", f"tokens {_spans(detail.forgotten)}"))
-    return fields
+    cut = ", ".join(detail.protection_cut)
+    return [
+        ("protected", _spans(detail.protected)),
+        ("cut", f"budget too small to protect all of: {cut}" if cut else ""),
+        ("forgotten", _spans(detail.forgotten)),
+    ]
 
 
 def _spans(spans: list[tuple[int, int]]) -> str:
-    return ", ".join(f"{start:,}-{end - 1:,}" for start, end in spans)
+    """`tokens 3-8, 60-98`; "" for none."""
+    listed = ", ".join(f"{start:,}-{end - 1:,}" for start, end in spans)
+    return f"tokens {listed}" if listed else ""
 
 
 def forgotten_lines(forgotten: wire.Forgotten) -> list[str]:
     """What a call to forget tokens has added, and what is forgotten now."""
     return [
         f"{forgotten.new_tokens:,} more tokens of {forgotten.request_id} die first",
-        f"forgotten: tokens {_spans(forgotten.spans)}, {forgotten.live_tokens:,} of them live",
+        f"forgotten: {_spans(forgotten.spans)}, {forgotten.live_tokens:,} of them live",
         *forgotten.notes,
     ]
 
@@ -174,24 +177,24 @@ def token_line(row: wire.TokenRow) -> str:
     return f"{row.token_id:>8}  {state}  {slot:<12}{score}{mark}".rstrip()
 
 
-def block_lines(block: wire.BlockDetail) -> list[str]:
+def block_parts(block: wire.BlockDetail) -> list[Part]:
     """One block with its owners and one mark for each slot."""
     flags = [word for flag, word in FLAG_WORDS.items() if block.flags & flag]
-    named = f"{block.id}, {', '.join(flags) or 'free'}"
+    named = ("block", f"{block.id}, {', '.join(flags) or 'free'}")
     if not block.slots:
-        return table([("block", named)])
+        return [facts(named)]
     marks = "".join(SLOT_MARKS[slot.state] for slot in block.slots)
-    rows = [
-        ("block", named),
+    rows = facts(
+        named,
         ("live", f"{block.live:,} of {len(block.slots):,} slots"),
         ("pinned", block.pinned),
         ("slots", f"{marks}  (# live, x dead, . free)"),
-    ]
-    rows += [
-        ("owner", f"{owner.request_id}: {owner.live:,} live, logical block {owner.index:,}")
-        for owner in block.owners
-    ]
-    return table(rows)
+        *(
+            ("owner", f"{owner.request_id}: {owner.live:,} live, logical block {owner.index:,}")
+            for owner in block.owners
+        ),
+    )
+    return [rows]
 
 
 def audit_lines(page: wire.AuditPage) -> list[str]:

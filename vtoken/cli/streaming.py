@@ -5,48 +5,48 @@ They exit with 1 when the stream ends, or when interrupted.
 
 from __future__ import annotations
 
-from argparse import Namespace
+from collections.abc import Sequence
 
 import msgspec
 
 from vtoken import wire
-from vtoken.cli.errors import CommandError, warn_ignored_token
-from vtoken.cli.printing import coloured, print_document, print_json, print_text
+from vtoken.cli.errors import CommandError
+from vtoken.cli.printing import coloured
+from vtoken.cli.remote import Remote
 from vtoken.cli.show import event_line, silence_line, watch_line
-from vtoken.client import Client
 
 SILENT_S = 5.0  # without a step while requests wait
 EVERY_EVENT = 2**31  # more than any engine holds
 
 
-def watch(arguments: Namespace, client: Client) -> int:
+def watch(remote: Remote, interval: float, count: int | None) -> int:
     """One line for every state; with `--json`, every message of the stream as received."""
-    num_lines = 0
+    out, num_lines = remote.out, 0
     before: wire.Status | None = None
     printed_ts = 0.0  # when the last line was printed, by the server's clock
-    with client.stream(["metrics"], fps=1 / arguments.interval, format="json") as stream:
+    with remote.client.stream(["metrics"], fps=1 / interval, format="json") as stream:
         for message in stream:
             now = message.status if isinstance(message, wire.Snapshot | wire.Delta) else None
-            if arguments.json:
-                print_text(str(stream.raw))
+            if out.as_json:
+                out.line(str(stream.raw))
             elif now is not None:
-                print_text(watch_line(now, _tokens_per_s(before, now)))
+                out.part(watch_line(now, _tokens_per_s(before, now)))
             elif isinstance(message, wire.Hello):
                 if stream.token_ignored:
-                    warn_ignored_token(client.server)
-                print_text(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
+                    remote.tell_ignored_token(remote.client.server)
+                out.part(f"{message.model} on {message.device}, vLLM {message.vllm_version}")
                 continue
             elif before is not None and (line := quiet_line(before, message.ts)):
-                if message.ts - printed_ts < arguments.interval:
+                if message.ts - printed_ts < interval:
                     continue
                 printed_ts = message.ts
-                print_text(line)
+                out.part(line)
             else:
                 continue
             if now is not None:
                 before, printed_ts = now, message.ts
             num_lines += 1
-            if num_lines == arguments.count:
+            if num_lines == count:
                 return 0
     return 1
 
@@ -65,37 +65,33 @@ def _tokens_per_s(before: wire.Status | None, now: wire.Status) -> float | None:
     return (now.tokens.generated - before.tokens.generated) / (now.ts - before.ts)
 
 
-def events(arguments: Namespace, client: Client) -> int:
+def events(remote: Remote, limit: int, follow: bool, kinds: Sequence[str]) -> int:
     """The newest events; with `--follow`, also new ones, without a gap between the two."""
-    epoch = client.status().epoch
-    newest = client.newest_events(EVERY_EVENT if arguments.kind else arguments.limit)
-    for event in [event for event in newest if _matches(arguments, event)][-arguments.limit :]:
-        _print_event(arguments, event)
-    if not arguments.follow:
+
+    def matches(event: wire.Event) -> bool:
+        return not kinds or event.kind in kinds
+
+    def show(event: wire.Event) -> None:
+        remote.out.show(event, lambda event: [event_line(event)])
+
+    epoch = remote.client.status().epoch
+    newest = remote.client.newest_events(EVERY_EVENT if kinds else limit)
+    for event in [*filter(matches, newest)][-limit:]:
+        show(event)
+    if not follow:
         return 0
     place = f"{epoch}:{newest[-1].seq if newest else 0}"
-    with client.stream(["events"], format="json", resume=place) as stream:
+    with remote.client.stream(["events"], format="json", resume=place) as stream:
         for message in stream:
             if isinstance(message, wire.EventMessage):
-                if _matches(arguments, message.event):
-                    _print_event(arguments, message.event)
+                if matches(message.event):
+                    show(message.event)
             elif isinstance(message, wire.Dropped):
-                _print_dropped(arguments, message)
+                remote.out.show(message, _dropped_lines)
             elif isinstance(message, wire.Hello) and not message.resumed:
                 raise CommandError("the engine has restarted", "run the command again")
     return 1
 
 
-def _matches(arguments: Namespace, event: wire.Event) -> bool:
-    return not arguments.kind or event.kind in arguments.kind
-
-
-def _print_event(arguments: Namespace, event: wire.Event) -> None:
-    print_document(arguments, event, lambda event: [event_line(event)])
-
-
-def _print_dropped(arguments: Namespace, message: wire.Dropped) -> None:
-    if arguments.json:
-        print_json(message)
-    else:
-        print_text(coloured(f"{message.n:,} events were dropped", "violation"))
+def _dropped_lines(message: wire.Dropped) -> list[str]:
+    return [coloured(f"{message.n:,} events were dropped", "violation")]
