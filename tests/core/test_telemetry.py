@@ -163,59 +163,60 @@ def test_the_endpoint_is_a_private_directory_that_goes_with_the_publisher() -> N
     assert not socket_path.parent.exists()
 
 
-def test_frames_and_events_take_their_share_of_the_time_and_no_more(engine: LiveEngine) -> None:
-    """Events are sent in between, and what they cost is paid by the pace of frames."""
-    log = EventLog()
-    publisher = Publisher(log, max_hz=1e6, max_share=0.25)
-    due: list[float] = []
+class Clocks:
+    """Elapsed and CPU time [s], which pass when a test says so."""
 
-    def burn() -> None:
-        started = time.thread_time()
-        while time.thread_time() < started + 0.004:
-            pass
+    now = cpu = 100.0
 
-    def make_frame(*, with_status: bool) -> Frame:
-        burn()
-        return engine.controller.frame(with_status=with_status)
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+        self.cpu += seconds
+
+
+@pytest.mark.parametrize("waits_s", [0.0, 5.0])
+def test_frames_and_events_take_their_share_of_the_time_and_no_more(
+    engine: LiveEngine, waits_s: float
+) -> None:
+    """Sending events is paid by the pace of frames; time spent waiting costs nothing."""
+    clocks, log, frames = Clocks(), EventLog(), 0
+    publisher = Publisher(
+        log, max_hz=1e6, max_share=0.25, clock=lambda: clocks.now, cpu_clock=lambda: clocks.cpu
+    )
 
     class Slow:
-        """An encoder of events that takes as long as a frame."""
+        """An encoder of events that takes 4 ms, like a frame."""
 
         def encode(self, _: object) -> bytes:
-            burn()
+            clocks.work(0.004)
             return b""
 
         encode_into = publisher._encoder.encode_into
 
-    try:
-        publisher._encoder = Slow()  # type: ignore[assignment]
-        publisher._subscribers |= {TOPIC_STATE: True, TOPIC_EVENTS: True}
-        while len(due) < 16:
-            wanted = publisher._next_frame
-            if not publisher._spent:  # one event a frame
-                log.add(1, "server", "", {})
-            publisher.publish(make_frame)
-            if publisher._next_frame != wanted:
-                due.append(publisher._next_frame)
-    finally:
-        publisher.close()
-    assert due[-1] - due[0] >= 11 * 0.008 / 0.25
-
-
-def test_time_spent_waiting_is_not_counted_as_cost(engine: LiveEngine) -> None:
-    publisher = Publisher(EventLog(), max_hz=1e6, max_share=1e-3)
-
     def make_frame(*, with_status: bool) -> Frame:
-        time.sleep(1.0)
+        nonlocal frames
+        frames += 1
+        clocks.work(0.004)
+        clocks.now += waits_s
         return engine.controller.frame(with_status=with_status)
 
     try:
-        publisher._subscribers[TOPIC_STATE] = True
-        publisher.publish(make_frame)
-        waited = publisher._next_frame - time.monotonic()
+        publisher._encoder = Slow()  # type: ignore[assignment]
+        publisher._subscribers |= {TOPIC_STATE: True, TOPIC_EVENTS: True}
+        for _ in range(20):  # until the cost of a frame is known
+            log.add(1, "server", "", {})
+            publisher.publish(make_frame)
+            clocks.now += 10.0
+        frames, began, spent = 0, clocks.now, clocks.cpu
+        while frames < 100:
+            if clocks.cpu - spent <= 0.008 * frames:  # one event a frame
+                log.add(1, "server", "", {})
+            publisher.publish(make_frame)
+            clocks.now += 0.001
+        waited = frames * waits_s
     finally:
         publisher.close()
-    assert waited < 900
+    assert (clocks.cpu - spent) / (clocks.now - began) < 0.26
+    assert clocks.now - began - waited < 4  # 100 frames of 8 ms, at a quarter of the time
 
 
 def test_the_status_comes_seldom_but_with_every_request_that_comes_or_goes(

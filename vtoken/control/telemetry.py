@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -39,8 +40,15 @@ class Publisher:
     """An XPUB socket on its own Unix-domain endpoint, accessible only to this user."""
 
     def __init__(
-        self, events: EventLog, *, max_hz: float = 20.0, max_share: float = MAX_SHARE
+        self,
+        events: EventLog,
+        *,
+        max_hz: float = 20.0,
+        max_share: float = MAX_SHARE,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        self._clock, self._cpu_clock = clock, cpu_clock
         self._events = events
         self._period = 1.0 / max_hz
         self._max_share = max_share
@@ -62,16 +70,16 @@ class Publisher:
 
     def publish(self, make_frame: MakeFrame, *, force: bool = False) -> None:
         """Send pending events, and a frame if due and subscribed to; `force` ignores the rate."""
-        now = time.monotonic()
+        now = self._clock()
         if force or now >= self._next_poll:
             self._next_poll = now + POLL_S
             self._read_subscriptions()
-            now = time.monotonic()
+            now = self._clock()
         events = self._events.drain() if self._subscribers[TOPIC_EVENTS] else []
         due = self._subscribers[TOPIC_STATE] and (force or now >= self._next_frame)
         if not events and not due:
             return
-        started = time.thread_time()
+        started = self._cpu_clock()
         if events:
             self._send(TOPIC_EVENTS, self._encoder.encode(events))
         if due:
@@ -80,7 +88,7 @@ class Publisher:
                 self._next_status = now + STATUS_EVERY * self._period
             self._encoder.encode_into(frame, self._buffer)
             self._send(TOPIC_STATE, self._buffer)
-        self._spent += time.thread_time() - started
+        self._spent += self._cpu_clock() - started
         if due:
             self._cost += SMOOTHING * (self._spent - self._cost)
             self._spent = 0.0
@@ -100,7 +108,7 @@ class Publisher:
             if topic in self._subscribers:
                 self._subscribers[topic] = joined
             if topic == TOPIC_STATE and joined:
-                self._next_frame = self._next_status = time.monotonic()
+                self._next_frame = self._next_status = self._clock()
 
     def _send(self, topic: bytes, payload: bytes | bytearray) -> None:
         self._socket.send_multipart([topic, payload], zmq.NOBLOCK)

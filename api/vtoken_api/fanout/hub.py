@@ -53,7 +53,7 @@ class MissedEvents:
 class Hub:
     """One per engine and API server process; `start` once, inside the event loop.
 
-    `complete` adds the fields of this process to the status of every view.
+    `complete` adds the fields of this process to every new status.
     """
 
     def __init__(self, bus: EngineBus) -> None:
@@ -120,11 +120,11 @@ class Hub:
         async with self._refresh:
             before = self._view
             if before is None or self._age() >= FRESH_S:
-                view = View.of(await self._bus.ask(commands.Frame(), wire.Frame))
+                frame = await self._bus.ask(commands.Frame(), wire.Frame)
                 if self._view is before:  # otherwise a published frame has superseded it
-                    self._take(view)
-                return self._view or view
-            return before
+                    self._take(frame)
+            assert self._view is not None
+            return self._view
 
     async def history(self) -> list[wire.Point]:
         """What charts need of the last minutes; raises ProblemError."""
@@ -196,14 +196,15 @@ class Hub:
 
     def _on_frame(self, frame: wire.Frame) -> None:
         if self._view is not None or frame.status is not None:
-            self._take((self._view or View()).after(Change.of(frame)))
+            self._take(frame)
 
-    def _take(self, view: View) -> None:
-        self._view, self._view_at = view, asyncio.get_running_loop().time()
-        assert view.status is not None  # of every complete frame
-        self.complete(view.status)
-        if view.config is not None:
-            view.config.engine = self.rank
+    def _take(self, frame: wire.Frame) -> None:
+        if frame.status is not None:
+            self.complete(frame.status)
+        if frame.config is not None:
+            frame.config.engine = self.rank
+        self._view = (self._view or View()).after(Change.of(frame))
+        self._view_at = asyncio.get_running_loop().time()
         for subscriber in self._subscribers:
             subscriber.wake()
 
