@@ -87,7 +87,7 @@ async def test_what_ifs_never_queue_and_the_newest_draft_gets_a_result(served: S
 
             async def patch_config(self, patch, **options):
                 under_way.append(patch)
-                assert len(under_way) - len(served.calls_of("patch_config")) <= 1, (
+                assert len(under_way) - len(served.calls_of("preview")) <= 1, (
                     "two questions at once"
                 )
                 await held.wait()

@@ -41,7 +41,7 @@ def test_unknown_or_missing_arguments_are_a_400(
 @pytest.mark.parametrize(
     ("op", "field"),
     [
-        ("request", "id"),
+        ("request", "request_id"),
         ("operation", "id"),
         ("tokens", "request_id"),
         ("compact", "request_id"),

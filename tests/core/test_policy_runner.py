@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy, View, make_policy, oldest
 from vtoken.policies.base import needs_of, validate
 from vtoken.policies.signals import Signal
+from vtoken.wire.commands import PatchConfig
 
 
 class Answering(Policy):
@@ -193,9 +195,10 @@ def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, message
     engine = engine_with(make_policy("none", {}))
     engine.runtime.policy_runner.vocabulary = words
     controller = controller_of(engine)
-    for validate_only in (True, False):
+    revisions, call = controller.revisions, PatchConfig(patch=FASTGEN)
+    for refuse in (revisions.validate, revisions.preview, partial(revisions.make, actor="ann")):
         with pytest.raises(RefusedError, match=message) as caught:
-            controller.patch_config(FASTGEN, validate_only=validate_only)
+            refuse(call)
         assert caught.value.field == "policy.name"
     assert (controller.runtime.revision, engine.runtime.config.policy.name) == (1, "none")
 
@@ -262,7 +265,7 @@ def test_a_policy_that_fails_in_a_what_if_goes_on_evicting() -> None:
     controller = controller_of(engine)
     run(engine, 4)
     with pytest.raises(RefusedError, match="policy answering fails on a: Zero") as caught:
-        controller.patch_config({"budget_tokens": 5}, validate_only=True)
+        controller.revisions.preview(PatchConfig(patch={"budget_tokens": 5}))
     assert caught.value.field == "policy.name"
     before = engine.runtime.counters.tokens.evicted
     run(engine, 8)

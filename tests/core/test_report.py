@@ -316,7 +316,8 @@ def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
         ("events", {"after": -1}, 422),
         ("events", {"limit": 1.0}, 422),
         ("patch_config", {}, 400),
-        ("patch_config", {"patch": {}, "validate_only": "false"}, 422),
+        ("patch_config", {"patch": {}, "if_match": "1"}, 422),
+        ("preview", {"change": {"op": "patch_config", "patch": {}, "if_match": "1"}}, 422),
         ("patch_config", {"patch": {}, "actor2": "x"}, 400),
     ],
 )

@@ -26,6 +26,7 @@ from vtoken.policies.base import Policy, check_declared
 from vtoken.policies.knorm import KNorm
 from vtoken.policies.signals import Signal
 from vtoken.wire import PatchResult
+from vtoken.wire.commands import PatchConfig
 
 SUM, LAST = (
     Signal("attention_sum", layers=(2,)),
@@ -323,7 +324,7 @@ def test_a_dry_run_notes_the_same_and_changes_nothing() -> None:
     facts = EngineFacts("e", "0", "0", "m", "cpu")
     controller = Controller(Reporter(engine.runtime, facts, np.zeros(64, dtype=np.bool_)))
     change = {"policy": {"name": "tova"}}
-    dry = controller.patch_config(change, validate_only=True)
+    dry = controller.revisions.preview(PatchConfig(patch=change))
     assert engine.runtime.config.policy.name == "h2o"
     assert dry.notes == controller.patch_config(change).notes != []
 
