@@ -5,7 +5,6 @@ Textual's SVG refers to a web font; it is replaced with a local one, so no netwo
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
@@ -57,27 +56,13 @@ def svg_to_png(svg: str, *, zoom: float = 1.0) -> bytes:
     svg = re.sub(r"font-family:[^;]*;", f"font-family: '{family}';", svg)
     bold = path.with_name(path.name.replace("Mono.ttf", "Mono-Bold.ttf"))
     files = [str(p) for p in (path, bold) if p.exists()]
-    return _with_palette(
-        bytes(
-            resvg_py.svg_to_bytes(
-                svg_string=svg,
-                zoom=zoom,
-                font_files=files,
-                skip_system_fonts=True,
-                monospace_family=family,
-                font_family=family,
-            )
+    return bytes(
+        resvg_py.svg_to_bytes(
+            svg_string=svg,
+            zoom=zoom,
+            font_files=files,
+            skip_system_fonts=True,
+            monospace_family=family,
+            font_family=family,
         )
     )
-
-
-def _with_palette(png: bytes) -> bytes:
-    """Reduces the image to 256 colours, a third of the bytes, if Pillow is installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        return png
-    out = io.BytesIO()
-    with Image.open(io.BytesIO(png)) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
-    return out.getvalue()
