@@ -72,7 +72,7 @@ async def test_policies_are_listed_with_what_calibration_measured(
     served: Served, core: LiveEngine
 ) -> None:
     assert "needles" not in (await run("policy", "list", "--url", served.url)).out
-    core.runtime.scoring.calibration = made_up()
+    core.runtime.ranking.calibration = made_up()
     lines = (await run("policy", "list", "--url", served.url)).out.splitlines()
     (place,) = (i for i, line in enumerate(lines) if line.startswith("h2o "))
     assert "measured" in lines[place + 1]
@@ -91,7 +91,7 @@ async def test_status_says_where_the_policys_signal_comes_from(
     shown = line((await run("status", VTOKEN_URL=served.url)).out)
     assert "the policy reads no signal; no profile: none of this model" in shown
     core.configure(policy={"name": "h2o", "params": {}})
-    core.runtime.scoring.calibration = made_up()
+    core.runtime.ranking.calibration = made_up()
     core.facts.calibration_file = "/cache/p.json"
     for command in ("status", "doctor"):
         text = (await run(command, VTOKEN_URL=served.url)).out

@@ -68,7 +68,7 @@ async def test_settings_show_saving_and_cost_of_a_round(core: LiveEngine, served
 
 async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: Served) -> None:
     core.configure(policy={"name": "h2o", "params": {}})
-    core.runtime.scoring.calibration = made_up()
+    core.runtime.ranking.calibration = made_up()
     core.steps(1)
     async with running(served.url) as (app, pilot):
         await pilot.press("t")

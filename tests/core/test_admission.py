@@ -73,7 +73,7 @@ def test_what_a_failed_policy_would_have_evicted_is_counted(
     monkeypatch.setattr(type(policy), "select_many", lambda *_: 1 / 0)
     running(engine, "b", 160, 160)  # longer than budget + interval
     engine.steps()
-    assert engine.runtime.policy_runner.is_suspended(policy)
+    assert engine.runtime.ranking.is_suspended(policy)
     assert asks(engine, 500, 2000) == 32 + 2
 
 

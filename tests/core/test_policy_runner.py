@@ -193,7 +193,7 @@ def controller_of(engine: CoreEngine) -> Controller:
 )
 def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, message: str) -> None:
     engine = engine_with(make_policy("none", {}))
-    engine.runtime.policy_runner.vocabulary = words
+    engine.runtime.ranking.vocabulary = words
     controller = controller_of(engine)
     revisions, call = controller.revisions, PatchConfig(patch=FASTGEN)
     for refuse in (revisions.validate, revisions.preview, partial(revisions.make, actor="ann")):
@@ -205,7 +205,7 @@ def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, message
 
 def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
     engine = engine_with(make_policy("fastgen", {"recovery": 0.2}))
-    engine.runtime.policy_runner.vocabulary = Words()
+    engine.runtime.ranking.vocabulary = Words()
     seen: list[View] = []
     profile = type(engine.runtime.config.policy).profile
     engine.runtime.config.policy.profile = lambda view: (  # type: ignore[method-assign]
@@ -227,7 +227,7 @@ def test_fastgen_profiles_below_the_budget_too() -> None:
         policy=make_policy("fastgen", {}), budget_tokens=30, interval_tokens=2, evict_when="always"
     )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
-    engine.runtime.policy_runner.vocabulary = Words()
+    engine.runtime.ranking.vocabulary = Words()
     engine.add("a", 9)
     run(engine, 2)
     assert engine.runtime.requests.held["a"].profiles
@@ -244,7 +244,7 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
         evict_when="always",
     )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
-    engine.runtime.policy_runner.vocabulary = Words()
+    engine.runtime.ranking.vocabulary = Words()
     engine.add("a", 12)
     engine.step()
     engine.runtime.requests.held["a"].prefill_end = 30  # as if more chunks were to come

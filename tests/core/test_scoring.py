@@ -216,7 +216,7 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
     ages: list[int] = []
     engine = engine_with("h2o", lag=lag, interval_tokens=6)
     engine.worker = worker
-    current = engine.runtime.scoring.current
+    current = engine.runtime.ranking.current
 
     def watch(state: Any, *rest: Any) -> Any:
         found = current(state, *rest)
@@ -224,7 +224,7 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
             ages.append(engine.runtime.step - state.signals[SUM].scores_step)
         return found
 
-    engine.runtime.scoring.current = watch  # type: ignore[method-assign]
+    engine.runtime.ranking.current = watch  # type: ignore[method-assign]
     engine.add("a", 20)
     for _ in range(60):
         engine.step()
@@ -363,7 +363,7 @@ def test_a_reading_ranks_a_request_until_the_next_one_arrives(lag: int) -> None:
     run = [engine.step() for _ in range(1 + lag)]
     runtime = engine.runtime
     for _ in range(40):
-        assert runtime.policy_runner.can_choose(runtime.tables["a"])
+        assert runtime.ranking.can_choose(runtime.tables["a"])
         run.append(engine.step())
     assert sum(bool(plan.want_scores) for plan in run) < 6
 

@@ -437,8 +437,8 @@ def test_a_group_waits_for_a_holder_that_has_not_evicted() -> None:
     engine = run(sharers("copy"), 1)
     shared = set(prefix_blocks(engine))
     table = engine.runtime.tables["r2"]
-    choose = engine.runtime.evictor.choose
-    engine.runtime.evictor.choose = (  # type: ignore[method-assign]
+    choose = engine.runtime.ranking.choose
+    engine.runtime.ranking.choose = (  # type: ignore[method-assign]
         lambda rows: choose(rows[rows != table.row])
     )
     run(engine, 8)

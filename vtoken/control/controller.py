@@ -195,7 +195,7 @@ class Controller:
 
     def _policies(self) -> list[PolicyInfo]:
         """The available policies, each with its measured quality on this model."""
-        profile = self.runtime.scoring.calibration
+        profile = self.runtime.ranking.calibration
         offered = describe_policies()
         if profile is not None:
             for policy in offered:

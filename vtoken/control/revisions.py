@@ -21,9 +21,8 @@ from vtoken.control.guard_watch import Clock, limit_now
 from vtoken.control.outlook import Outlook
 from vtoken.control.status import EngineStatus
 from vtoken.control.trials import RunningTrial, terms_of, terms_text
-from vtoken.core.config.descriptions import inactive_notes, mode_notes
+from vtoken.core.config.descriptions import inactive_notes, mode_notes, swap_notes
 from vtoken.core.config.values import VTokenConfig, bounds, merge_patch
-from vtoken.core.runtime.scoring import swap_notes
 from vtoken.sentences import change_text
 from vtoken.wire import Accepted, ConfigDocument, Guard, Made, PatchResult, TrialEnd, config_changes
 from vtoken.wire.commands import ConfigCall, Confirm, PatchConfig, Undo
@@ -113,7 +112,7 @@ class Revisions:
                     num_layers=geometry.num_layers,
                     num_heads=geometry.num_heads,
                 )
-                runtime.policy_runner.require_all(config)
+                runtime.ranking.require_all(config)
                 return config
             case Undo():
                 if not self._history:
@@ -186,7 +185,7 @@ class Revisions:
         superseded revision, guards of `terms` that are crossed already.
         """
         runtime = self._runtime
-        notes = swap_notes(runtime.config, config, runtime.scoring.resolve)
+        notes = swap_notes(runtime.config, config, runtime.ranking.resolve)
         notes += inactive_notes(runtime.config, config)
         notes += mode_notes(runtime.config, config)
         superseded = self._superseded()

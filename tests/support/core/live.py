@@ -277,7 +277,7 @@ def make_quiet(
         model=model,
         **{"num_layers": 2, "prefix_caching": False, "check_every_step": True, **options},
     )
-    live.runtime.policy_runner.vocabulary = Words()
+    live.runtime.ranking.vocabulary = Words()
     return live
 
 
