@@ -534,7 +534,7 @@ REFUSED_PATCHES: list[tuple[bytes, int, str | None]] = [
     (b'{"batch_size": 123456789012345678901234567890}', 422, None),
     (b'{"theta": 0.5}', 422, "theta"),
     (b'{"policy": {"name": "lru"}}', 422, "policy.name"),
-    (b'{"planner": "tetris"}', 422, "experiment.planner"),
+    (b'{"planner": "plug"}', 422, "planner"),
     (b'{"recycle": 1}', 422, "recycle"),
     (b'{"theta_f": 0.5, "batch_size": -1}', 422, "batch_size"),
 ]

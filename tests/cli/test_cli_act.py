@@ -23,7 +23,9 @@ async def test_config_is_read_set_and_undone(served: Served, core: LiveEngine) -
     assert "0..1" in shown.out
     assert "\nexperiment " in shown.out
     assert "\nplanner " not in shown.out
-    ran = await run("config", "set", "theta_f=0.5", "planner=pack", "probe.every_steps=4", *url)
+    ran = await run(
+        "config", "set", "theta_f=0.5", "experiment.planner=pack", "probe.every_steps=4", *url
+    )
     assert ran.code == 0
     assert "theta_f: 0.25 -> 0.5" in ran.out
     assert core.runtime.config.experiment.planner == "pack"
@@ -364,7 +366,7 @@ async def test_every_change_can_be_on_trial(served: Served) -> None:
 async def test_misspelt_field_and_policy_get_a_suggestion(served: Served) -> None:
     for command, meant in (
         (("config", "set", "thetaf=0.5"), "theta_f"),
-        (("config", "set", "planner=plugg"), "plug"),
+        (("config", "set", "experiment.planner=plugg"), "plug"),
         (("policy", "use", "streaming_lm"), "streaming_llm"),
     ):
         ran = await run(*command, "--url", served.url)

@@ -178,8 +178,6 @@ def test_copying_in_step_with_the_host_is_an_experiment() -> None:
     command = server_command(["m", "--vtoken-experimental-cuda", "--vtoken-copy-sync"])
     told = json.loads(command[command.index("--additional-config") + 1])
     assert read_settings(told).experiment.copy_sync
-    old = {"vtoken": {"experimental_cuda": True, "copy_sync": True}}
-    assert read_settings(old).experiment.copy_sync
     assert not read_settings({}).experiment.copy_sync
 
 

@@ -173,8 +173,8 @@ def test_requests_admitted_in_one_step_count_for_each_other(engine: LiveEngine) 
 def test_nothing_is_added_where_nothing_is_evicted_or_reclaimed(engine: LiveEngine) -> None:
     running(engine, "a", 16, 1000)
     for patch in (
-        {"admission": "stock"},
-        {"admission": "compressed", "reclamation": "off"},
+        {"experiment": {"admission": "stock"}},
+        {"experiment": {"admission": "compressed"}, "reclamation": "off"},
         {"reclamation": "paused"},
         {"reclamation": "auto", "policy": {"name": "none"}},
     ):

@@ -118,7 +118,7 @@ def test_cause_and_sentence_agree_for_every_number_of_free_blocks(
     free: int, watermark: int, headroom: int, planner: str, policy: dict[str, Any]
 ) -> None:
     """Below, between and above low watermark and headroom; with holes and without."""
-    config = {"reclamation": "paused", "planner": planner, "policy": policy}
+    config = {"reclamation": "paused", "experiment": {"planner": planner}, "policy": policy}
     limits = {"low_watermark_blocks": watermark, "headroom_blocks": headroom}
     with running(20, config=config | limits) as engine:
         engine.core.store.take(engine.core.store.num_free_blocks() - free)
@@ -171,7 +171,7 @@ def test_the_diagnosis_matches_the_planner_under_any_configuration(seed: int) ->
         "interval_tokens": rng.choice([0, 3]),
         "recycle": rng.random() < 0.5,
         "reclamation": rng.choice(["paused", "auto"]),
-        "planner": rng.choice(["plug", "pack"]),
+        "experiment": {"planner": rng.choice(["plug", "pack"])},
         "headroom_blocks": rng.choice([2, 20]),
         "batch_size": rng.choice([4, 60]),
         "prefix_sharing": rng.choice(["skip", "index", "copy"]),
@@ -279,7 +279,7 @@ def test_fragmented_and_a_round_is_due() -> None:
 def test_fragmented_during_the_pause_after_an_empty_round() -> None:
     """A round finds nothing for lack of headroom; then headroom is free and the pause continues."""
     config = {
-        "planner": "pack",
+        "experiment": {"planner": "pack"},
         "headroom_blocks": 0,
         "low_watermark_blocks": 95,
         "policy": {"name": "none"},
@@ -411,7 +411,9 @@ def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -
 
 
 def test_full_for_lack_of_headroom() -> None:
-    with running(config={"reclamation": "off", "planner": "pack", "headroom_blocks": 0}) as engine:
+    with running(
+        config={"reclamation": "off", "experiment": {"planner": "pack"}, "headroom_blocks": 0}
+    ) as engine:
         wait_for_blocks(engine, 4)
         patch(engine, reclamation="auto", low_watermark_blocks=95)
         found = diagnose(engine)

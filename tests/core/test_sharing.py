@@ -391,7 +391,7 @@ def compacted(engine: CoreEngine) -> tuple[Any, list[int]]:
 def test_copying_frees_more_than_index_and_index_more_than_skip(planner: str) -> None:
     used: dict[str, int] = {}
     for tier in TIERS:
-        engine = sharers(tier, planner=planner, reclamation="paused")
+        engine = sharers(tier, experiment={"planner": planner}, reclamation="paused")
         operation, _ = compacted(engine)
         run(engine, 1)
         used[tier] = engine.runtime.tables.pool.num_used

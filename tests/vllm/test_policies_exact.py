@@ -25,7 +25,7 @@ PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((
 EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
 VARIANTS: dict[str, dict[str, Any]] = {
     "naive-evict": {"reclamation": "off"},
-    "recycling": {"round_rule": "paper"},
+    "recycling": {"experiment": {"round_rule": "paper"}},
     "plug": {"recycle": False, **EAGER},
 }
 PARAMS: dict[str, dict[str, Any]] = {

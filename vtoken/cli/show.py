@@ -271,8 +271,6 @@ def config_parts(config: wire.ConfigDocument) -> list[Part]:
     desired = msgspec.to_builtins(config.desired)
     rows: list[tuple[str, str, str]] = []
     for name, value in effective.items():
-        if name not in wire.Configuration.__struct_fields__:  # repeats `experiment`
-            continue
         text = plain(value)
         if desired[name] != value:
             text += f" (desired: {plain(desired[name])})"

@@ -227,23 +227,7 @@ def pool_limits(num_blocks: int) -> dict[str, PoolLimits]:
 
 
 class ConfigValues(Configuration[PolicyChoice], frozen=True, kw_only=True):
-    """A configuration on the wire.
-
-    It repeats the settings of `experiment` at the top, where they were in 0.2: for readers that do
-    not know `experiment`, and to read a document or a recording of an older server.
-    """
-
-    planner: Planner = "plug"
-    round_rule: RoundRule = "price"
-    admission: AdmissionRule = "compressed"
-
-    def __post_init__(self) -> None:
-        names = Experiment.__struct_fields__
-        if self.experiment == Experiment():  # the default, or of an older server
-            repeated = Experiment(**{name: getattr(self, name) for name in names})
-            msgspec.structs.force_setattr(self, "experiment", repeated)
-        for name in names:
-            msgspec.structs.force_setattr(self, name, getattr(self.experiment, name))
+    """A configuration on the wire."""
 
 
 def config_changes(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]:
