@@ -292,7 +292,7 @@ async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
         engine.step()
         engine.publish_frame()
         await quick.until(wire.Delta)
-        np.testing.assert_array_equal(quick.live, engine.live)
+        np.testing.assert_array_equal(quick.state.live, engine.live)
     stalled.transport.abort()
 
 
