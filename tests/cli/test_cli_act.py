@@ -85,8 +85,8 @@ async def test_dry_run_tells_the_effect_and_changes_nothing(
 ) -> None:
     before = core.runtime.config
     for command, told in (
-        (("config", "set", "budget_tokens=32"), "dry run, nothing was changed; it\n  evicts now "),
-        (("policy", "use", "streaming_llm"), "; it makes no difference now\n"),
+        (("config", "set", "budget_tokens=32"), "dry run: nothing was changed\nevicts now "),
+        (("policy", "use", "streaming_llm"), "\nit makes no difference now\n"),
         (("compact",), "Dry run over all requests: would move"),
     ):
         ran = await run(*command, "--dry-run", "--url", served.url)
@@ -111,8 +111,8 @@ async def test_every_change_is_tried_out_with_a_token_that_only_reads(
         assert (await run("config", "set", "theta_f=0.5", *trial, *may_change)).code == 0
         for command, told in (
             (("config", "set", "budget_tokens=32"), "evicts now "),
-            (("policy", "use", "streaming_llm"), "; it makes no difference now\n"),
-            (("pause",), "nothing to change, revision 2"),
+            (("policy", "use", "streaming_llm"), "\nit makes no difference now\n"),
+            (("pause",), "no setting changes, revision 2"),
             (("resume",), "reclamation: paused -> auto"),
             (("undo",), "theta_f: 0.5 -> 0.25"),
             (("undo",), "it ends the trial of revision 2"),
