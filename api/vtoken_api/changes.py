@@ -299,7 +299,7 @@ class Changes:
         change_id = making.caller.change_id
         if change_id in self._open:
             raise _handled(change_id)
-        timeout_s = max(self._fleet.one(rank).bus.timeout_s for rank in making.calls)
+        timeout_s = self._fleet.timeout_s
         task = self._start(change_id, self._tell(making, kind))
         done, _ = await asyncio.wait({task}, timeout=timeout_s)
         if not done:
@@ -320,9 +320,8 @@ class Changes:
     async def _tell(self, making: Making, kind: type[A]) -> A:
         """Tell the engines, wait for all of them, and enter their answer. Raises ProblemError."""
         caller, fleet = making.caller, self._fleet
-        expires_ts = time.time() + max(fleet.one(rank).bus.timeout_s for rank in making.calls)
         answers = await fleet.ask_each(
-            making.calls, kind, caller.name, caller.change_id, expires_ts
+            making.calls, kind, caller.name, caller.change_id, time.time() + fleet.timeout_s
         )
         failed = {r: answer for r, answer in answers.items() if isinstance(answer, ProblemError)}
         made = {r: answer for r, answer in answers.items() if not isinstance(answer, ProblemError)}

@@ -98,6 +98,11 @@ class Fleet:
 
     # ------------------------------------------------------------ asking
 
+    @property
+    def timeout_s(self) -> float:
+        """The longest that an engine takes to begin a call."""
+        return max(engine.bus.timeout_s for engine in self.engines)
+
     async def ask_each(
         self,
         calls: Mapping[int, commands.AnyCall],

@@ -38,6 +38,7 @@ class Revisions:
     def __init__(self, engine: EngineStatus, dry_runs: DryRuns, clock: Clock) -> None:
         self._engine = engine
         self._runtime = engine.runtime
+        self._active = engine.runtime.active
         self._dry_runs = dry_runs
         self._clock = clock
         self._history: list[VTokenConfig] = []
@@ -49,13 +50,13 @@ class Revisions:
         """The current configuration. It is cached until something changes: do not write to it."""
         runtime = self._runtime
         trial = None if self._trial is None else self._trial.document
-        state = (runtime.config, runtime.revision, *runtime.effective, trial)
+        state = (self._active.config, self._active.revision, *runtime.effective, trial)
         if self._cached is None or self._cached[0] != state:
             effective, revision = runtime.effective
             geometry = runtime.geometry
             document = ConfigDocument(
-                revision=runtime.revision,
-                desired=runtime.config.values(),
+                revision=self._active.revision,
+                desired=self._active.config.values(),
                 effective=effective.values(),
                 bounds=bounds(geometry.num_blocks, geometry.num_layers, geometry.num_heads),
                 effective_revision=revision,
@@ -77,12 +78,12 @@ class Revisions:
         if isinstance(call, PatchConfig):
             terms_of(call, config)
             self._require_no_trial()
-        changes = config_changes(self._runtime.config.values(), config.values())
-        return Accepted(self._runtime.revision, changes)
+        changes = config_changes(self._active.config.values(), config.values())
+        return Accepted(self._active.revision, changes)
 
     def preview(self, call: ConfigCall) -> PatchResult:
         """What `call` would do; raises RefusedError, but not while a revision is on trial."""
-        config, revision = self._config_of(call), self._runtime.revision
+        config, revision = self._config_of(call), self._active.revision
         match call:
             case PatchConfig():
                 notes = self._notes(config, terms_of(call, config))
@@ -99,14 +100,14 @@ class Revisions:
 
     def _config_of(self, call: ConfigCall) -> VTokenConfig:
         """The configuration after `call`. Raises RefusedError, also for a stale `if_match`."""
-        runtime, newest = self._runtime, self._runtime.revision
+        runtime, newest = self._runtime, self._active.revision
         if call.if_match is not None and call.if_match != newest:
             raise StaleRevisionError(call.if_match, newest)
         match call:
             case PatchConfig():
                 geometry = runtime.geometry
                 config = merge_patch(
-                    runtime.config,
+                    self._active.config,
                     call.patch,
                     num_blocks=geometry.num_blocks,
                     num_layers=geometry.num_layers,
@@ -133,11 +134,11 @@ class Revisions:
                         status=409,
                         title="Nothing on trial",
                     )
-                return runtime.config
+                return self._active.config
         assert_never(call)
 
     def _require_new(self, revision: int | None) -> None:
-        newest = self._runtime.revision
+        newest = self._active.revision
         if revision is not None and revision <= newest:
             raise RefusedError(
                 f"revision {revision} is not new",
@@ -167,8 +168,8 @@ class Revisions:
 
     def _preview(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
         runtime = self._runtime
-        changes = config_changes(runtime.config.values(), config.values())
-        result = self._result(runtime.config, changes, notes)
+        changes = config_changes(self._active.config.values(), config.values())
+        result = self._result(self._active.config, changes, notes)
         result.applied_at_step, result.outcome = None, "dry_run"
         result.overtaken = self._superseded() if changes else None
         result.what_if = found = self._dry_runs.what_if(config)
@@ -185,9 +186,9 @@ class Revisions:
         superseded revision, guards of `terms` that are crossed already.
         """
         runtime = self._runtime
-        notes = swap_notes(runtime.config, config, runtime.ranking.resolve)
-        notes += inactive_notes(runtime.config, config)
-        notes += mode_notes(runtime.config, config)
+        notes = swap_notes(self._active.config, config, runtime.ranking.resolve)
+        notes += inactive_notes(self._active.config, config)
+        notes += mode_notes(self._active.config, config)
         superseded = self._superseded()
         if superseded is not None:
             notes.append(f"revision {superseded} is superseded: no step has run with it")
@@ -215,7 +216,7 @@ class Revisions:
 
     def _superseded(self) -> int | None:
         """The newest revision, if no step has run with it yet."""
-        revision = self._runtime.revision
+        revision = self._active.revision
         return None if self._runtime.effective[1] == revision else revision
 
     # ------------------------------------------------------------ changing
@@ -240,7 +241,7 @@ class Revisions:
         terms = terms_of(call, config)
         self._require_no_trial()
         self._require_new(call.revision)
-        before = self._runtime.config
+        before = self._active.config
         result = self._install(config, actor, terms, revision=call.revision)
         if result.changes:
             self._history = [*self._history[-MAX_HISTORY + 1 :], before]
@@ -253,7 +254,7 @@ class Revisions:
         self._require_new(revision)
         ended = ""
         if self._trial is not None:
-            ended = f", which ends the trial of rev {self._runtime.revision}"
+            ended = f", which ends the trial of rev {self._active.revision}"
             self._leave_trial()
         self._history.pop()
         return self._install(config, actor, after=ended, revision=revision)
@@ -261,12 +262,12 @@ class Revisions:
     def _confirm(self, actor: str) -> PatchResult:
         """Keep the revision that is on trial; its number stays."""
         assert self._trial is not None
-        revision, notes = self._runtime.revision, self._without_evidence()
+        revision, notes = self._active.revision, self._without_evidence()
         end = self._trial.confirmed(actor)
         self._leave_trial()
         self._add_event(actor, f"rev {revision} confirmed by {actor}", _data_of(end, notes=notes))
         note = f"revision {revision} is confirmed and stays"
-        return self._result(self._runtime.config, {}, [note, *notes])
+        return self._result(self._active.config, {}, [note, *notes])
 
     def check_trial(self) -> None:
         """End the trial if its time is over or a guard is crossed; called before every step."""
@@ -275,7 +276,7 @@ class Revisions:
             return
         self._leave_trial()
         if end.reverted is None:
-            revision = self._runtime.revision
+            revision = self._active.revision
             self._add_event(end.actor, f"rev {revision} is kept: {end.reason}", _data_of(end))
         else:
             before = f"reverted: {end.reason}; "
@@ -293,12 +294,12 @@ class Revisions:
         revision: int | None = None,
     ) -> PatchResult:
         """`before`, `after`: around the change in the event's summary; `data`: of the event."""
-        runtime, previous = self._runtime, self._runtime.config
+        previous = self._active.config
         changes = config_changes(previous.values(), config.values())
         if not changes:
             return self._result(previous, changes)
         notes, superseded = self._notes(config, terms), self._superseded()
-        runtime.active.install(config, revision)
+        self._active.install(config, revision)
         self._made = Made(actor, time.time(), [*changes])
         if "reclamation" in changes:
             facts = self._engine.facts
@@ -312,13 +313,13 @@ class Revisions:
             self._begin_trial(terms, actor, result)
             data["trial"] = msgspec.to_builtins(result.trial)
             after = f", on trial: {terms_text(terms)}"
-        change = f"{change_text(changes)} by {actor} (rev {runtime.revision})"
+        change = f"{change_text(changes)} by {actor} (rev {self._active.revision})"
         self._add_event(actor, f"{before}{change}{after}", data)
         return result
 
     def _add_event(self, actor: str, summary: str, data: dict[str, Any]) -> None:
         runtime = self._runtime
-        common = {"revision": runtime.revision, "actor": actor, "changes": {}, "notes": []}
+        common = {"revision": self._active.revision, "actor": actor, "changes": {}, "notes": []}
         runtime.events.add(runtime.step + 1, "config", summary, common | data)
 
     def _begin_trial(self, terms: PatchConfig, actor: str, result: PatchResult) -> None:
@@ -343,15 +344,15 @@ class Revisions:
         """The state after a call that replaced `previous` by making `changes`."""
         runtime = self._runtime
         effective, revision = runtime.effective
-        in_force = revision == runtime.revision
+        in_force = revision == self._active.revision
         return PatchResult(
-            revision=runtime.revision,
+            revision=self._active.revision,
             applied_at_step=runtime.step + 1,
             previous=previous.values(),
             effective=effective.values(),
             changes=changes,
             notes=notes or [],
-            desired=runtime.config.values(),
+            desired=self._active.config.values(),
             effective_revision=revision,
             outcome="unchanged" if not changes else "in_force" if in_force else "accepted",
         )
