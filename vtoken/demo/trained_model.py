@@ -51,7 +51,7 @@ def fetch(folder: Path | None = None) -> Path:
     try:
         make_once(path, MANIFEST, manifest, lambda made: _make(made, parts))
     except OSError as error:
-        raise TrainedModelError(f"{path} cannot be written: {error}") from None
+        raise TrainedModelError(f"the trained model cannot be made: {error}") from None
     shutil.rmtree(parts, ignore_errors=True)
     return path
 

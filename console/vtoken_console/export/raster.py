@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-FONT_NAMES = (
-    "DejaVuSansMono.ttf",
-    "LiberationMono-Regular.ttf",
-    "NotoSansMono-Regular.ttf",
-    "Menlo.ttc",
-)
+FONTS = {  # family by file name
+    "DejaVuSansMono.ttf": "DejaVu Sans Mono",
+    "LiberationMono-Regular.ttf": "Liberation Mono",
+    "NotoSansMono-Regular.ttf": "Noto Sans Mono",
+    "Menlo.ttc": "Menlo",
+}
 FONT_DIRS = (
     "/usr/share/fonts",
     "/usr/local/share/fonts",
@@ -22,12 +22,6 @@ FONT_DIRS = (
     "/System/Library/Fonts",
     "/Library/Fonts",
 )
-FAMILIES = {
-    "DejaVuSansMono": "DejaVu Sans Mono",
-    "LiberationMono": "Liberation Mono",
-    "NotoSansMono": "Noto Sans Mono",
-    "Menlo": "Menlo",
-}
 
 
 class PngUnavailable(RuntimeError):  # noqa: N818 - named for the condition
@@ -36,10 +30,10 @@ class PngUnavailable(RuntimeError):  # noqa: N818 - named for the condition
 
 def find_font() -> tuple[Path, str]:
     """The file and family name of a monospaced font with block and box glyphs."""
-    for name in FONT_NAMES:
+    for name, family in FONTS.items():
         for folder in FONT_DIRS:
             for path in sorted(Path(folder).expanduser().rglob(name)):
-                return path, FAMILIES[name.partition(".")[0].partition("-")[0]]
+                return path, family
     raise PngUnavailable("no monospaced font found; install DejaVu Sans Mono (fonts-dejavu-core)")
 
 
