@@ -20,7 +20,6 @@ REPORTING = {
     "client_report.py",
     "comparison.py",
     "page.py",
-    "progress.py",
     "log.py",
     "output.py",
     "report.py",

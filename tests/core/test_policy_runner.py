@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy, View, make_policy, oldest
 from vtoken.policies.base import needs_of, validate
 from vtoken.policies.signals import Signal
-from vtoken.wire.commands import PatchConfig
 
 
 class Answering(Policy):
@@ -193,19 +191,18 @@ def controller_of(engine: CoreEngine) -> Controller:
 )
 def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, message: str) -> None:
     engine = engine_with(make_policy("none", {}))
-    engine.runtime.ranking.vocabulary = words
+    engine.runtime.policy_runner.vocabulary = words
     controller = controller_of(engine)
-    revisions, call = controller.revisions, PatchConfig(patch=FASTGEN)
-    for refuse in (revisions.validate, revisions.preview, partial(revisions.make, actor="ann")):
+    for validate_only in (True, False):
         with pytest.raises(RefusedError, match=message) as caught:
-            refuse(call)
+            controller.patch_config(FASTGEN, validate_only=validate_only)
         assert caught.value.field == "policy.name"
     assert (controller.runtime.revision, engine.runtime.config.policy.name) == (1, "none")
 
 
 def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
     engine = engine_with(make_policy("fastgen", {"recovery": 0.2}))
-    engine.runtime.ranking.vocabulary = Words()
+    engine.runtime.policy_runner.vocabulary = Words()
     seen: list[View] = []
     profile = type(engine.runtime.config.policy).profile
     engine.runtime.config.policy.profile = lambda view: (  # type: ignore[method-assign]
@@ -227,7 +224,7 @@ def test_fastgen_profiles_below_the_budget_too() -> None:
         policy=make_policy("fastgen", {}), budget_tokens=30, interval_tokens=2, evict_when="always"
     )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
-    engine.runtime.ranking.vocabulary = Words()
+    engine.runtime.policy_runner.vocabulary = Words()
     engine.add("a", 9)
     run(engine, 2)
     assert engine.runtime.requests.held["a"].profiles
@@ -244,7 +241,7 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
         evict_when="always",
     )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
-    engine.runtime.ranking.vocabulary = Words()
+    engine.runtime.policy_runner.vocabulary = Words()
     engine.add("a", 12)
     engine.step()
     engine.runtime.requests.held["a"].prefill_end = 30  # as if more chunks were to come
@@ -265,7 +262,7 @@ def test_a_policy_that_fails_in_a_what_if_goes_on_evicting() -> None:
     controller = controller_of(engine)
     run(engine, 4)
     with pytest.raises(RefusedError, match="policy answering fails on a: Zero") as caught:
-        controller.revisions.preview(PatchConfig(patch={"budget_tokens": 5}))
+        controller.patch_config({"budget_tokens": 5}, validate_only=True)
     assert caught.value.field == "policy.name"
     before = engine.runtime.counters.tokens.evicted
     run(engine, 8)

@@ -31,12 +31,12 @@ from typing import Any
 
 import msgspec
 
-from vtoken_bench.output import Result, read, shown_cell
+from vtoken_bench.output import Result, Table, read, shown_cell
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "docs" / "figures.toml"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COVERED = ("docs/pressure.md",)
+COVERED = ("README.md", "docs/costs.md", "docs/pressure.md", "docs/quality.md", "docs/results.md")
 UNITS = ("x", "times", "points?", "tokens a second", "requests a second", "ms", "µs")
 SHOWN = r"[-+]?\d[\d,]*(?:\.\d+)?"
 MARKED = re.compile(rf"(?:{SHOWN}|\?)<!--=([a-z0-9-]+)-->")
@@ -112,8 +112,8 @@ def _claim(result: Result, source: dict[str, Any]) -> str:
 def _cell(result: Result, source: dict[str, Any]) -> str:
     cells = [
         row[table.columns.index(source["column"])]
-        for table in result.tables
-        if table.title.startswith(source["table"]) and source["column"] in table.columns
+        for table in _tables(result, source["table"])
+        if source["column"] in table.columns
         for row in table.rows
         if source["row"] == row[0]
     ]
@@ -122,6 +122,12 @@ def _cell(result: Result, source: dict[str, Any]) -> str:
         return _formatted(cell, source["as"]) if "as" in source else shown_cell(cell)
     number = re.findall(SHOWN, cell)[source.get("number", 1) - 1]
     return _formatted(float(number.replace(",", "")), source["as"]) if "as" in source else number
+
+
+def _tables(result: Result, title: str) -> list[Table]:
+    """Those of that title, else those whose title begins so."""
+    exact = [table for table in result.tables if table.title == title]
+    return exact or [table for table in result.tables if table.title.startswith(title)]
 
 
 def _formatted(value: Any, spec: str) -> str:
