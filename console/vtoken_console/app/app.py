@@ -44,7 +44,6 @@ from vtoken_console.style.themes import DEPTHS, NAMES, SYSTEMS
 from vtoken_console.widgets.heatmap.colouring import MODES
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.lines import LinesWidget
-from vtoken_console.widgets.replay_bar import ReplayBar
 
 if TYPE_CHECKING:
     from vtoken.client import Server
@@ -432,18 +431,6 @@ class ConsoleApp(App[int]):
                 replay.seek_by(SEEK_S if what == "on" else -SEEK_S)
             case "start" | "end":
                 replay.seek(replay.index.last_ts if what == "end" else replay.index.first_ts)
-
-    def on_replay_bar_moment_entered(self, message: ReplayBar.MomentEntered) -> None:
-        if self.session.replay is not None:
-            try:
-                self.session.replay.seek_text(message.text)
-            except ValueError as error:
-                self.notify(str(error), severity="error")
-
-    def on_replay_bar_seek_requested(self, message: ReplayBar.SeekRequested) -> None:
-        replay = self.session.replay
-        if replay is not None:
-            replay.seek(replay.index.first_ts + message.share * replay.index.duration_s)
 
     # ------------------------------------------------------------ export
 

@@ -98,7 +98,7 @@ class Dashboard(Screen[None]):
         yield Figures(id="figures")
         yield self._guide
         yield Input(id="filter", placeholder=EXAMPLE, compact=True)
-        yield ReplayBar(id="replay")
+        yield ReplayBar(self._session, id="replay")
         yield KeyBar(dashboard_hints, id="keys")
 
     def on_mount(self) -> None:

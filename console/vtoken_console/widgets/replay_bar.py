@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.message import Message
 
 from vtoken.sentences import clock
 from vtoken_console.feed.playhead import ReplayStatus
+from vtoken_console.feed.session import Session
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
 from vtoken_console.widgets.keybar import Hint, hint_spans
@@ -48,22 +48,9 @@ class ReplayBar(LinesWidget, can_focus=True):
         Binding("end", "app.replay('end')", show=False),
     ]
 
-    class MomentEntered(Message):
-        """A typed moment was confirmed with enter."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
-
-    class SeekRequested(Message):
-        """The time axis was clicked, at 0 (start) to 1 (end)."""
-
-        def __init__(self, share: float) -> None:
-            super().__init__()
-            self.share = share
-
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+    def __init__(self, session: Session, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
+        self._session = session
         self.typed = ""
         self._track = (0, 1)  # first column and width of the time axis
 
@@ -148,14 +135,22 @@ class ReplayBar(LinesWidget, can_focus=True):
             self.typed = ""
         elif self.typed and event.key == "enter":
             text, self.typed = self.typed, ""
-            self.post_message(self.MomentEntered(text))
+            self._seek_text(text)
         else:
             return
         event.stop()
         event.prevent_default()
         self.redraw()
 
+    def _seek_text(self, text: str) -> None:
+        if self._session.replay is not None:
+            try:
+                self._session.replay.seek_text(text)
+            except ValueError as error:
+                self.notify(str(error), severity="error")
+
     def on_click(self, event: events.Click) -> None:
-        first, room = self._track
-        if event.y == 0 and first <= event.x < first + room:
-            self.post_message(self.SeekRequested((event.x - first) / max(1, room - 1)))
+        (first, room), replay = self._track, self._session.replay
+        if replay is not None and event.y == 0 and first <= event.x < first + room:
+            share = (event.x - first) / max(1, room - 1)
+            replay.seek(replay.index.first_ts + share * replay.index.duration_s)

@@ -25,24 +25,20 @@ class Strips:
 
     def strip(self, row: FleetRow, view: View, width: int) -> Line:
         """Exactly `width` columns."""
+        from vtoken_console.widgets.heatmap.cell_paint import CellPainter
+
         look = (view.theme, view.ramp, view.ascii_only, width)
         if look != self._look:
             self._look, self._kept = look, {}
-            self._painter = _painter(view)
+            self._painter = CellPainter(
+                view.theme, view.ramp, Mode.UTILISATION, ascii_only=view.ascii_only
+            )
         found = self._kept.get(row.key)
         if found is None or found[0] != row.version:
             assert self._painter is not None
             line = _paint(row, self._painter, width)
             self._kept[row.key] = found = row.version, line
         return found[1]
-
-
-def _painter(view: View) -> CellPainter:
-    from vtoken_console.widgets.heatmap.cell_paint import CellPainter
-
-    return CellPainter(
-        view.theme, view.ramp, Mode.UTILISATION, 1, 1, False, False, False, view.ascii_only
-    )
 
 
 def _paint(row: FleetRow, painter: CellPainter, width: int) -> Line:

@@ -118,12 +118,12 @@ class CellPainter:
     theme: Theme
     ramp: Ramp
     mode: Mode
-    width: int
-    height: int
-    text: bool
-    ids: bool
-    focused: bool
-    ascii_only: bool
+    width: int = 1
+    height: int = 1
+    text: bool = False
+    ids: bool = False
+    focused: bool = False
+    ascii_only: bool = False
     _spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict)
 
     def row(self, codes: Iterable[int], line: int, first_block: int = 0) -> Line:
