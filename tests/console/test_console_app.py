@@ -231,26 +231,6 @@ async def test_slot_view_names_the_reason_of_a_pin() -> None:
         await until(lambda: "shared prefix" in screen_text(app), "pin reason not shown")
 
 
-async def test_filter_narrows_the_table_and_escape_clears_it(
-    core: LiveEngine, served: Served
-) -> None:
-    async with running(served.url) as (app, pilot):
-        name = list(core.store.tables)[2]
-        requests = app.dashboard.query_one(Requests)
-        await pilot.press("slash", *name[-5:], "enter")
-        await until(lambda: [r.id for r in requests.rows] == [name], "not filtered")
-        await pilot.press("escape")
-        await until(lambda: len(requests.rows) == len(core.store.tables), "not cleared")
-
-
-async def test_keys_typed_into_the_filter_are_text_not_commands(served: Served) -> None:
-    async with running(served.url) as (app, pilot):
-        await pilot.press("slash", "p", "c", "u", "q")
-        await pilot.pause(0.2)
-        assert app.dashboard.filter.text == "pcuq"
-    assert served.calls_of(*CHANGES) == []
-
-
 async def test_keys_pasted_after_the_filters_key_are_text_not_commands(served: Served) -> None:
     async with running(served.url) as (app, _):
         for key, character in (("slash", "/"), ("p", "p"), ("c", "c"), ("u", "u")):
@@ -275,16 +255,24 @@ async def test_connecting_page_shows_address_start_and_error() -> None:
 async def test_lost_connection_is_reported_the_screen_stays_and_it_reconnects() -> None:
     server = contextlib.AsyncExitStack()
     first = await server.enter_async_context(serving(make_busy(60, 2)))
-    async with server, running(first.url) as (app, pilot):
+    async with server, running(first.url, size=(80, 24)) as (app, pilot):
+
+        def keys() -> str:
+            return screen_text(app).splitlines()[-1]
+
+        await until(lambda: "pause" in keys(), "no keys")
         await server.aclose()
         await until(lambda: app.source.feed.connection.state is State.LOST, "loss not seen")
-        await pilot.pause(0.3)
+        await until(lambda: "r retry" in keys(), "not offered")
+        assert "pause" not in keys()
+        assert "q quit" in keys()
         text = screen_text(app)
         assert "Not connected for" in text.splitlines()[1]
         assert "pool · 59 blocks" in text
         async with serving(make_busy(80, 2, epoch="two"), port=first.port):
             await pilot.press("r")
             await until(lambda: "pool · 79 blocks" in screen_text(app), "did not come back")
+            await until(lambda: "pause" in keys(), "no keys")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 36), (160, 50), (40, 10)])

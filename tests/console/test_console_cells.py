@@ -43,13 +43,6 @@ def test_mean_and_worst_agree_with_a_plain_loop(
             assert math.isnan(found.worst[cell])
 
 
-def test_one_bad_block_among_full_ones_shows_in_worst_not_in_mean() -> None:
-    live = np.array([16, 16, 16, 1], np.uint16)
-    found = cells.summarize(live, np.ones(4, np.uint8), SIZE, 4)
-    assert found.worst[0] == pytest.approx(1 / 16)
-    assert found.mean[0] > 0.7
-
-
 def test_flags_of_a_cell_are_the_union() -> None:
     found = cells.summarize(np.zeros(3, np.uint16), np.array([1, 3, 9], np.uint8), SIZE, 2)
     assert found.flags.tolist() == [3, 9]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tests.support.console_harness import make_busy, running, screen_text, until
+from tests.support.console_harness import charts_text, make_busy, running, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from vtoken import wire
@@ -206,11 +206,6 @@ async def test_mark_on_the_axis_is_named_below_with_who_what_and_when(
         await pilot.press("end")
         await pilot.pause(0.2)
         assert "▲3" in charts_text(app)
-
-
-def charts_text(app: object) -> str:
-    charts = app.dashboard.query_one(Charts)  # type: ignore[attr-defined]
-    return "\n".join(charts.render_line(y).text for y in range(charts.content_size.height))
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.console_harness import (
     applied,
+    charts_text,
     drawn,
     make_busy,
     make_short,
@@ -34,11 +35,9 @@ from vtoken_console.app.app import ConsoleApp
 from vtoken_console.changes.fields import make_fields, step_value
 from vtoken_console.feed.samples import NAMES, Sampler
 from vtoken_console.screens.confirm import ConfirmScreen
-from vtoken_console.screens.request import Summary
 from vtoken_console.style import palette
 from vtoken_console.style.appearance import choose
 from vtoken_console.widgets.details.given import given_words
-from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.sections import pressure_section
 from vtoken_console.widgets.lines import width_of
 from vtoken_console.widgets.requests import COLUMNS, floor_bar
@@ -106,6 +105,7 @@ async def test_gauge_has_no_pressure_where_nobody_gives_under_it(served: Served)
         assert app.source.feed.model.status.pressure is None
         for word in ("short", "give", "gave"):
             assert word not in gauge(app)
+        assert not any(head in screen_text(app) for head in HEADS)
         header = screen_text(app).splitlines()[0]
         assert "budget 256" in header
         assert "floor" not in header
@@ -207,13 +207,6 @@ async def test_ascii_table_draws_the_same_bar_in_ascii(short: Served) -> None:
         assert any("###" in line and "+" in line for line in screen_text(app).splitlines())
 
 
-async def test_table_has_no_such_columns_where_nobody_gives_under_pressure(served: Served) -> None:
-    async with running(served.url, (220, 60)) as (app, _):
-        app.dashboard.set_view("requests")
-        await until(lambda: "output" in screen_text(app), "not shown alone")
-        assert not any(head in screen_text(app) for head in HEADS)
-
-
 @given(
     live=st.integers(0, 5000),
     dead=st.integers(0, 5000),
@@ -307,16 +300,6 @@ async def test_request_page_says_what_it_gave_while_it_runs_and_after_its_end(
         assert len(app.screen.query_one("#rows").table) > 0
 
 
-async def test_request_page_of_a_fixed_budget_has_no_more_lines(
-    core: LiveEngine, served: Served
-) -> None:
-    async with running(served.url, SMALL) as (app, _):
-        await app.dashboard.open_request(core.reporter.rows()[0].id)
-        await until(lambda: "budget 256" in screen_text(app), "not loaded")
-        assert app.screen.query_one(Summary).content_size.height == 3
-        assert "floor" not in screen_text(app)
-
-
 # ---------------------------------------------------------------- charts and metrics
 
 
@@ -331,11 +314,6 @@ async def test_given_tokens_have_a_chart_up_to_now(served: Served) -> None:
         await until(lambda: "gave" in charts_text(app), "no chart")
         for label in ("F ", "free "):
             assert label in charts_text(app)
-
-
-def charts_text(app: ConsoleApp) -> str:
-    charts = app.dashboard.query_one(Charts)
-    return "\n".join(charts.render_line(y).text for y in range(charts.content_size.height))
 
 
 def test_given_tokens_are_sampled_as_a_rate_and_unknown_where_nobody_gives(

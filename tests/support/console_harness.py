@@ -19,6 +19,7 @@ from tests.support.serving import Served
 from vtoken import wire
 from vtoken.client import Server
 from vtoken_console.app.app import ConsoleApp
+from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.outcome import Outcome
 
@@ -149,6 +150,11 @@ def outcome(app: ConsoleApp) -> str:
 def drawn(panel: LinesWidget) -> list[Strip]:
     """The lines of a panel as they are drawn."""
     return [panel.render_line(y) for y in range(panel.content_size.height)]
+
+
+def charts_text(app: ConsoleApp) -> str:
+    """The charts as they are drawn."""
+    return "\n".join(strip.text for strip in drawn(app.dashboard.query_one(Charts)))
 
 
 def words_drawn(

@@ -309,9 +309,9 @@ class ConsoleApp(App[int]):
         self._clear_toasts()
 
     def _clear_toasts(self) -> None:
-        """Removes all messages, and the holders that Textual leaves, a line each."""
+        """Removes all messages with what holds them, which Textual would leave, a line each."""
         for screen in self.screen_stack:
-            screen.query("ToastHolder").remove()
+            screen.query("ToastRack > *").remove()
         super().clear_notifications()
 
     # ------------------------------------------------------------ colours

@@ -21,10 +21,10 @@ from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.figures import plot
 from vtoken_console.widgets.figures.bars import bars, nice_top
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge, width_of
+from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, facts, merge, width_of
 
 if TYPE_CHECKING:
-    from vtoken_console.feed.series import F64, Marker, Window
+    from vtoken_console.feed.series import F64, Marker, Series, Window
 
 AXIS = 7  # columns of the scale on the left
 GAP = 2
@@ -194,52 +194,39 @@ def make_charts(view: View, window: Window, *, pressure: bool) -> list[Chart]:
     assert view.series is not None
     status = view.model.status
     assert status is not None
-    muted, bold = palette.MUTED_STYLE, palette.BOLD_STYLE
     fragmentation, total = status.fragmentation, status.blocks.total
     f, theta = window.row("f"), window.row("theta_f")
     word = "theta" if view.ascii_only else "θ"
-    rates, rate = window.row("tokens_per_s"), view.series.newest("tokens_per_s")
+    free = units.count(status.blocks.free, len(units.count(total)))
     return [
         Chart(
-            [
-                ("F ", muted),
-                (f"{fragmentation.f:.2f}", bold),
-                (f"  {word} ", muted),
-                (f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
-            ],
+            facts(
+                ("F ", f"{fragmentation.f:.2f}"),
+                (f"  {word} ", f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
+            ),
             f,
             min(1.0, nice_top(_highest(max(0.1, fragmentation.f), f, theta) * 1.05)),
             lambda value: f"{value:.2f}",
             theta,
         ),
         Chart(
-            [
-                ("free ", muted),
-                (units.count(status.blocks.free, len(units.count(total))), bold),
-                (" blocks", muted),
-            ],
+            [*facts(("free ", free)), (" blocks", palette.MUTED_STYLE)],
             window.row("free_blocks"),
             total,
             _count,
         ),
-        *([_given(view, window)] if pressure else []),
+        *([_rate(view.series, window, "gave ", "given_per_s")] if pressure else []),
         _latency(view, window, "ITL p95", "inter_token_p95_ms"),
-        Chart(
-            [(units.count(rate, 6), bold), (" tok/s", muted)],
-            rates,
-            nice_top(_highest(max(1.0, rate), rates)),
-            _count,
-        ),
+        _rate(view.series, window, "", "tokens_per_s"),
         _latency(view, window, "TTFT p95", "ttft_p95_ms"),
     ]
 
 
-def _given(view: View, window: Window) -> Chart:
-    """The tokens that requests gave a second because memory was short."""
-    assert view.series is not None
-    muted, bold = palette.MUTED_STYLE, palette.BOLD_STYLE
-    values, rate = window.row("given_per_s"), view.series.newest("given_per_s")
-    title: list[Span] = [("gave ", muted), (units.count(rate, 6), bold), (" tok/s", muted)]
+def _rate(series: Series, window: Window, label: str, name: str) -> Chart:
+    """Tokens a second."""
+    values, rate = window.row(name), series.newest(name)
+    spans = [*facts((label, units.count(rate, 6))), (" tok/s", palette.MUTED_STYLE)]
+    title = [span for span in spans if span[0]]
     return Chart(title, values, nice_top(_highest(max(1.0, rate), values)), _count)
 
 
@@ -257,10 +244,8 @@ def _latency(view: View, window: Window, label: str, name: str) -> Chart:
     values = window.row(name)
     top = nice_top(_highest(max(bound or 1.0, newest or 0.0), values))
     over = bound is not None and newest is not None and newest > bound
-    title: list[Span] = [
-        (f"{label} ", palette.MUTED_STYLE),
-        (units.latency(newest), palette.WARN_STYLE if over else palette.BOLD_STYLE),
-    ]
+    style = palette.WARN_STYLE if over else palette.BOLD_STYLE
+    title = facts((f"{label} ", units.latency(newest), style))
     if bound is not None:
         title.append((f" guard {units.latency(bound, 0)}", palette.THETA_STYLE))
     line = values * 0 + bound if bound is not None else None
