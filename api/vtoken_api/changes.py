@@ -1,5 +1,16 @@
 """The changes that callers ask for: planned, made on the engines, and entered.
 
+A call without `engine` changes all engines of the server, or none:
+
+1. A change together has one new number: the highest revision of any engine, plus 1. So an engine
+   with a lower one has missed something, and a number names one change.
+2. Every engine is asked first whether it would accept it (`commands.Validate`). If one refuses,
+   nothing is changed. Then every engine is told, and at which revision it must be.
+3. If an engine fails in spite of that, the change is taken back where it was made.
+4. Each engine guards its own part of a trial. When one reverts, the others do.
+5. A change with a canary engine is tried there alone. If it is kept, the others make it under the
+   same number. If they do not, it is taken back on the first.
+
 A change is over when every engine that was told has answered or died. Its caller waits for that as
 long as an engine may begin it, and is told then that the outcome is not known yet.
 """
@@ -10,23 +21,27 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import structs
 
-from vtoken import wire
+from vtoken import sentences, wire
 from vtoken.wire import commands
+from vtoken.wire.fleet import common
 from vtoken_api.bus import unavailable
-from vtoken_api.fleet import Fleet, Making
+from vtoken_api.combined import together
+from vtoken_api.engine import Engine
+from vtoken_api.fleet import Fleet
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.state.journal import Journal
 
 Answer = wire.PatchResult | wire.Operation | wire.Forgotten | wire.Ended
-A = TypeVar("A", wire.PatchResult, wire.Operation, wire.Forgotten, wire.Ended)
+T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
 OfRequest = TypeVar("OfRequest", commands.Forget, commands.End)
 
 
@@ -39,12 +54,26 @@ class Caller:
     change_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
+@dataclass(frozen=True, slots=True)
+class Making:
+    """A change as it is made: what each engine is told, by its rank, and on whose behalf.
+
+    `action`: its name in the audit log; `asked`: the caller's own call.
+    """
+
+    caller: Caller
+    action: str
+    asked: commands.AnyCall
+    calls: Mapping[int, commands.AnyCall]
+
+
 class Changes:
     """Makes the changes of one server."""
 
     def __init__(self, fleet: Fleet, journal: Journal) -> None:
         self._fleet = fleet
         self._journal = journal
+        self._changing = asyncio.Lock()  # one change of several engines at a time
         self._open: dict[str, asyncio.Task[Any]] = {}  # by the id of the change
 
     async def close(self) -> None:
@@ -53,121 +82,234 @@ class Changes:
             task.cancel()
         await asyncio.gather(*self._open.values(), return_exceptions=True)
 
-    async def outcome(self, rank: int | None, change_id: str) -> wire.Change:
-        """What became of a change; raises ProblemError while an engine does not answer."""
-        if change_id in self._open:
-            return wire.Change(id=change_id, state="pending")
-        return await self._fleet.outcome(rank, change_id)
+    # ------------------------------------------------------------ the configuration
 
     async def configure(
-        self,
-        call: commands.PatchConfig | commands.Confirm | commands.Undo,
-        rank: int | None,
-        caller: Caller,
+        self, call: commands.ConfigCall, rank: int | None, caller: Caller, *, dry_run: bool = False
     ) -> wire.PatchResult:
         """Change the configuration, confirm or undo a change, or report what that would do."""
-        patches = isinstance(call, commands.PatchConfig)
-        action = "config" if patches else commands.name_of(type(call))
-        planned = partial(self._fleet.plan_change, call, rank, caller.name)
-        return await self._change(call, caller, action, planned, wire.PatchResult)
+        action = (
+            "config" if isinstance(call, commands.PatchConfig) else commands.name_of(type(call))
+        )
+        engines = self._fleet.named(rank)
+        if dry_run:
+            return await self._preview(call, engines, caller, action)
+        if len(self._fleet.engines) == 1:
+            return await self._make(
+                Making(caller, action, call, {engines[0].rank: call}), wire.PatchResult
+            )
+        async with self._changing:
+            accepted = await self._ask(engines, call)
+            number = 1 + max(await self._revisions(accepted))
+            if not isinstance(call, commands.Confirm):
+                call = structs.replace(call, revision=number)
+            if isinstance(call, commands.PatchConfig):
+                call = structs.replace(call, engines=[*accepted])
+            calls = {r: structs.replace(call, if_match=its.revision) for r, its in accepted.items()}
+            return await self._make(Making(caller, action, call, calls), wire.PatchResult)
 
     async def roll_out(
-        self, call: commands.PatchConfig, first: int, caller: Caller
+        self, call: commands.PatchConfig, first: int, caller: Caller, *, dry_run: bool = False
     ) -> wire.PatchResult:
-        """Try a change on engine `first`; the others follow when it is kept there."""
-        planned = partial(self._fleet.plan_canary, call, first, caller.name)
-        result = await self._change(call, caller, "config", planned, wire.PatchResult)
+        """Try a change on engine `first`; the others follow when it is kept there.
+
+        Raises 422 without a guard, and on a server with one engine.
+        """
+        fleet = self._fleet
+        rank = fleet.one(first).rank
+        if len(fleet.engines) == 1:
+            raise _no_canary(rank, "this server has one engine", "a server with several engines")
+        if not call.guards:
+            why = "nothing would decide whether the other engines follow"
+            raise _no_canary(rank, why, "with guards, such as preemptions>0")
+        if dry_run:
+            return await self._preview(call, fleet.engines, caller, "config")
+        others = [other for other in fleet.ranks if other != rank]
+        async with self._changing:
+            accepted = await self._ask(fleet.engines, call)
+            number = 1 + max(await self._revisions(accepted))
+            told = structs.replace(
+                call, if_match=accepted[rank].revision, revision=number, followers=others
+            )
+            making = Making(caller, "config", call, {rank: told})
+            result = await self._make(making, wire.PatchResult)
         if result.trial is not None:
-            others = ", ".join(map(str, result.trial.followers))
-            result.notes.append(f"when the trial has ended well, it is made on engine {others}")
+            follow = ", ".join(map(str, others))
+            result.notes.append(f"when the trial has ended well, it is made on engine {follow}")
         return result
 
     async def sync(self, rank: int | None, caller: Caller, *, dry_run: bool) -> wire.PatchResult:
-        """Give all engines one configuration, or report what that would do."""
-        call = commands.PatchConfig(patch={}, validate_only=dry_run)
-        planned = partial(self._fleet.plan_sync, rank, caller.name, dry_run=dry_run)
-        return await self._change(call, caller, "sync", planned, wire.PatchResult)
+        """Give all engines the configuration of engine `rank`, or report what that would do.
+
+        None: the one that most have. Raises 409 if they have it.
+        """
+        fleet = self._fleet
+        async with self._changing:
+            ask = dict.fromkeys(fleet.ranks, commands.Config())
+            configs = await fleet.ask_all(ask, wire.ConfigDocument)
+            wanted = common(configs) if rank is None else configs[fleet.one(rank).rank].desired
+            assert wanted is not None
+            number = 1 + max(config.revision for config in configs.values())
+            patches = {
+                r: commands.PatchConfig(
+                    patch={name: new for name, (_, new) in differs.items()},
+                    if_match=config.revision,
+                    revision=number,
+                )
+                for r, config in configs.items()
+                if (differs := wire.config_changes(config.desired, wanted))
+            }
+            if not patches:
+                raise refuse(409, "all engines have the same configuration", field="engine")
+            asked = commands.PatchConfig(patch={})
+            if not dry_run:
+                return await self._make(Making(caller, "sync", asked, patches), wire.PatchResult)
+            previews = {r: commands.Preview(change=patch) for r, patch in patches.items()}
+            found = await fleet.ask_all(previews, wire.PatchResult)
+            return await self._previewed(found, caller, "sync", asked)
+
+    # ------------------------------------------------------------ compactions and requests
 
     async def compact(
         self, call: commands.Compact, rank: int | None, caller: Caller
     ) -> wire.Operation:
-        """Start a compaction, or only plan it (`dry_run`)."""
-        planned = partial(self._fleet.plan_compaction, call, rank, caller.name)
-        return await self._change(call, caller, "compact", planned, wire.Operation)
+        """Start a compaction of one request, one engine or all, or only plan it (`dry_run`)."""
+        engines = self._fleet.named(rank)
+        if call.request_id is not None and len(engines) > 1:
+            holder, request_id = await self._fleet.holder(None, call.request_id, running=True)
+            engines, call = [holder], structs.replace(call, request_id=request_id)
+        calls = {engine.rank: call for engine in engines}
+        if call.dry_run:
+            found = await self._fleet.ask_all(calls, wire.Operation, caller.name)
+            return await self._previewed(found, caller, "compact", call)
+        return await self._make(Making(caller, "compact", call, calls), wire.Operation)
 
     async def forget(
         self, call: commands.Forget, rank: int | None, caller: Caller
     ) -> wire.Forgotten:
         """Let tokens of a request die first."""
-        planned = partial(self._of_request, call, rank)
-        return await self._change(call, caller, "forget", planned, wire.Forgotten)
+        making = Making(caller, "forget", call, await self._of_request(call, rank))
+        return await self._make(making, wire.Forgotten)
 
     async def end(self, call: commands.End, rank: int | None, caller: Caller) -> wire.Ended:
         """End a session for its client."""
-        planned = partial(self._of_request, call, rank)
-        return await self._change(call, caller, "end", planned, wire.Ended)
+        making = Making(caller, "end", call, await self._of_request(call, rank))
+        return await self._make(making, wire.Ended)
 
-    async def _of_request(self, call: OfRequest, rank: int | None) -> dict[int, commands.AnyCall]:
+    async def _of_request(self, call: OfRequest, rank: int | None) -> dict[int, OfRequest]:
         """`call` for the engine that has its request, by the engine's id of it."""
         engine, request_id = await self._fleet.holder(rank, call.request_id, running=True)
         return {engine.rank: structs.replace(call, request_id=request_id)}
 
+    # ------------------------------------------------------------ what became of it
+
+    async def outcome(self, rank: int | None, change_id: str) -> wire.Change:
+        """What became of a change; raises ProblemError while an engine does not answer."""
+        if change_id in self._open:
+            return wire.Change(id=change_id, state="pending")
+        ask = commands.Change(id=change_id)
+        calls = {engine.rank: ask for engine in self._fleet.named(rank)}
+        changes = [*(await self._fleet.ask_all(calls, wire.Change)).values()]
+        if len(changes) == 1:
+            return changes[0]
+        order = ("applied", "pending", "refused", "not_applied")
+        first = min(changes, key=lambda change: order.index(change.state))
+        return structs.replace(first, engines=changes)
+
     async def follow(self, rank: int, event: wire.Event) -> None:
-        """Let the other engines follow one that has ended a trial."""
-        for other, call in self._fleet.plan_follow(rank, event).items():
-            with contextlib.suppress(ProblemError):  # it has reverted by itself, or is gone
-                await self._make_of_event("revert", rank, event, {other: call})
-        data = event.data
-        if "followers" not in data:
-            return
-        revision = data.get("kept", data.get("confirmed"))
-        problem = "its guards had no evidence" if data.get("unevaluated") else ""
-        if not problem:
-            patch = commands.PatchConfig(patch=data["patch"], revision=revision)
-            calls: dict[int, commands.AnyCall] = dict.fromkeys(data["followers"], patch)
-            try:
-                await self._make_of_event("rollout", rank, event, calls)
-            except ProblemError as error:
-                problem = error.problem.detail
-        if problem:
-            logger.warning("vtoken: revision %d stays on no engine: %s", revision, problem)
-            undo: dict[int, commands.AnyCall] = {rank: commands.Undo(if_match=revision)}
-            with contextlib.suppress(ProblemError):
-                await self._make_of_event("revert", rank, event, undo)
+        """Let the other engines follow engine `rank` if the event is the end of a trial."""
+        if (end := wire.TrialEnd.of(event.data)) is not None:
+            self._start(uuid.uuid4().hex, self._follow(rank, end))
 
-    # ------------------------------------------------------------ inside
+    async def _follow(self, rank: int, end: wire.TrialEnd) -> None:
+        caller = Caller(f"{end.actor} of engine {rank}")
+        if end.reverted is not None:
+            undo = commands.Undo(if_match=end.reverted, revision=end.revision)
+            for other in end.engines:
+                if other != rank:
+                    revert = Making(caller, "revert", undo, {other: undo})
+                    with contextlib.suppress(ProblemError):  # it has reverted by itself, or is gone
+                        await self._tell(revert, wire.PatchResult)
+        elif end.followers:
+            problem = "its guards had no evidence" if end.unevaluated else ""
+            revision = end.kept if end.kept is not None else end.confirmed
+            if not problem:
+                patch = commands.PatchConfig(patch=end.patch, revision=revision)
+                rollout = Making(caller, "rollout", patch, dict.fromkeys(end.followers, patch))
+                try:
+                    await self._tell(rollout, wire.PatchResult)
+                except ProblemError as error:
+                    problem = error.problem.detail
+            if problem:
+                logger.warning("vtoken: revision %s stays on no engine: %s", revision, problem)
+                undo = commands.Undo(if_match=revision)
+                revert = Making(caller, "revert", undo, {rank: undo})
+                with contextlib.suppress(ProblemError):
+                    await self._tell(revert, wire.PatchResult)
 
-    async def _change(
-        self,
-        call: commands.AnyCall,
-        caller: Caller,
-        action: str,
-        plan: Callable[[], Awaitable[A | dict[int, commands.AnyCall]]],
-        kind: type[A],
+    # ------------------------------------------------------------ asking
+
+    async def _ask(
+        self, engines: Sequence[Engine], call: commands.ConfigCall
+    ) -> dict[int, wire.Accepted]:
+        """Whether the engines would accept a change, by rank; raises the first refusal, and 412."""
+        ask = commands.Validate(change=structs.replace(call, if_match=None))
+        calls = {engine.rank: ask for engine in engines}
+        accepted = await self._fleet.ask_all(calls, wire.Accepted)
+        _require_newest(call.if_match, [its.revision for its in accepted.values()])
+        if isinstance(call, commands.Undo):
+            _require_same({rank: its.changes for rank, its in accepted.items()})
+        return accepted
+
+    async def _revisions(self, accepted: Mapping[int, wire.Accepted]) -> list[int]:
+        """The revisions of these engines, and of all others that answer."""
+        ask = commands.Config()
+        others = {rank: ask for rank in self._fleet.ranks if rank not in accepted}
+        found = await self._fleet.ask_each(others, wire.ConfigDocument)
+        revisions = [c.revision for c in found.values() if not isinstance(c, ProblemError)]
+        return [*revisions, *(its.revision for its in accepted.values())]
+
+    async def _preview(
+        self, call: commands.ConfigCall, engines: Sequence[Engine], caller: Caller, action: str
+    ) -> wire.PatchResult:
+        """What a change would do on engines; raises the first refusal, and 412."""
+        ask = commands.Preview(change=structs.replace(call, if_match=None))
+        calls = {engine.rank: ask for engine in engines}
+        found = await self._fleet.ask_all(calls, wire.PatchResult)
+        _require_newest(call.if_match, [preview.revision for preview in found.values()])
+        if isinstance(call, commands.Undo):
+            _require_same({rank: preview.changes for rank, preview in found.items()})
+        return await self._previewed(found, caller, action, call)
+
+    async def _previewed(
+        self, found: Mapping[int, A], caller: Caller, action: str, call: commands.AnyCall
     ) -> A:
-        """Make what `plan` returns, or return it if it is the answer to a dry run.
+        """The answers to a dry run as one, which is entered if its caller could make the change."""
+        answer = together([*found.values()])
+        if caller.can_control:
+            await self._enter(_entry(caller, action, call, answer, dry_run=True))
+        return answer
 
-        Raises 409 while another change of this id is open, and 503 if the outcome is not known yet.
+    # ------------------------------------------------------------ making
+
+    async def _make(self, making: Making, kind: type[A]) -> A:
+        """Make a change and enter it. Raises ProblemError: also 409 while another change of this
+        id is open, and 503 if the outcome is not known in time.
         """
-        async with self._fleet.changing():
-            planned = await plan()
-            if not isinstance(planned, dict):
-                if caller.can_control:
-                    await self._enter(_entry(caller.name, action, call, planned, dry_run=True))
-                return planned
-            if caller.change_id in self._open:
-                raise _handled(caller.change_id)
-            timeout_s = max(self._fleet.one(rank).bus.timeout_s for rank in planned)
-            making = Making(
-                caller.change_id, caller.name, action, call, planned, time.time() + timeout_s
-            )
-            task = asyncio.create_task(self._make(making, kind), name="vtoken-change")
-            self._open[making.change_id] = task
-            task.add_done_callback(partial(self._ended, making.change_id))
-            done, _ = await asyncio.wait({task}, timeout=timeout_s)
-            if not done:
-                raise _late(making, timeout_s)
-            return task.result()
+        change_id = making.caller.change_id
+        if change_id in self._open:
+            raise _handled(change_id)
+        timeout_s = self._fleet.timeout_s
+        task = self._start(change_id, self._tell(making, kind))
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        if not done:
+            raise _late(making, timeout_s)
+        return task.result()
+
+    def _start(self, change_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._open[change_id] = asyncio.create_task(work, name="vtoken-change")
+        task.add_done_callback(partial(self._ended, change_id))
+        return task
 
     def _ended(self, change_id: str, task: asyncio.Task[Any]) -> None:
         del self._open[change_id]
@@ -175,40 +317,87 @@ class Changes:
         if error is not None and not isinstance(error, ProblemError):
             logger.error("vtoken: change %s failed", change_id, exc_info=error)
 
-    async def _make(self, making: Making, kind: type[A]) -> A:
-        """Make a change and enter it; raises ProblemError."""
-        answer = await self._fleet.make(making, kind)
-        entry = _entry(making.actor, making.action, making.asked, answer, dry_run=False)
-        await self._enter(structs.replace(entry, change=making.change_id))
+    async def _tell(self, making: Making, kind: type[A]) -> A:
+        """Tell the engines, wait for all of them, and enter their answer. Raises ProblemError."""
+        caller, fleet = making.caller, self._fleet
+        answers = await fleet.ask_each(
+            making.calls, kind, caller.name, caller.change_id, time.time() + fleet.timeout_s
+        )
+        failed = {r: answer for r, answer in answers.items() if isinstance(answer, ProblemError)}
+        made = {r: answer for r, answer in answers.items() if not isinstance(answer, ProblemError)}
+        if failed:
+            error = next(iter(failed.values()))
+            if len(fleet.engines) > 1:
+                said = [f"engine {rank}: {e.problem.detail}" for rank, e in failed.items()]
+                for rank, answer in made.items():
+                    if isinstance(answer, wire.PatchResult) and answer.changes:
+                        said.append(await self._take_back(making, rank, answer))
+                error.problem.detail = "; ".join(said)
+            raise error
+        answer = together([*made.values()])
+        entry = _entry(caller, making.action, making.asked, answer, dry_run=False)
+        await self._enter(structs.replace(entry, change=caller.change_id))
         return answer
 
-    async def _make_of_event(
-        self, action: str, rank: int, event: wire.Event, calls: dict[int, commands.AnyCall]
-    ) -> None:
-        """Make what follows from an event of engine `rank`; raises ProblemError."""
-        making = Making(
-            uuid.uuid4().hex,
-            f"{event.data['actor']} of engine {rank}",
-            action,
-            next(iter(calls.values())),
-            calls,
-            time.time() + max(self._fleet.one(told).bus.timeout_s for told in calls),
-        )
-        await self._make(making, wire.PatchResult)
+    async def _take_back(self, making: Making, rank: int, result: wire.PatchResult) -> str:
+        """Restore what one engine had before `result`; a sentence that says so, or why not."""
+        back: commands.ConfigCall = commands.Undo(if_match=result.revision)
+        if isinstance(making.asked, commands.Undo):
+            patch = {name: old for name, (old, _) in result.changes.items()}
+            back = commands.PatchConfig(patch=patch, if_match=result.revision)
+        try:
+            await self._fleet.one(rank).bus.ask(back, wire.PatchResult, making.caller.name)
+        except ProblemError as error:
+            return f"engine {rank} keeps it: {error.problem.detail}"
+        return f"taken back on engine {rank}"
 
     async def _enter(self, entry: wire.AuditEntry) -> None:
         self._journal.enter(entry)
         await self._journal.settle()
 
 
+def _require_newest(expected: int | None, revisions: Sequence[int]) -> None:
+    """Raises 412 unless `expected` is None or the highest of the engines' revisions."""
+    newest = max(revisions)
+    if expected not in (None, newest):
+        raise refuse(
+            412,
+            f"the configuration is at revision {newest}, the call was made for {expected}",
+            title="Refused",
+            field="If-Match",
+            value=expected,
+            bound=f"{newest}",
+        )
+
+
+def _require_same(changes: Mapping[int, dict[str, list[Any]]]) -> None:
+    """Raises 409 unless an undo restores the same configuration on all engines, by rank."""
+    first, *others = changes.values()
+    if any(other != first for other in others):
+        would = "; ".join(
+            f"engine {rank}: {sentences.change_text(its) or 'nothing'}"
+            for rank, its in changes.items()
+        )
+        raise refuse(
+            409,
+            f"the engines would undo different changes: {would}",
+            field="engine",
+            bound="name one engine, or give all one configuration with POST /vtoken/v1/sync",
+        )
+
+
+def _no_canary(rank: int, why: str, bound: str) -> ProblemError:
+    return refuse(422, why, field="canary_engine", value=rank, bound=bound)
+
+
 def _late(making: Making, timeout_s: float) -> ProblemError:
-    call = commands.name_of(type(making.asked))
+    call, change_id = commands.name_of(type(making.asked)), making.caller.change_id
     error = unavailable(
         f"the engine did not answer {call!r} within {timeout_s:g} s; the change was applied by now "
-        f"or never will be: GET /vtoken/v1/changes/{making.change_id} tells which as soon as the "
-        "engine answers"
+        f"or never will be: GET /vtoken/v1/changes/{change_id} tells which as soon as the engine "
+        "answers"
     )
-    error.problem.title, error.problem.change = "Outcome unknown", making.change_id
+    error.problem.title, error.problem.change = "Outcome unknown", change_id
     return error
 
 
@@ -225,7 +414,7 @@ def _handled(change_id: str) -> ProblemError:
 
 
 def _entry(
-    actor: str, action: str, call: commands.AnyCall, answer: Answer, *, dry_run: bool
+    caller: Caller, action: str, call: commands.AnyCall, answer: Answer, *, dry_run: bool
 ) -> wire.AuditEntry:
     """The entry of an accepted call; `answer.engine` None: it was made on all."""
     changes: dict[str, list[Any]]
@@ -247,7 +436,7 @@ def _entry(
         changes = {"request_id": [None, answer.request_id], "spans": [None, call.spans]}
     return wire.AuditEntry(
         ts=time.time(),
-        actor=actor,
+        actor=caller.name,
         action=action,
         changes=changes,
         revision=answer.revision,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vtoken import wire
 from vtoken.sentences.situation import situation
@@ -21,13 +21,11 @@ class Engine:
     hub: Hub
     recorder: Recorder
     journal: Journal
+    rank: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.rank = self.bus.rank
         self.hub.complete = self.complete
-
-    @property
-    def rank(self) -> int:
-        return self.bus.rank
 
     def start(self) -> None:
         """Follow the engine and record it."""

@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NoReturn
 
-from vtoken_api.problems import ProblemError, refuse
+from vtoken_api.problems import refuse
 
 MAX_PAYERS = 1024
 MAX_BODY_BYTES = 64 * 1024
@@ -117,20 +117,15 @@ class RateLimits:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Who pays for the engine's time of one call; `note` is told when the call is refused."""
+    """Who pays for the engine's time of one call."""
 
     limits: RateLimits
     payer: str
     kind: str
-    note: Callable[[ProblemError], None]
 
     def require_no_debt(self) -> None:
         """Raises 429, see `RateLimits.require_no_debt`."""
-        try:
-            self.limits.require_no_debt(self.payer, self.kind)
-        except ProblemError as error:
-            self.note(error)
-            raise
+        self.limits.require_no_debt(self.payer, self.kind)
 
     def charge(self, seconds: float) -> None:
         """Charge `seconds` of the engine's thread."""

@@ -6,9 +6,6 @@ environment: a closed loop over HTTP. The servers take turns, forwards and backw
 each run, and ratios compare runs of the same repeat. What is in the log of an earlier run of this
 code is not measured again.
 
-With --data-parallel-size N each server has N engines, which share the memory and the clients, and
-one API process. On CPU an engine has one thread, unless --threads says otherwise.
-
 `vllm bench serve` needs packages that a server does not need. Create an environment for it:
 
   uv venv client-env
@@ -76,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=MEMORY,
         help="the cache, as a share of what the clients' requests need (default %(default)s)",
     )
-    add("--data-parallel-size", type=int, default=1, metavar="N", help="engines a server (1)")
     add("--again", action="store_true", help="measure anew what is in the log")
     targets.add_arguments(parser)
 
@@ -95,13 +91,11 @@ def run(args: argparse.Namespace) -> int:
     except FAILURES as error:
         print(f"vtoken bench client: {error}", file=sys.stderr)
         return 1
-    finish(result, path=args.json or FOLDER / f"{result.bench}.json", markdown=args.markdown)
+    finish(result, path=args.json, markdown=args.markdown)
     return 0
 
 
 def _measured(args: argparse.Namespace) -> Result:
-    num_engines: int = args.data_parallel_size
-    name = "client" if num_engines == 1 else "client-fleet"
     target = targets.target(args)
     setting = Setting(
         model=args.model,
@@ -111,24 +105,18 @@ def _measured(args: argparse.Namespace) -> Result:
     )
     points = points_at(setting, {}, args.memory)
     model = targets.model_folder(args.model).name
-    folder = (FOLDER / name).absolute()
-    log = Log.opened(FOLDER / "evaluation" / f"{name}.jsonl", again=args.again)
-    servers = Servers(ServingClient(args.client), target, num_engines, folder)
-    command = targets.make_target("bench-client", args)
-    if num_engines > 1:
-        command += f" ARGS='--data-parallel-size {num_engines}'"
+    log = Log.opened(FOLDER / "evaluation" / "client.jsonl", again=args.again)
+    servers = Servers(ServingClient(args.client), target, (FOLDER / "client").absolute())
     native = points[0]
     result = new_result(
-        name,
-        command,
+        "client",
+        targets.make_target("bench-client", args),
         {
             "model": model,
-            **({"engines": num_engines} if num_engines > 1 else {}),
             "clients": native.concurrency,
             "requests a run": native.num_requests,
             "memory": f"{args.memory:.0%} of the demand",
-            "blocks": f"{native.engine.num_blocks // num_engines} of {target.stock_block_size} "
-            f"tokens{' an engine' * (num_engines > 1)}",
+            "blocks": f"{native.engine.num_blocks} of {target.stock_block_size} tokens",
             "repeats": setting.repeats,
             **target.described(),
         },
@@ -144,12 +132,9 @@ class Servers:
 
     most_together = len(VARIANTS)  # a repeat is logged whole, or not at all
 
-    def __init__(
-        self, client: ServingClient, target: Target, num_engines: int, folder: Path
-    ) -> None:
-        self.key = asdict(target) | {"num_engines": num_engines}
-        self._client, self._target = client, target
-        self._num_engines, self._folder = num_engines, folder
+    def __init__(self, client: ServingClient, target: Target, folder: Path) -> None:
+        self.key = asdict(target)
+        self._client, self._target, self._folder = client, target, folder
 
     def together(self, points: Sequence[Point], repeat: int) -> list[dict[str, Any]]:
         """Run the loads one after the other. Raises ClientError and DemoError."""
@@ -196,14 +181,11 @@ class Servers:
 
     def environment(self, point: Point) -> dict[str, str]:
         """Of the server of `point`, over this process's."""
-        threads = self._target.threads
-        if threads is None and self._num_engines > 1 and self._target.device == "cpu":
-            threads = 1  # by vLLM's choice all engines would share one core
         return {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VTOKEN_ENABLED": "0" if point.engine.stock else "1",
-            **thread_environment(threads),
+            **thread_environment(self._target.threads),
         }
 
     def server_arguments(self, point: Point) -> list[str]:
@@ -213,11 +195,9 @@ class Servers:
             targets.model_folder(spec.model),
             block_size=spec.block_size,
             max_model_len=spec.max_model_len,
-            num_blocks=spec.num_blocks // self._num_engines,
+            num_blocks=spec.num_blocks,
         )
         flags = [f"--served-model-name={ServingClient.MODEL}", *as_flags(engine_args)]
-        if self._num_engines > 1:
-            flags += [f"--data-parallel-size={self._num_engines}", "--api-server-count=1"]
         if spec.stock:
             return flags
         state = self._folder / f"{file_name(str(point.labels['variant']))}-state"

@@ -20,6 +20,7 @@ REPORTING = {
     "client_report.py",
     "comparison.py",
     "page.py",
+    "progress.py",
     "log.py",
     "output.py",
     "report.py",

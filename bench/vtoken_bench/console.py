@@ -13,12 +13,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from statistics import median
 
-from vtoken_bench.output import FOLDER, Table, finish, new_result
+from vtoken_bench.output import FOLDER, Cell, Table, finish, new_result
 from vtoken_bench.terminal import Terminal
 
 SIZE = (200, 50)
@@ -27,26 +26,18 @@ CACHE = FOLDER / "bytecode"
 QUIET_FPS = "0.1"  # so low that output after a key is the reaction to it
 LINK_KB_PER_S = 64.0
 
-GOAL_PAINT_S = 0.6
-GOAL_KEY_MS = 50.0
-GOAL_RSS_MB = 120.0
-GOAL_KB_PER_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One start of the console. CPU time depends less on other load than elapsed time."""
-
-    link_kb_per_s: float | None  # speed of the link to the terminal; None: unlimited
-    paint_s: float  # exec to the first complete frame
-    paint_cpu_s: float
-    data_s: float  # exec to the first frame with data
-    key_ms: list[float]  # arrow key to cursor, without traffic
-    page_ms: list[float]  # ? to help page, at full traffic
-    rss_mb: float  # highest sample
-    kb_per_s: float  # to the terminal
-    frames_per_s: float  # on the terminal
-    cpu_percent: float  # of one core, at full traffic
+# Figures of one start of the console, by their names in a table, with goals where the terminal
+# reads at once. CPU time depends less on other load than elapsed time.
+PAINT, PAINT_CPU, DATA = "first paint, s", "CPU time of it, s", "first data, s"
+KEY, PAGE = (
+    "arrow key to its cursor, ms",
+    "? to the help page, ms",
+)  # without traffic, with all of it
+MEMORY, SPEED = "memory (RSS), MB", "to the terminal, kB/s"
+FRAMES, FRAME, CPU = "frames a second", "a frame, kB", "CPU, % of one core"
+FIGURES = (PAINT, PAINT_CPU, DATA, KEY, PAGE, MEMORY, SPEED, FRAMES, FRAME, CPU)
+GOALS = {PAINT: 0.6, KEY: 50.0, PAGE: 50.0, MEMORY: 120.0, SPEED: 300.0}
+Figures = dict[str, list[float]]
 
 
 def _console(url: str, fps: str, link_kb_per_s: float | None = None) -> Terminal:
@@ -69,7 +60,7 @@ def _warm_up(url: str) -> None:
         console.close()
 
 
-def _watch(console: Terminal, watch_s: float) -> dict[str, float]:
+def _watch(console: Terminal, watch_s: float) -> Figures:
     """Figures of a console that shows its data and gets no key; memory is the highest sample."""
     time.sleep(SETTLE_S)
     began, cpu, written = time.monotonic(), console.cpu_s(), console.num_bytes
@@ -78,15 +69,17 @@ def _watch(console: Terminal, watch_s: float) -> dict[str, float]:
         rss = max(rss, console.rss_bytes())
         time.sleep(0.2)
     spent = time.monotonic() - began
+    written, frames = console.num_bytes - written, console.num_frames - frames
     return {
-        "rss_mb": rss / 1e6,
-        "kb_per_s": (console.num_bytes - written) / spent / 1e3,
-        "cpu_percent": (console.cpu_s() - cpu) / spent * 100,
-        "frames_per_s": (console.num_frames - frames) / spent,
+        MEMORY: [rss / 1e6],
+        SPEED: [written / spent / 1e3],
+        FRAMES: [frames / spent],
+        FRAME: [written / frames / 1e3] if frames else [],
+        CPU: [(console.cpu_s() - cpu) / spent * 100],
     }
 
 
-def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | None) -> Run:
+def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | None) -> Figures:
     console = _console(url, "10", link_kb_per_s)
     try:
         painted = console.wait_for("vToken") - console.started
@@ -102,19 +95,17 @@ def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | Non
             console.type(b"?")
             console.wait_for("70,000 blocks", mark)
             time.sleep(0.25)
-        watched["rss_mb"] = max(watched["rss_mb"], console.rss_bytes() / 1e6)
+        watched[MEMORY].append(console.rss_bytes() / 1e6)
     finally:
         console.close()
-    keys = _keys(url, num_keys, link_kb_per_s)
-    return Run(
-        link_kb_per_s=link_kb_per_s,
-        paint_s=painted,
-        paint_cpu_s=paint_cpu,
-        data_s=data,
-        key_ms=keys,
-        page_ms=pages,
+    return {
+        PAINT: [painted],
+        PAINT_CPU: [paint_cpu],
+        DATA: [data],
+        KEY: _keys(url, num_keys, link_kb_per_s),
+        PAGE: pages,
         **watched,
-    )
+    }
 
 
 def _keys(url: str, num_keys: int, link_kb_per_s: float | None) -> list[float]:
@@ -152,15 +143,13 @@ def run(args: argparse.Namespace) -> int:
     with _feed() as url:
         _warm_up(url)
         found = [
-            _measure(url, watch_s, num_keys, link)
+            {link: _measure(url, watch_s, num_keys, link) for link in (None, LINK_KB_PER_S)}
             for _ in range(runs)
-            for link in (None, LINK_KB_PER_S)
         ]
     result.tables = [
-        figures_table([one for one in found if one.link_kb_per_s == link])
-        for link in (None, LINK_KB_PER_S)
+        figures_table([one[link] for one in found], link) for link in (None, LINK_KB_PER_S)
     ]
-    result.raw = [asdict(one) for one in found]
+    result.raw = [{str(link): figures for link, figures in one.items()} for one in found]
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return 0
@@ -179,48 +168,32 @@ def _feed() -> Iterator[str]:
         feed.wait()
 
 
-def figures_table(runs: list[Run]) -> Table:
-    """One link's figures. The goals are those of a terminal that reads at once."""
-    link = runs[0].link_kb_per_s
-    keys = [ms for one in runs for ms in one.key_ms]
-    pages = [ms for one in runs for ms in one.page_ms]
-    metrics: list[tuple[str, list[float], float | None]] = [
-        ("first paint, s", [one.paint_s for one in runs], GOAL_PAINT_S),
-        ("CPU time of it, s", [one.paint_cpu_s for one in runs], None),
-        ("first data, s", [one.data_s for one in runs], None),
-        ("arrow key to its cursor, ms", keys, GOAL_KEY_MS),
-        ("? to the help page, ms", pages, GOAL_KEY_MS),
-        ("memory (RSS), MB", [one.rss_mb for one in runs], GOAL_RSS_MB),
-        ("to the terminal, kB/s", [one.kb_per_s for one in runs], GOAL_KB_PER_S),
-        ("frames a second", [one.frames_per_s for one in runs], None),
-        (
-            "a frame, kB",
-            [one.kb_per_s / one.frames_per_s for one in runs if one.frames_per_s],
-            None,
-        ),
-        ("CPU, % of one core", [one.cpu_percent for one in runs], None),
-    ]
-    where = "" if link is None else f", behind a link of {link:g} kB/s"
-    found = Table(
-        f"70,000 blocks, 10 frames a second, 200 x 50{where}",
-        ["figure", "median", "lowest", "95%", "highest", "goal", ""],
-        [],
-        [],
-    )
-    if link is None:
-        found.notes = [
+def figures_table(runs: Sequence[Figures], link_kb_per_s: float | None) -> Table:
+    """One link's figures."""
+    goals: dict[str, float] = {}
+    where, notes = f", behind a link of {link_kb_per_s:g} kB/s" if link_kb_per_s else "", []
+    if link_kb_per_s is None:
+        goals = GOALS
+        notes = [
             "goals are held against elapsed time: other work on the machine counts in",
             "met, missed: all measurements are on that side of the goal; else undecided",
             "a free core paints first within little more than the CPU time of the first paint",
         ]
-    for name, values, limit in metrics:
-        goal = limit if link is None else None
-        verdict = "" if goal is None else _verdict(values, goal)
-        bound = None if goal is None else f"< {goal:g}"
-        found.rows.append(
-            [name, median(values), min(values), _p95(values), max(values), bound, verdict]
-        )
-    return found
+    title = f"70,000 blocks, 10 frames a second, 200 x 50{where}"
+    return Table.of(title, [_row(name, runs, goals.get(name)) for name in FIGURES], *notes)
+
+
+def _row(name: str, runs: Sequence[Figures], goal: float | None) -> dict[str, Cell]:
+    values = [value for one in runs for value in one[name]]
+    return {
+        "figure": name,
+        "median": median(values),
+        "lowest": min(values),
+        "95%": _p95(values),
+        "highest": max(values),
+        "goal": None if goal is None else f"< {goal:g}",
+        "": None if goal is None else _verdict(values, goal),
+    }
 
 
 def _p95(values: list[float]) -> float:

@@ -325,7 +325,7 @@ async def _serve(num_blocks: int, num_requests: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=70_000)
+    parser.add_argument("--blocks", type=int, default=70_001, help="with vLLM's null block")
     parser.add_argument("--requests", type=int, default=256)
     args = parser.parse_args()
     asyncio.run(_serve(args.blocks, args.requests))

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from vtoken.demo.progress import Progress
-from vtoken_bench.output import FOLDER, Table, finish, new_result
+from vtoken_bench.output import FOLDER, Cell, Table, finish, new_result
 from vtoken_bench.target import device_name, found_device
 
 CHECKS = ("pages", "copies", "overlap", "probe", "serving")
@@ -121,8 +121,8 @@ def _report(
                 name: outcome.result["facts"][name] for name in ("torch", "cuda", "triton")
             }
     if failed:
-        rows: list[list[str | int | float | None]] = [[*pair] for pair in failed.items()]
-        result.tables.append(Table("Not measured", ["check", "why"], rows))
+        rows = [{"check": name, "why": why} for name, why in failed.items()]
+        result.tables.append(Table.of("Not measured", rows))
     result.raw = msgspec.to_builtins(outcomes)
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
@@ -133,19 +133,12 @@ def _report(
 
 def table_of(outcome: Finished) -> Table:
     """The check's rows; times are null where there was no device."""
-    result = outcome.result
-    rows = [dict(_cells(outcome.check, row)) for row in result["rows"]]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    notes = [f"failed: {kernel}: {why}" for kernel, why in result.get("failed", {}).items()]
-    return Table(
-        f"{outcome.check}, {outcome.device}, {outcome.finished}",
-        columns,
-        [[row.get(name) for name in columns] for row in rows],
-        notes,
-    )
+    notes = [f"failed: {kernel}: {why}" for kernel, why in outcome.result.get("failed", {}).items()]
+    rows = [dict(_cells(outcome.check, row)) for row in outcome.result["rows"]]
+    return Table.of(f"{outcome.check}, {outcome.device}, {outcome.finished}", rows, *notes)
 
 
-def _cells(check: str, row: dict[str, Any]) -> Iterator[tuple[str, str | int | float | None]]:
+def _cells(check: str, row: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
     for name, value in row.items():
         if name not in SHOWN[check] and not name.startswith("ratio, "):
             continue

@@ -25,7 +25,7 @@ from vtoken_bench.engines import EngineError, Process, thread_environment
 from vtoken_bench.evaluation.answers import CONFIGS, FIXED, PRESSURE
 from vtoken_bench.evaluation.effects import bounds, spread
 from vtoken_bench.evaluation.variants import NAIVE
-from vtoken_bench.output import Table, finish, new_result
+from vtoken_bench.output import Cell, Table, finish, goals_table, new_result
 
 HERE, BENCH_FOLDER = Path(vtoken.__file__).parents[1], Path(__file__).parents[1]
 THIS, OTHER = "this", "other"
@@ -44,7 +44,12 @@ VTOKEN, VLLM, BENCH = "vtoken", "vllm", "bench"  # owners of code
 SCHEDULER, WORKER, LOOP = SIDES = ("scheduler", "worker", "loop")
 ATTENTION, FRONT = "attention", "front end"  # not counted: the model's, and outside the core
 DRIVER = "vtoken_bench.vllm.host"
-KINDS = ("launches", "uploads", "downloads", "ops")
+KINDS = {
+    "launches": "launches of Triton",
+    "uploads": "uploads",
+    "downloads": "downloads",
+    "ops": "operations of torch",
+}
 SHOWN_US = 25.0  # of a file in a step of any variant
 Row = dict[str, Any]  # one load, see `HostEngine.run`
 Figure = Callable[[Row], float]
@@ -68,6 +73,10 @@ def full_graphs(row: Row) -> float:
 
 
 v_ms, b_ms = of(VTOKEN, *SIDES), of(VLLM, *SIDES)
+
+
+def v_of_b(row: Row) -> float:
+    return v_ms(row) / b_ms(row)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,13 +112,14 @@ def run(args: argparse.Namespace) -> int:
         **({"other": commits[OTHER] or "no checkout"} if args.against else {}),
     }
     result = new_result("host", "make bench-host", setup)
+    result.claims = claims(rows)
     result.tables = [
+        goals_table(result.claims),
         steps_table(rows, trees),
         *([ratios_table(rows)] if args.against else []),
-        counts_table(rows, trees),
+        counts_table(rows),
         files_table(rows),
     ]
-    result.claims = claims(rows)
     result.raw = {"commits": commits, "rows": rows}
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
@@ -157,14 +167,12 @@ def measure(
     return commits, rows
 
 
-def timed_loads(rows: Sequence[Row], variant: str, tree: str) -> list[Row]:
-    return [r for r in rows if (r["tree"], r["variant"]) == (tree, variant) and "ns" in r]
-
-
 def over_repeats(
     rows: Sequence[Row], figure: Figure, variant: str, tree: str = THIS
 ) -> list[float]:
-    return [figure(row) for row in timed_loads(rows, variant, tree)]
+    """The figure of every timed load of the variant."""
+    of_both = [r for r in rows if (r["tree"], r["variant"]) == (tree, variant)]
+    return [figure(row) for row in of_both if "ns" in row]
 
 
 def variants_of(rows: Sequence[Row]) -> list[str]:
@@ -178,7 +186,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
         goal = f"<= {GOALS_MS[variant]}" if variant in GOALS_MS else ""
         for what, figure, unit, bound in (
             ("vToken's time on the host in a step", v_ms, "ms", goal),
-            ("the same, of vLLM's own", lambda row: v_ms(row) / b_ms(row), "x", ""),
+            ("the same, of vLLM's own", v_of_b, "x", ""),
         ):
             values = over_repeats(rows, figure, variant)
             name = f"{variant}: {what}"
@@ -187,118 +195,88 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def steps_table(rows: Sequence[Row], trees: Collection[str]) -> Table:
-    table = Table(
+    return Table.of(
         "CPU time of the host, ms a decode step",
-        [
-            "variant",
-            "running",
-            "vLLM: scheduler", "worker", "loop",
-            "vToken: scheduler", "worker",
-            "V [range]", "goal", "",
-            "V / B [range]",
-            "V, other steps",
-            "full graphs",
-        ],
-        [],
-        [
-            "B: vLLM's time, without model, sampling and the processing of outputs; V: vToken's",
-            "other steps: with prompts, whose tensors are large: the CPU's arithmetic counts too",
-            "range: over the repeats; met, missed: the 95% interval is on that side of the goal",
-        ],
-    )  # fmt: skip
-    for tree in trees:
-        for variant in variants_of(rows):
+        [_steps(rows, variant, tree) for tree in trees for variant in variants_of(rows)],
+        "B: vLLM's time, without model, sampling and the processing of outputs; V: vToken's",
+        "other steps: with prompts, whose tensors are large: the CPU's arithmetic counts too",
+        "range: over the repeats",
+    )
 
-            def middle(figure: Figure, variant: str = variant, tree: str = tree) -> float:
-                return statistics.median(over_repeats(rows, figure, variant, tree))
 
-            goal = f"<= {GOALS_MS[variant]}" if variant in GOALS_MS else ""
-            own = over_repeats(rows, v_ms, variant, tree)
-            shares = over_repeats(rows, lambda row: v_ms(row) / b_ms(row), variant, tree)
-            table.rows.append(
-                [
-                    f"{variant}, {tree}" if len(trees) > 1 else variant,
-                    middle(lambda row: row["mean_running"]),
-                    *(middle(of(VLLM, side)) for side in SIDES),
-                    *(middle(of(VTOKEN, side)) for side in (SCHEDULER, WORKER)),
-                    spread(own),
-                    goal,
-                    Claim.of("", "", "", own, "ms", goal=goal).verdict(),
-                    spread(shares),
-                    middle(of(VTOKEN, *SIDES, kind="mixed")),
-                    f"{middle(full_graphs):.0%}",
-                ]
-            )
-    return table
+def _steps(rows: Sequence[Row], variant: str, tree: str) -> dict[str, Cell]:
+    def middle(figure: Figure) -> float:
+        return statistics.median(over_repeats(rows, figure, variant, tree))
+
+    return {
+        "variant": f"{variant}, {tree}",
+        "running": middle(lambda row: float(row["mean_running"])),
+        **{f"vLLM's {side}": middle(of(VLLM, side)) for side in SIDES},
+        **{f"vToken's {side}": middle(of(VTOKEN, side)) for side in (SCHEDULER, WORKER)},
+        "V [range]": spread(over_repeats(rows, v_ms, variant, tree)),
+        "V / B [range]": spread(over_repeats(rows, v_of_b, variant, tree)),
+        "V, other steps": middle(of(VTOKEN, *SIDES, kind="mixed")),
+        "full graphs": f"{middle(full_graphs):.0%}",
+    }
 
 
 def ratios_table(rows: Sequence[Row]) -> Table:
     """Of both trees, paired by repeat."""
-    table = Table(
-        "This tree against the other, loads of one repeat",
-        ["variant", "V, other [ms]", "V, this [ms]", "V [range]", "95%", "V / B [range]", "B"],
-        [],
-    )
-    for variant in variants_of(rows):
-
-        def ratio(figure: Figure, variant: str = variant) -> list[float]:
-            both = [over_repeats(rows, figure, variant, tree) for tree in (THIS, OTHER)]
-            return [this / other for this, other in zip(*both, strict=True)]
-
-        own = ratio(v_ms)
-        both = [over_repeats(rows, v_ms, variant, tree) for tree in (OTHER, THIS)]
-        table.rows.append(
-            [
-                variant,
-                *map(statistics.median, both),
-                spread(own),
-                bounds(student_interval(own)).strip(" []"),
-                spread(ratio(lambda row: v_ms(row) / b_ms(row))),
-                spread(ratio(b_ms)),
-            ]
-        )
-    return table
+    title = "This tree against the other, loads of one repeat"
+    return Table.of(title, [_ratios(rows, variant) for variant in variants_of(rows)])
 
 
-def counts_table(rows: Sequence[Row], trees: Collection[str]) -> Table:
-    table = Table(
-        "What vToken has the device do in a decode step: median (mean)",
-        ["variant", "launches of Triton", "uploads", "downloads", "operations of torch"],
-        [],
-    )
-    for row in rows:
-        if "counted" in row:
-            cells = []
-            steps = [step["counts"] for step in row["counted"] if step["decodes"]]
-            for kind in KINDS:
-                each = [sum(n for k, _, n in step if k == kind) for step in steps]
-                cells.append(f"{statistics.median(each):.0f} ({statistics.fmean(each):.1f})")
-            name = row["variant"]
-            table.rows.append([f"{name}, {row['tree']}" if len(trees) > 1 else name, *cells])
-    return table
+def _ratios(rows: Sequence[Row], variant: str) -> dict[str, Cell]:
+    def ratio(figure: Figure) -> list[float]:
+        both = [over_repeats(rows, figure, variant, tree) for tree in (THIS, OTHER)]
+        return [this / other for this, other in zip(*both, strict=True)]
+
+    own = ratio(v_ms)
+    return {
+        "variant": variant,
+        "V, other [ms]": statistics.median(over_repeats(rows, v_ms, variant, OTHER)),
+        "V, this [ms]": statistics.median(over_repeats(rows, v_ms, variant)),
+        "V [range]": spread(own),
+        "95%": bounds(student_interval(own)).strip(" []"),
+        "V / B [range]": spread(ratio(v_of_b)),
+        "B": spread(ratio(b_ms)),
+    }
+
+
+def counts_table(rows: Sequence[Row]) -> Table:
+    title = "What vToken has the device do in a decode step: median (mean)"
+    return Table.of(title, [_counts(row) for row in rows if "counted" in row])
+
+
+def _counts(row: Row) -> dict[str, Cell]:
+    found: dict[str, Cell] = {"variant": f"{row['variant']}, {row['tree']}"}
+    steps = [step["counts"] for step in row["counted"] if step["decodes"]]
+    for kind, name in KINDS.items():
+        each = [sum(n for k, _, n in step if k == kind) for step in steps]
+        found[name] = f"{statistics.median(each):.0f} ({statistics.fmean(each):.1f})"
+    return found
 
 
 def files_table(rows: Sequence[Row]) -> Table:
-    """This tree's time by file, the mean of the repeats."""
+    """This tree's time by file, the mean of the repeats; small ones of a side together."""
     variants = variants_of(rows)
     us: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for variant in variants:
-        timed = timed_loads(rows, variant, THIS)
-        for row in timed:
-            for owner, side, file, ns in row["ns"]["decode"]:
-                if owner == VTOKEN:
-                    us[side, file][variant] += ns / row["decode_steps"] / 1e3 / len(timed)
-    title = "vToken's CPU time by file, µs a decode step"
-    table = Table(title, ["side, file", *variants], [])
-    for side in SIDES:
-        rest: Counter[str] = Counter()
-        for (where, file), found in sorted(us.items(), key=lambda pair: -max(pair[1].values())):
-            if where != side:
-                continue
-            if max(found.values()) < SHOWN_US:
-                rest.update(found)
-                continue
-            table.rows.append([f"{side}, {file}", *(round(found[v]) for v in variants)])
-        if rest:
-            table.rows.append([f"{side}, other files", *(round(rest[v]) for v in variants)])
-    return table
+    for row in rows:
+        if row["tree"] != THIS or "ns" not in row:
+            continue
+        loads = len(over_repeats(rows, v_ms, row["variant"]))
+        for owner, side, file, ns in row["ns"]["decode"]:
+            if owner == VTOKEN:
+                us[side, file][row["variant"]] += ns / row["decode_steps"] / 1e3 / loads
+    shown: dict[tuple[str, str], Counter[str]] = {}
+    for (side, file), found in us.items():
+        name = file if max(found.values()) >= SHOWN_US else "other files"
+        shown.setdefault((side, name), Counter()).update(found)
+    by_side = sorted(shown, key=lambda key: (SIDES.index(key[0]), -max(shown[key].values())))
+    return Table.of(
+        "vToken's CPU time by file, µs a decode step",
+        [
+            {"side, file": f"{side}, {file}"} | {v: round(shown[side, file][v]) for v in variants}
+            for side, file in by_side
+        ],
+    )

@@ -17,11 +17,11 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -37,14 +37,24 @@ BULKY = ("requests", "output_ids", "reference_ids")  # a number or more for ever
 LOADS = "loads"  # the folder in KEPT
 
 
+Cell = str | int | float | None
+
+
 @dataclass
 class Table:
     """Rows of cells; a number is shown with the digits that fit its size."""
 
     title: str
     columns: list[str]
-    rows: list[list[str | int | float | None]]
+    rows: list[list[Cell]]
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, Cell]], *notes: str) -> Self:
+        """Of rows by their columns' names; a column that a row lacks is empty there."""
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[row.get(name) for name in columns] for row in rows]
+        return cls(title, columns, cells, list(notes))
 
 
 @dataclass
@@ -134,7 +144,7 @@ def _write(result: Result, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 
-def shown_cell(value: str | float | None) -> str:
+def shown_cell(value: Cell) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
@@ -185,7 +195,7 @@ def table_markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _row(cells: Sequence[str | int | float | None]) -> str:
+def _row(cells: Sequence[Cell]) -> str:
     """A row of a Markdown table; a bar within a cell would end it."""
     return "| " + " | ".join(shown_cell(cell).replace("|", "\\|") for cell in cells) + " |"
 

@@ -22,7 +22,7 @@ from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target
 from vtoken_bench.claims import Claim
 from vtoken_bench.engines import Engine
-from vtoken_bench.output import Table, finish, goals_table, new_result
+from vtoken_bench.output import Cell, Table, finish, goals_table, new_result
 from vtoken_bench.slices import (
     LIVE_TOKENS,
     METRICS,
@@ -187,10 +187,8 @@ def run(args: argparse.Namespace) -> int:
     result.claims = claims(runs)
     result.tables = [goals_table(result.claims), *[ratios_table(r) for r in runs]]
     if failed:
-        rows: list[list[str | int | float | None]] = [
-            [what, why.splitlines()[-1]] for what, why in failed.items()
-        ]
-        result.tables.insert(0, Table("Not measured", ["model, group", "why"], rows))
+        rows = [{"model, group": what, "why": w.splitlines()[-1]} for what, w in failed.items()]
+        result.tables.insert(0, Table.of("Not measured", rows))
     result.raw = {
         "runs": [asdict(r) for r in runs],
         "rows": [row for r in runs for row in r.rows()],
@@ -296,36 +294,27 @@ def _resolved(
 
 
 def ratios_table(run: Run) -> Table:
-    instructions = run.rows()[0]["ratios"]["instructions"] is not None
-    shown = [f for f in METRICS if f != "instructions" or instructions]
-    table = Table(
+    """Every variant's figures, and its ratios to what it is compared with."""
+    return Table.of(
         f"{run.model} model, {run.requests} requests: ratios of the same round",
-        [
-            "variant, against",
-            "tok/s",
-            "CPU ms a step",
-            *(METRIC_NAMES[f] for f in shown),
-            *(f"µs, {side}" for side in SIDES),
-        ],
-        [],
-        [SPREAD_NOTE, "µs: a step's time in vToken's own code on either side, publishing included"],
+        [_ratios(run, row) for row in run.rows()],
+        SPREAD_NOTE,
+        "µs: a step's time in vToken's own code on either side, publishing included",
     )
-    for row in run.rows():
-        middle = row["medians"]
-        ratios = [
-            str(compare(run.rounds, row["variant"], row["against"], metric)) for metric in shown
-        ]
-        if row["variant"] == row["against"]:
-            ratios = ["1"] * len(ratios)
-        table.rows.append(
-            [
-                row["variant"]
-                if run.against(row["variant"]) == GROUPS[run.group][0].name
-                else f"{row['variant']}, against {row['against']}",
-                middle["tokens_per_second"],
-                middle["cpu_ms"],
-                *ratios,
-                *(middle[f"{side}_us"] for side in SIDES),
-            ]
-        )
-    return table
+
+
+def _ratios(run: Run, row: dict[str, Any]) -> dict[str, Cell]:
+    variant, against, middle = row["variant"], row["against"], row["medians"]
+    first = against == GROUPS[run.group][0].name
+    ratios: dict[str, Cell] = {}
+    for metric in METRICS:
+        found = compare(run.rounds, variant, against, metric)
+        if found is not None:  # instructions are not counted everywhere
+            ratios[METRIC_NAMES[metric]] = "1" if variant == against else str(found)
+    return {
+        "variant, against": variant if first else f"{variant}, against {against}",
+        "tok/s": middle["tokens_per_second"],
+        "CPU ms a step": middle["cpu_ms"],
+        **ratios,
+        **{f"µs, {side}": middle[f"{side}_us"] for side in SIDES},
+    }

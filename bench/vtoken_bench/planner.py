@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vtoken_bench.decoding import BLOCK_SIZE, SLACK_TOKENS, Decoding
-from vtoken_bench.output import Table, finish, new_result
+from vtoken_bench.output import Cell, Table, finish, new_result
 
 PAUSED = {"reclamation": "paused"}
 EAGER = {"reclamation": "auto", "theta_f": 0.0}
@@ -185,7 +185,6 @@ SCENARIOS = (
     Scenario("pack, unbounded", plan("pack", None)),
 )
 PARTS = ("begin", "ask", "commit", "finish")
-COLUMNS = ("situation", *PARTS, "step", "minimum", "p95", "a request", "goal", "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -204,30 +203,33 @@ def run(args: argparse.Namespace) -> int:
     result = new_result("planner", "make bench-planner", setup)
     result.raw = []
     for num_requests, num_tokens in product(requests, tokens):
-        title = f"{num_requests} requests of {num_tokens:,} tokens: µs a step, medians"
-        table = Table(title, list(COLUMNS), [])
+        rows: list[dict[str, Cell]] = []
         for scenario in SCENARIOS:
             if args.only not in scenario.name:
                 continue
             gc.collect()
             us = scenario.measure(num_requests, num_tokens, args.steps)
             goal = scenario.goals.get((num_requests, num_tokens))
-            table.rows.append([scenario.name, *_figures(us, num_requests, goal)])
-            result.raw.append(dict(zip(COLUMNS, table.rows[-1], strict=True)))
-        result.tables.append(table)
+            rows.append({"situation": scenario.name, **_figures(us, num_requests, goal)})
+        title = f"{num_requests} requests of {num_tokens:,} tokens: µs a step, medians"
+        result.tables.append(Table.of(title, rows))
+        result.raw += rows
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return 0
 
 
-def _figures(
-    us: list[list[float]], num_requests: int, goal: float | None
-) -> list[str | float | None]:
+def _figures(us: list[list[float]], num_requests: int, goal: float | None) -> dict[str, Cell]:
     """Medians over the steps, in µs; of entire steps, not sums of the parts' medians."""
     parts = np.array(us)
     totals = parts.sum(axis=1)
     step = float(np.median(totals))
-    verdict = None if goal is None else "met" if step <= goal else "missed"
-    least, p95 = float(totals.min()), float(np.percentile(totals, 95))
-    medians: list[float] = np.median(parts, axis=0).tolist()
-    return [*medians, step, least, p95, step / num_requests, goal, verdict]
+    return {
+        **dict(zip(PARTS, np.median(parts, axis=0).tolist(), strict=True)),
+        "step": step,
+        "minimum": float(totals.min()),
+        "p95": float(np.percentile(totals, 95)),
+        "a request": step / num_requests,
+        "goal": goal,
+        "": None if goal is None else "met" if step <= goal else "missed",
+    }

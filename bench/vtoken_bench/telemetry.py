@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import zmq
@@ -22,38 +21,14 @@ from vtoken.control.report import Reporter
 from vtoken.control.telemetry import MAX_SHARE, STATUS_EVERY, Publisher
 from vtoken.wire import TOPIC_STATE
 from vtoken_bench.decoding import BLOCK_SIZE, Decoding
-from vtoken_bench.output import Table, finish, new_result
+from vtoken_bench.output import Cell, Table, finish, new_result
 
 NUM_BLOCKS = 70_000
 MAX_HZ = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+def _measure(num_requests: int, count: int) -> dict[str, Cell]:
     """Medians in µs of CPU time of the engine's thread; bytes of one frame."""
-
-    requests: int
-    silent_us: float
-    map_us: float
-    figures_us: float  # block map and metrics
-    map_bytes: int
-    figures_bytes: int
-
-    @property
-    def frame_us(self) -> float:
-        """Mean over frames, one in `STATUS_EVERY` of them with metrics."""
-        return self.map_us + (self.figures_us - self.map_us) / STATUS_EVERY
-
-    @property
-    def frames_per_second(self) -> float:
-        return min(MAX_HZ, MAX_SHARE * 1e6 / self.frame_us)
-
-    @property
-    def share_percent(self) -> float:
-        return self.frame_us * self.frames_per_second / 1e6 * 100
-
-
-def _measure(num_requests: int, count: int) -> Row:
     num_tokens = NUM_BLOCKS // num_requests * BLOCK_SIZE - 256
     engine = Decoding(num_requests, num_tokens, {"reclamation": "paused"})
     engine.configure({"policy": {"name": "random"}, "budget_tokens": num_tokens // 2})
@@ -92,8 +67,18 @@ def _measure(num_requests: int, count: int) -> Row:
             )
     finally:
         publisher.close()
-    silent_us = float(np.median(silent))
-    return Row(num_requests, silent_us, map_us, figures_us, map_bytes, figures_bytes)
+    frame_us = map_us + (figures_us - map_us) / STATUS_EVERY  # mean: one in so many has figures
+    frames = min(MAX_HZ, MAX_SHARE * 1e6 / frame_us)
+    return {
+        "requests": str(num_requests),
+        "nobody listens, µs a step": float(np.median(silent)),
+        "µs a frame": map_us,
+        "bytes": map_bytes,
+        "with figures, µs": figures_us,
+        "with figures, bytes": figures_bytes,
+        "frames a second": frames,
+        "% of the time, one client": frame_us * frames / 1e4,
+    }
 
 
 def _drain(subscriber: zmq.Socket[bytes]) -> int:
@@ -123,19 +108,8 @@ def run(args: argparse.Namespace) -> int:
     setup = {"blocks": NUM_BLOCKS, "frames a second at most": MAX_HZ}
     result = new_result("telemetry", "make bench-telemetry", setup)
     rows = [_measure(n, 20 if args.quick else 200) for n in args.requests]
-    table = Table(
-        f"{NUM_BLOCKS:,} blocks: CPU time of the engine's thread",
-        ["requests", "nobody listens, µs a step", "µs a frame", "bytes", "with figures, µs",
-         "bytes", "frames a second", "% of the time, one client"],
-        [],
-    )  # fmt: skip
-    for row in rows:
-        table.rows.append(
-            [str(row.requests), row.silent_us, row.map_us, row.map_bytes, row.figures_us,
-             row.figures_bytes, row.frames_per_second, row.share_percent]
-        )  # fmt: skip
-    result.tables = [table]
-    result.raw = [asdict(row) for row in rows]
+    title = f"{NUM_BLOCKS:,} blocks: CPU time of the engine's thread"
+    result.tables, result.raw = [Table.of(title, rows)], rows
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return 0

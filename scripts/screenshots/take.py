@@ -6,6 +6,7 @@ is a moving picture instead, `console-tour.webp`.
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from PIL import Image
 from textual.pilot import Pilot
 
 from scripts.screenshots import tour
@@ -144,10 +146,12 @@ def _save(app: ConsoleApp, out: Path, name: str) -> list[Path]:
     path = out / f"console-{name}.svg"
     path.write_text(svg, encoding="utf-8")
     try:
-        path.with_suffix(".png").write_bytes(svg_to_png(svg))
+        png = Image.open(io.BytesIO(svg_to_png(svg))).convert("RGB")
     except PngUnavailable as reason:
         print(f"{path.name}: no PNG: {reason}", file=sys.stderr)
         return [path]
+    palette = png.quantize(256, dither=Image.Dither.NONE)  # a third of the bytes
+    palette.save(path.with_suffix(".png"), optimize=True)
     return [path, path.with_suffix(".png")]
 
 

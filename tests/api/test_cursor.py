@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken.wire.views import View
+from vtoken.wire.views import Change, View
 from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 with closing(ScriptedEngine(num_blocks=8)) as _engine:
@@ -40,7 +40,7 @@ def frames(draw: st.DrawFn) -> View:
     frame.requests = [
         msgspec.structs.replace(template, id=name, live=count) for name, count in rows.items()
     ]
-    return View.of(msgspec.msgpack.decode(msgspec.msgpack.encode(frame), type=wire.Frame))
+    return View().after(Change.of(frame))
 
 
 @given(st.lists(frames(), min_size=2, max_size=5), st.booleans())
@@ -84,6 +84,6 @@ def test_client_is_sent_its_topics_only(before: View, after: View) -> None:
 
 
 def test_delta_before_a_snapshot_is_an_error() -> None:
-    view = View.of(new_frame())
+    view = View().after(Change.of(new_frame()))
     with pytest.raises(RuntimeError, match="snapshot before"):
         StateCursor(frozenset(TOPICS), packed=True).delta(view)

@@ -52,26 +52,12 @@ def problem(answer: httpx.Response, status: int) -> wire.Problem:
 # ---------------------------------------------------------------- reading
 
 
-async def test_status_is_what_the_engine_counts(http: httpx.AsyncClient, core: LiveEngine) -> None:
-    status = read(await http.get("/status"), wire.Status)
-    assert status.step == core.runtime.step
-    assert status.blocks.free == core.store.num_free_blocks()
-    assert status.tokens.live == core.runtime.tables.pool.num_live
-    assert status.policy.name == "random"
-
-
 async def test_config_carries_its_revision_as_etag(http: httpx.AsyncClient) -> None:
     answer = await http.get("/config")
     config = read(answer, wire.ConfigDocument)
     assert answer.headers["ETag"] == f'"{config.revision}"'
     assert config.effective.budget_tokens == 64
     assert set(config.bounds) >= {"theta_f", "policy"}
-
-
-async def test_policies_bring_the_schema_of_their_parameters(http: httpx.AsyncClient) -> None:
-    policies = read(await http.get("/policies"), list[wire.PolicyInfo])
-    assert {"h2o", "streaming_llm"} <= {policy.name for policy in policies}
-    assert all(policy.params_schema["type"] == "object" for policy in policies)
 
 
 async def test_blocks_as_json_and_as_octets_agree_with_the_core(
@@ -94,26 +80,6 @@ async def test_octets_saturate_at_255() -> None:
         answer = await http.get(BASE + "/blocks", headers={"Accept": "application/octet-stream"})
     core.close()
     assert sorted(answer.content) == [0] * 6 + [188, 255]
-
-
-async def test_block_detail_names_owner_and_slots(
-    http: httpx.AsyncClient, core: LiveEngine
-) -> None:
-    block_id = core.store.tables["a"][0]
-    block = read(await http.get(f"/blocks/{block_id}"), wire.BlockDetail)
-    assert [owner.request_id for owner in block.owners] == ["a"]
-    assert len(block.slots) == 16
-    assert sum(slot.state == "live" for slot in block.slots) == block.live
-
-
-async def test_requests_and_their_tokens(http: httpx.AsyncClient, core: LiveEngine) -> None:
-    rows = read(await http.get("/requests"), list[wire.RequestRow])
-    assert {row.id for row in rows} == {"a", "b"}
-    detail = read(await http.get("/requests/a"), wire.RequestDetail)
-    assert detail.block_table == core.store.tables["a"]
-    page = read(await http.get("/requests/a/tokens?start=10&limit=5"), wire.TokenPage)
-    assert [row.token_id for row in page.rows] == [10, 11, 12, 13, 14]
-    assert page.total == 102
 
 
 async def test_a_finished_request_is_looked_up_by_id_alone(
@@ -156,22 +122,6 @@ async def test_an_id_has_any_character_that_a_client_chose(
     unquoted = problem(await http.get("/requests/tenant/42/7"), 404)
     assert unquoted.detail.endswith("write %2F for a / within an id")
     assert problem(await http.get(calls.text(own).path), 403).title == "Text is not shown"
-
-
-@pytest.mark.parametrize(
-    ("patch", "field", "bound"),
-    [
-        ({"evict_after_wait_ms": -1}, "evict_after_wait_ms", "0..3600000"),
-        ({"evict_when": "sometimes"}, "evict_when", "pressure"),
-    ],
-)
-async def test_a_bad_value_of_the_mode_is_refused_by_name(
-    http: httpx.AsyncClient, core: LiveEngine, patch: dict[str, Any], field: str, bound: str
-) -> None:
-    refused = problem(await http.patch("/config", json=patch), 422)
-    assert refused.field == field
-    assert bound in str(refused.bound)
-    assert core.runtime.revision == 1
 
 
 async def test_events_page_by_sequence_number(http: httpx.AsyncClient) -> None:
@@ -527,15 +477,10 @@ REFUSED_PATCHES: list[tuple[bytes, int, str | None]] = [
     (b"[]", 422, None),
     (b"null", 422, None),
     (b'{"theta_f": 1.5}', 422, "theta_f"),
-    (b'{"theta_f": -0.1}', 422, "theta_f"),
-    (b'{"theta_f": "0.5"}', 422, "theta_f"),
-    (b'{"theta_f": null}', 422, "theta_f"),
-    (b'{"batch_size": 0}', 422, "batch_size"),
     (b'{"batch_size": 123456789012345678901234567890}', 422, None),
     (b'{"theta": 0.5}', 422, "theta"),
     (b'{"policy": {"name": "lru"}}', 422, "policy.name"),
-    (b'{"planner": "tetris"}', 422, "experiment.planner"),
-    (b'{"recycle": 1}', 422, "recycle"),
+    (b'{"planner": "plug"}', 422, "planner"),
     (b'{"theta_f": 0.5, "batch_size": -1}', 422, "batch_size"),
 ]
 

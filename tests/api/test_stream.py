@@ -16,6 +16,7 @@ from tests.support.scripted import ScriptedEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
+from vtoken.wire.reducer import StreamState, apply
 from vtoken_api.fanout import session as session_module
 from vtoken_api.fanout.session import MAX_QUEUED, Session, StreamQuery
 from vtoken_api.stream.endpoint import parse_query
@@ -40,11 +41,7 @@ class Client:
     def __init__(self, connection: websockets.ClientConnection) -> None:
         self.connection = connection
         self.messages: list[wire.StreamMessage] = []
-        self.live: Any = None
-        self.flags: Any = None
-        self.owner: Any = None
-        self.requests: dict[str, wire.RequestRow] = {}
-        self.status: wire.Status | None = None
+        self.state = StreamState()
 
     async def next(self) -> wire.StreamMessage:
         data = await asyncio.wait_for(self.connection.recv(), LIMIT_S)
@@ -52,7 +49,7 @@ class Client:
         message: wire.StreamMessage = codec.decode(data, type=wire.StreamMessage)
         assert message.seq == len(self.messages) + 1
         self.messages.append(message)
-        self._apply(message)
+        self.state = apply(self.state, message)
         return message
 
     async def until(self, kind: type, count: int = 1) -> Any:
@@ -62,25 +59,6 @@ class Client:
                 count -= 1
                 if not count:
                     return message
-
-    def _apply(self, message: wire.StreamMessage) -> None:
-        if isinstance(message, wire.Snapshot):
-            self.status = message.status
-            if message.live is not None and message.flags is not None:
-                self.live = wire.unpack_array(message.live, "<u2").copy()
-                self.flags = wire.unpack_array(message.flags, "u1").copy()
-                self.owner = wire.unpack_array(message.owner or b"", "<u2").copy()
-            self.requests = {row.id: row for row in message.requests or []}
-        elif isinstance(message, wire.Delta):
-            self.status = message.status or self.status
-            if message.block_ids is not None:
-                ids = wire.unpack_array(message.block_ids, "<u4")
-                self.live[ids] = wire.unpack_array(message.block_live or b"", "<u2")
-                self.flags[ids] = wire.unpack_array(message.block_flags or b"", "u1")
-                self.owner[ids] = wire.unpack_array(message.block_owner or b"", "<u2")
-            self.requests |= {row.id: row for row in message.requests_changed or []}
-            for name in message.requests_removed or []:
-                del self.requests[name]
 
 
 def parse(query: str) -> StreamQuery:
@@ -111,12 +89,12 @@ async def test_snapshot_and_deltas_rebuild_the_engines_state(
             engine.step()
             engine.publish_frame()
             await client.until(wire.Delta)
-        assert client.status is not None
-        assert client.status.step == engine.steps == 20
-        np.testing.assert_array_equal(client.live, engine.live)
-        np.testing.assert_array_equal(client.flags, engine.flags)
-        np.testing.assert_array_equal(client.owner, engine.owner)
-        assert client.requests == engine.rows
+        assert client.state.status is not None
+        assert client.state.status.step == engine.steps == 20
+        np.testing.assert_array_equal(client.state.live, engine.live)
+        np.testing.assert_array_equal(client.state.flags, engine.flags)
+        np.testing.assert_array_equal(client.state.owner, engine.owner)
+        assert client.state.requests == engine.rows
         kind = bytes if encoding == "msgpack" else list
         assert isinstance(snapshot.live, kind)
 
@@ -131,11 +109,11 @@ async def test_state_is_coalesced_to_the_newest_frame(
         for _ in range(200):
             engine.step()
             engine.publish_frame()
-        while client.status is None or client.status.step != 200:
+        while client.state.status is None or client.state.status.step != 200:
             await client.until(wire.Delta)
         assert len([m for m in client.messages if isinstance(m, wire.Delta)]) <= 3
-        np.testing.assert_array_equal(client.live, engine.live)
-        assert client.requests == {}
+        np.testing.assert_array_equal(client.state.live, engine.live)
+        assert client.state.requests == {}
 
 
 async def test_engine_is_asked_to_publish_state_only_while_somebody_looks(
@@ -160,7 +138,7 @@ async def test_idle_engine_is_asked_so_that_state_never_goes_stale(
         await client.until(wire.Snapshot)
         engine.step()
         await client.until(wire.Delta)
-        np.testing.assert_array_equal(client.live, engine.live)
+        np.testing.assert_array_equal(client.state.live, engine.live)
 
 
 async def test_silence_is_filled_with_heartbeats(served: Served) -> None:
@@ -314,7 +292,7 @@ async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
         engine.step()
         engine.publish_frame()
         await quick.until(wire.Delta)
-        np.testing.assert_array_equal(quick.live, engine.live)
+        np.testing.assert_array_equal(quick.state.live, engine.live)
     stalled.transport.abort()
 
 

@@ -53,13 +53,13 @@ def points() -> dict[str, Point]:
     return {str(p.labels["variant"]): p for p in points_at(SETTING, {}, 0.45)}
 
 
-def servers(num_engines: int = 1, device: Device = "cpu", threads: int | None = None) -> Servers:
+def servers(device: Device = "cpu", threads: int | None = None) -> Servers:
     runner = cast(ServingClient, None)  # no load is run
-    return Servers(runner, Target(device=device, threads=threads), num_engines, Path("/bench"))
+    return Servers(runner, Target(device=device, threads=threads), Path("/bench"))
 
 
-def flags(variant: str, num_engines: int = 1, device: Device = "cpu") -> list[str]:
-    return servers(num_engines, device).server_arguments(points()[variant])
+def flags(variant: str, device: Device = "cpu") -> list[str]:
+    return servers(device).server_arguments(points()[variant])
 
 
 def runs(*speeds: dict[str, float]) -> list[Run]:
@@ -188,24 +188,11 @@ def test_the_servers_differ_in_vtokens_flags_alone() -> None:
     assert "--vtoken-experimental-cuda" in flags(FIXED, device="cuda")
 
 
-def test_the_engines_of_a_server_share_the_memory() -> None:
-    two = flags(NATIVE, num_engines=2)
-    assert {"--data-parallel-size=2", "--api-server-count=1"} <= set(two)
+def test_a_server_has_the_pool_and_the_threads_of_its_point() -> None:
     assert "--num-gpu-blocks-override=48" in flags(NATIVE)  # and vLLM's null block
-    assert "--num-gpu-blocks-override=24" in two
-
-
-@pytest.mark.parametrize(
-    ("num_engines", "device", "threads", "expected"),
-    [(1, "cpu", None, None), (1, "cpu", 2, "2"), (2, "cpu", None, "1"), (2, "cuda", None, None)],
-)
-def test_engines_on_a_cpu_have_a_core_each(
-    num_engines: int, device: Device, threads: int | None, expected: str | None
-) -> None:
-    found = servers(num_engines, device, threads).environment(points()[NATIVE])
-    assert found.get("OMP_NUM_THREADS") == expected
-    assert found.get("VLLM_CPU_OMP_THREADS_BIND") == (None if expected is None else "nobind")
-    assert found["VTOKEN_ENABLED"] == "0"
+    found = servers(threads=2).environment(points()[NATIVE])
+    assert (found["OMP_NUM_THREADS"], found["VTOKEN_ENABLED"]) == ("2", "0")
+    assert "OMP_NUM_THREADS" not in servers().environment(points()[NATIVE])
 
 
 def metrics(evicted: float | None) -> str:

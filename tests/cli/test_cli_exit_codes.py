@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,31 +13,35 @@ from tests.support.core.live import SESSION, LiveEngine
 from tests.support.serving import Served
 from tests.support.small_files import limited
 from tests.support.waiting import until
+from vtoken import wire
+from vtoken.cli.doctor import Finding
+from vtoken.cli.record import Recorded
 from vtoken.recording import RecordingReader
 
-# The arguments with which each command succeeds; {} is a folder.
-WORKS = {
-    "status": "",
-    "engines": "",
-    "watch": "--count 1",
-    "requests": "",
-    "request": "a",
-    "block": "3",
-    "events": "",
-    "audit": "",
-    "doctor": "",
-    "config get": "",
-    "config set": "theta_f=0.5",
-    "policy list": "",
-    "policy use": "tova",
-    "compact": "--dry-run",
-    "forget": "a 3 9",
-    "end": "stream",
-    "pause": "",
-    "resume": "",
-    "confirm": "",
-    "undo": "",
-    "record": "{}/run.jsonl --duration 1",
+# The arguments with which each command succeeds, {} is a folder; and what it prints, a document a
+# line.
+WORKS: dict[str, tuple[str, Any]] = {
+    "status": ("", wire.Status),
+    "engines": ("", wire.Fleet),
+    "watch": ("--count 1", wire.StreamMessage),
+    "requests": ("", list[wire.RequestRow]),
+    "request": ("a", wire.RequestDetail),
+    "block": ("3", wire.BlockDetail),
+    "events": ("", wire.Event),
+    "audit": ("", wire.AuditPage),
+    "doctor": ("", Finding),
+    "config get": ("", wire.ConfigDocument),
+    "config set": ("theta_f=0.5", wire.PatchResult),
+    "policy list": ("", list[wire.PolicyInfo]),
+    "policy use": ("tova", wire.PatchResult),
+    "compact": ("--request a --dry-run", wire.Operation),
+    "forget": ("a 3 9", wire.Forgotten),
+    "end": ("stream", wire.Ended),
+    "pause": ("", wire.PatchResult),
+    "resume": ("--dry-run", wire.PatchResult),
+    "confirm": ("", wire.PatchResult),
+    "undo": ("", wire.PatchResult),
+    "record": ("{}/run.jsonl --duration 1", Recorded),
 }
 SEVERAL = {"sync"}  # only on a server with several engines
 ELSEWHERE = {"serve", "demo", "bench", "calibrate"}  # with parsers of their own
@@ -52,31 +57,32 @@ async def test_every_command_answers_0_and_documents(
 ) -> None:
     core.admit("stream", 20, rules=SESSION)
     url = ("--url", served.url)
-    for command, needs in WORKS.items():
+    for command, (needs, kind) in WORKS.items():
         if command == "confirm":
             trial = ("--confirm-within", "1m", *url)
             assert (await run("config", "set", "batch_size=5", *trial)).code == 0
         ran = await run(*command.split(), *needs.format(tmp_path).split(), "--json", *url)
         assert (command, ran.code, ran.err) == (command, 0, "")
         for line in ran.out.splitlines():
-            msgspec.json.decode(line)
+            msgspec.json.decode(line, type=kind)
         assert ran.out
 
 
 async def test_every_command_answers_1_where_no_server_is(tmp_path: Path) -> None:
-    for command, needs in WORKS.items():
+    for command, (needs, _) in WORKS.items():
         arguments = (*command.split(), *needs.format(tmp_path).split())
         ran = await run(*arguments, "--url", "http://127.0.0.1:9")
         assert (command, ran.code) == (command, 1)
         assert "connection refused" in ran.err + ran.out
+        assert "vtoken serve MODEL" in ran.err + ran.out
         assert "Traceback" not in ran.err
     assert not list(tmp_path.iterdir())
 
 
 async def test_every_command_answers_2_to_what_it_does_not_know() -> None:
     for command in (set(WORKS) | LOCAL) - {"completion"}:
-        needs = WORKS.get(command, "").format("").split()
-        ran = await run(*command.split(), *needs, "--jsonn")
+        needs, _ = WORKS.get(command, ("", None))
+        ran = await run(*command.split(), *needs.format("").split(), "--jsonn")
         assert (command, ran.code, ran.out) == (command, 2, "")
         assert "No such option '--jsonn'" in ran.err
         assert f"vtoken {command} --help" in ran.err

@@ -138,13 +138,14 @@ async def test_a_change_of_all_goes_on_where_servers_fail_and_each_says_why(
     assert thetas(cores) == [0.5, 0.5, 0.5, THETA_F]
     rows = {line.split()[0]: line for line in ran.out.splitlines()[:-1]}
     assert "0, 1" in rows["gpu7"]
-    assert "theta_f 0.25 -> 0.5" in rows["gpu8"]
+    assert "theta_f: 0.25 -> 0.5; " in rows["gpu8"]
     assert "FAILED: 401" in rows["gpu9"]
     assert "FAILED: cannot reach" in rows["gone"]
     assert "answered by 2 of 4 servers" in ran.out
     assert ran.out.splitlines()[-1].startswith("gpu9 does not answer: 401")
     ran = await run("undo", "--all", "--dry-run", "--fleet", str(file))
-    assert "theta_f 0.5 -> 0.25; dry run" in ran.out
+    assert "theta_f: 0.5 -> 0.25; " in ran.out
+    assert "dry run: nothing was changed" in ran.out
 
 
 async def test_a_missing_engine_and_a_refused_value_are_rows_of_their_server(
@@ -218,7 +219,7 @@ async def test_a_server_of_other_fields_is_a_row_that_says_so_and_makes_changes(
         ran = await run("config", "set", "theta_f=0.5", "--all", "--fleet", str(file))
         assert thetas([*cores, *more]) == [0.5] * 3
         rows = {line.split()[0]: line for line in ran.out.splitlines()[1:-1]}
-        assert "theta_f 0.25 -> 0.5; in force" in rows["other"]
+        assert "theta_f: 0.25 -> 0.5; " in rows["other"]
         assert "; then FAILED: GET" in rows["other"]
         assert ran.code == 1
 

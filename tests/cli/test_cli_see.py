@@ -23,14 +23,12 @@ from vtoken.sentences import effects, prices_text
 from vtoken.sentences.situation import situation
 
 
-async def test_status_reads_as_text_and_as_json(served: Served, core: LiveEngine) -> None:
+async def test_status_begins_with_its_sentence(served: Served, core: LiveEngine) -> None:
     text = await run("status", VTOKEN_URL=served.url)
     assert (text.code, text.err) == (0, "")
     assert text.out.splitlines()[0] == situation(core.reporter.status())
     assert "random always: budget 64 (+16) tokens, revision 1" in text.out
     assert "\x1b" not in text.out
-    ran = await run("status", "--json", "--url", served.url)
-    assert isinstance(ran.json(wire.Status), wire.Status)
 
 
 @pytest.mark.parametrize(("free", "cause"), [(4, "Fragmented"), (5, "OK"), (20, "OK"), (21, "OK")])
@@ -72,7 +70,7 @@ async def test_policies_are_listed_with_what_calibration_measured(
     served: Served, core: LiveEngine
 ) -> None:
     assert "needles" not in (await run("policy", "list", "--url", served.url)).out
-    core.runtime.scoring.calibration = made_up()
+    core.runtime.ranking.calibration = made_up()
     lines = (await run("policy", "list", "--url", served.url)).out.splitlines()
     (place,) = (i for i, line in enumerate(lines) if line.startswith("h2o "))
     assert "measured" in lines[place + 1]
@@ -91,7 +89,7 @@ async def test_status_says_where_the_policys_signal_comes_from(
     shown = line((await run("status", VTOKEN_URL=served.url)).out)
     assert "the policy reads no signal; no profile: none of this model" in shown
     core.configure(policy={"name": "h2o", "params": {}})
-    core.runtime.scoring.calibration = made_up()
+    core.runtime.ranking.calibration = made_up()
     core.facts.calibration_file = "/cache/p.json"
     for command in ("status", "doctor"):
         text = (await run(command, VTOKEN_URL=served.url)).out
@@ -128,8 +126,6 @@ async def test_requests_are_listed_and_shown(served: Served, core: LiveEngine) -
     url = ("--url", served.url)
     listed = (await run("requests", *url)).out.splitlines()
     assert [line.split()[0] for line in listed] == ["REQUEST", "a", "b"]
-    rows = (await run("requests", "--json", *url)).json(list[wire.RequestRow])
-    assert {row.id for row in rows} == {"a", "b"}
     shown = await run("request", "a", *url)
     assert "random, budget 64 tokens" in shown.out
     first = core.store.tables["a"][0]
@@ -193,11 +189,6 @@ async def test_what_is_not_there_is_refused(served: Served, command: str) -> Non
     ran = await run(*command.split(), "--url", served.url)
     assert (ran.code, ran.out) == (1, "")
     assert "404" in ran.err
-
-
-async def test_id_that_is_not_there_is_not_taken_for_a_misspelt_word(served: Served) -> None:
-    ran = await run("request", "nosuch", "--url", served.url)
-    assert ran.code == 1
     assert "did you mean" not in ran.err
 
 
@@ -236,7 +227,6 @@ async def test_status_says_who_waits_who_gave_and_who_can_give(
     assert pressure is not None
     line = row_of((await run("status", VTOKEN_URL=served.url)).out, "pressure")
     assert line.startswith(f"{pressure.short_blocks} block") is (pressure.short_blocks > 0)
-    assert f"{pressure.asked_blocks} for the first that waits" in line
     assert f"gave {pressure.recent_tokens} tokens in the last 10 s" in line
     can_give = f"{pressure.givable_blocks} blocks ({pressure.givable_tokens} tokens)"
     assert f"{pressure.givers} requests can give {can_give}" in line
@@ -317,7 +307,7 @@ async def test_a_dry_run_says_what_is_short_what_could_be_given_and_who_would_fi
     assert f"room for {room} more requests like the running ones" in text
     void = await run("config", "set", "budget_floor_tokens=12", "--dry-run", "--url", served.url)
     assert "without effect while budget_ratio is 0\n" in void.out
-    assert "dry run, nothing was changed; it makes no difference now\n" in void.out
+    assert "dry run: nothing was changed\nit makes no difference now\n" in void.out
 
 
 async def test_status_gives_long_times_in_seconds(core: LiveEngine) -> None:

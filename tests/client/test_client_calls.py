@@ -84,18 +84,23 @@ def test_both_clients_have_every_call_with_its_parameters() -> None:
 async def test_reading_calls_answer_what_the_core_says(either: Either, core: LiveEngine) -> None:
     status = await either.ask("status")
     assert (status.step, status.policy.name) == (core.runtime.step, "random")
+    assert status.blocks.free == core.store.num_free_blocks()
     config = await either.ask("config")
     assert (config.revision, config.effective.budget_tokens) == (1, 64)
-    assert {"h2o", "tova"} <= {policy.name for policy in await either.ask("policies")}
+    policies = await either.ask("policies")
+    assert {"h2o", "tova"} <= {policy.name for policy in policies}
+    assert all(policy.params_schema["type"] == "object" for policy in policies)
     blocks = await either.ask("blocks")
     np.testing.assert_array_equal(blocks.live, core.reporter.live())
     np.testing.assert_array_equal(await either.ask("block_live"), core.reporter.live())
     block = await either.ask("block", core.store.tables["a"][0])
     assert [owner.request_id for owner in block.owners] == ["a"]
+    assert sum(slot.state == "live" for slot in block.slots) == block.live
     assert {row.id for row in await either.ask("requests")} == {"a", "b"}
     assert (await either.ask("request", "a")).block_table == core.store.tables["a"]
     page = await either.ask("tokens", "a", 10, 5)
     assert [row.token_id for row in page.rows] == [10, 11, 12, 13, 14]
+    assert page.total == 102
 
 
 async def test_change_is_applied_audited_and_undone(either: Either, core: LiveEngine) -> None:

@@ -35,8 +35,8 @@ from vtoken.client import (
     Unauthorized,
     Unreachable,
 )
-from vtoken.client import reader as readers
-from vtoken.client.reader import BACKOFF_S, Reader, backoff_s
+from vtoken.client import stream as streams
+from vtoken.client.stream import BACKOFF_S, AsyncStream, backoff_s
 
 
 def happen(core: LiveEngine, count: int) -> None:
@@ -141,7 +141,7 @@ async def test_stream_is_left_from_another_thread(served: Served) -> None:
 async def test_stream_is_left_while_it_waits_to_reconnect(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "BACKOFF_S", (1e6,))
+    monkeypatch.setattr(streams, "BACKOFF_S", (1e6,))
     stream = Client(served.url).stream(["events"], reconnect=True)
     reading = asyncio.create_task(asyncio.to_thread(list, stream))
     async with asyncio.timeout(LIMIT_S):
@@ -185,7 +185,7 @@ def threads_of_streams() -> list[threading.Thread]:
 async def test_server_that_never_answers_is_given_up(
     kind: Any, encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "OPEN_S", 0.5)
+    monkeypatch.setattr(streams, "OPEN_S", 0.5)
     tls = self_signed(tmp_path) if encrypted else None
     async with silent(tls) as (url, asked, left):
         server = Server(url, cafile=None if tls is None else tls.authority)
@@ -197,7 +197,7 @@ async def test_server_that_never_answers_is_given_up(
 
 
 async def test_stream_is_left_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "OPEN_S", 1e6)
+    monkeypatch.setattr(streams, "OPEN_S", 1e6)
     async with silent() as (url, asked, left), asyncio.timeout(LIMIT_S):
         stream = Client(url).stream(reconnect=True)
         reading = asyncio.create_task(asyncio.to_thread(list, stream))
@@ -210,7 +210,7 @@ async def test_stream_is_left_while_it_connects(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_interrupt_ends_a_stream_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "OPEN_S", 1e6)
+    monkeypatch.setattr(streams, "OPEN_S", 1e6)
     main = threading.get_ident()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -240,17 +240,17 @@ def message(seq: int) -> bytes:
 
 def test_a_missing_or_repeated_message_cannot_pass_unseen() -> None:
     for second in (1, 3):
-        reader = Reader(Server("http://h"), ["events"], 1.0, "msgpack", None, False)
-        reader._take(message(1))
+        stream = AsyncStream(Server("http://h"), ["events"], 1.0, "msgpack", None, False)
+        stream._take(message(1))
         with pytest.raises(StreamGap, match=f"expected message 2, received {second}"):
-            reader._take(message(second))
+            stream._take(message(second))
 
 
 def test_a_message_of_another_schema_is_not_taken() -> None:
-    reader = Reader(Server("http://h"), ["events"], 1.0, "json", None, False)
+    stream = AsyncStream(Server("http://h"), ["events"], 1.0, "json", None, False)
     for raw in ("{}", '{"type": "weather"}', "no json"):
         with pytest.raises(NotVToken, match="does not fit the schema"):
-            reader._take(raw)
+            stream._take(raw)
 
 
 def test_a_server_of_another_schema_is_refused_with_both_numbers() -> None:
@@ -270,9 +270,9 @@ def test_a_server_of_another_schema_is_refused_with_both_numbers() -> None:
         fps=1.0,
         can_control=False,
     )
-    reader = Reader(Server("http://h"), ["events"], 1.0, "msgpack", None, False)
+    stream = AsyncStream(Server("http://h"), ["events"], 1.0, "msgpack", None, False)
     with pytest.raises(NotVToken, match=r"schema 2 \(vToken 9.0\), this client schema 1"):
-        reader._take(msgspec.msgpack.encode(hello))
+        stream._take(msgspec.msgpack.encode(hello))
 
 
 def test_waits_grow_and_stop_growing() -> None:

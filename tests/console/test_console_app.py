@@ -109,13 +109,13 @@ async def test_u_undoes_and_a_refused_undo_is_shown_in_full(
 async def test_theta_is_previewed_before_it_is_applied(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t", "left", "left")
-        await until(lambda: served.calls_of("patch_config"), "no request was sent")
+        await until(lambda: served.calls_of("preview"), "no request was sent")
         await until(lambda: "makes no difference now" in outcome(app), "no what-if shown")
         assert applied(served) == []
         assert core.runtime.config.theta_f == 0.25
         await pilot.press("enter")
         await until(lambda: core.runtime.config.theta_f == 0.23, "not applied")
-        (sent,) = (asked for asked in served.calls_of("patch_config") if not asked.validate_only)
+        (sent,) = served.calls_of("patch_config")
         assert (sent.patch, sent.if_match) == ({"theta_f": 0.23}, 1)
         await until(lambda: "Accepted: revision 2" in outcome(app), "not shown")
         await until(lambda: app.source.feed.model.config.effective.theta_f == 0.23, "not seen")
@@ -151,7 +151,7 @@ async def test_text_in_a_number_field_is_refused_by_the_server(
 async def test_stale_revision_is_refused_with_a_message(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t", "left")
-        await until(lambda: served.calls_of("patch_config"), "not asked")
+        await until(lambda: served.calls_of("preview"), "not asked")
         core.call("patch_config", actor="ana", patch={"batch_size": 8})  # not received yet
         await pilot.press("enter")
         await until(lambda: "412" in outcome(app), "conflict not shown")

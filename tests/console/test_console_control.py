@@ -68,7 +68,7 @@ async def test_settings_show_saving_and_cost_of_a_round(core: LiveEngine, served
 
 async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: Served) -> None:
     core.configure(policy={"name": "h2o", "params": {}})
-    core.runtime.scoring.calibration = made_up()
+    core.runtime.ranking.calibration = made_up()
     core.steps(1)
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
@@ -87,7 +87,7 @@ async def test_what_ifs_never_queue_and_the_newest_draft_gets_a_result(served: S
 
             async def patch_config(self, patch, **options):
                 under_way.append(patch)
-                assert len(under_way) - len(served.calls_of("patch_config")) <= 1, (
+                assert len(under_way) - len(served.calls_of("preview")) <= 1, (
                     "two questions at once"
                 )
                 await held.wait()

@@ -110,7 +110,7 @@ async def test_every_bound_choice_and_policy_can_be_read(
 
 async def test_policies_are_listed_with_their_quality_at_the_current_budget() -> None:
     core = make_busy()
-    core.runtime.scoring.calibration = made_up(policies={"h2o": QUALITY})
+    core.runtime.ranking.calibration = made_up(policies={"h2o": QUALITY})
     async with serving(core) as served, running(served.url, size=(120, 36)) as (app, pilot):
         await pilot.press("P")
         await until(lambda: "probe of a request" in screen_text(app), "no table")

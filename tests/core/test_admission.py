@@ -73,7 +73,7 @@ def test_what_a_failed_policy_would_have_evicted_is_counted(
     monkeypatch.setattr(type(policy), "select_many", lambda *_: 1 / 0)
     running(engine, "b", 160, 160)  # longer than budget + interval
     engine.steps()
-    assert engine.runtime.policy_runner.is_suspended(policy)
+    assert engine.runtime.ranking.is_suspended(policy)
     assert asks(engine, 500, 2000) == 32 + 2
 
 
@@ -173,8 +173,8 @@ def test_requests_admitted_in_one_step_count_for_each_other(engine: LiveEngine) 
 def test_nothing_is_added_where_nothing_is_evicted_or_reclaimed(engine: LiveEngine) -> None:
     running(engine, "a", 16, 1000)
     for patch in (
-        {"admission": "stock"},
-        {"admission": "compressed", "reclamation": "off"},
+        {"experiment": {"admission": "stock"}},
+        {"experiment": {"admission": "compressed"}, "reclamation": "off"},
         {"reclamation": "paused"},
         {"reclamation": "auto", "policy": {"name": "none"}},
     ):

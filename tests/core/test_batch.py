@@ -207,7 +207,7 @@ def test_a_batch_that_names_too_few_is_refused_and_its_policy_suspended() -> Non
         engine.add(name, 12)
     for _ in range(3):
         engine.step()
-    assert engine.runtime.policy_runner.is_suspended(policy)
+    assert engine.runtime.ranking.is_suspended(policy)
     assert engine.runtime.tables["b"].num_dead == 0  # its answer was short
     assert engine.runtime.counters.invariants.violations == 1
     engine.check()

@@ -21,7 +21,7 @@ def engine() -> Iterator[LiveEngine]:
 
 def calibrate(engine: LiveEngine) -> None:
     profile = made_up(num_layers=engine.runtime.geometry.num_layers)
-    engine.runtime.scoring.calibration = profile
+    engine.runtime.ranking.calibration = profile
     engine.facts.calibration_file, engine.facts.calibration_detail = "/cache/p.json", ""
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.core.harness import CoreEngine, LiveEngine, make_engine
 from vtoken.base.errors import RefusedError
 from vtoken.core.config.values import VTokenConfig, bounds, default_config, merge_patch
-from vtoken.wire import ConfigValues, Experiment, PatchResult, Reply, config_changes
+from vtoken.wire import PatchResult, Reply, config_changes
 from vtoken.wire.commands import Command, PatchConfig
 
 N, L, H = 64, 4, 8
@@ -39,8 +39,6 @@ GOOD: dict[str, list[Any]] = {
     "low_watermark_blocks": [0, N],
     "headroom_blocks": [0, N // 2],
     "experiment": [{"planner": "pack"}, {"round_rule": "paper", "admission": "stock"}, {}],
-    "planner": ["pack", "plug"],
-    "round_rule": ["paper", "price"],
     "reclamation": ["auto", "paused", "off"],
     "recycle": [True, False],
     "prefix_sharing": ["skip", "index", "copy"],
@@ -52,7 +50,6 @@ GOOD: dict[str, list[Any]] = {
     "evict_during": ["decode", "prefill", "both"],
     "evict_when": ["pressure", "always"],
     "evict_after_wait_ms": [0, 2000, 3_600_000],
-    "admission": ["compressed", "stock"],
     "verify_ratio": [0, 0.01, 1.0],
     "shadow": [None, {"name": "none"}, {"name": "tova"}, {"name": "h2o", "params": {"sinks": 3}}],
     "probe": [
@@ -61,7 +58,6 @@ GOOD: dict[str, list[Any]] = {
     ],
     "canary": [{"share": 1}, {"share": 0.1, "control_share": 0}, {"control_share": 1.0}, {}],
 }
-OLD_NAMES = dict.fromkeys(Experiment.__struct_fields__, "experiment")
 _SINKS: list[Any] = [-1, 1.5, True, "1", {}, NAN]
 _LAYERS: list[Any] = [[L], [-1], [True], [0.0], None, 0]
 _HEADS: list[Any] = [[H], [0, -1], [False], ["0"], None, 0]
@@ -75,8 +71,6 @@ BAD: dict[str, list[Any]] = {
     "low_watermark_blocks": [N + 1, 1.0, False],
     "headroom_blocks": [N // 2 + 1, 0.0, False],
     "experiment": [{"planner": "PACK"}, {"round_rule": None}, {"admission": 1}, {"copy": True}],
-    "planner": ["PACK", "", 0, True],
-    "round_rule": ["eager", "", 0, True],
     "reclamation": ["on", "", 0, False],
     "recycle": [0, 1, "true"],
     "prefix_sharing": ["cow", "Index", "", 0, True],
@@ -88,7 +82,6 @@ BAD: dict[str, list[Any]] = {
     "evict_during": ["Decode", "never", 0],
     "evict_when": ["sometimes", "never", "", True],
     "evict_after_wait_ms": [-1, 3_600_001, 1.0, True],
-    "admission": ["vllm", "", True],
     "verify_ratio": [-0.01, 1.01, True],
     "shadow": ["h2o", {"name": "lru"}, {"name": None}, {"nam": "h2o"}, {"params": {"sinks": 2}}]
     + [{"name": "h2o", "params": {"sinks": value}} for value in _SINKS],
@@ -119,7 +112,7 @@ def test_the_tables_name_every_field() -> None:
 )
 def test_good_values_are_taken_and_touch_no_other_field(name: str, value: Any) -> None:
     after = merged({name: value})
-    assert set(config_changes(BASE.values(), after.values())) <= {OLD_NAMES.get(name, name)}
+    assert set(config_changes(BASE.values(), after.values())) <= {name}
 
 
 @pytest.mark.parametrize(("name", "value"), BAD_CASES, ids=[f"{n}={v!r}" for n, v in BAD_CASES])
@@ -129,32 +122,10 @@ def test_a_bad_value_is_refused_by_name_next_to_any_other_field(name: str, value
     for patch in ({name: value}, good | {name: value}, {name: value} | good):
         with pytest.raises(RefusedError) as caught:
             merged(patch)
-        assert (caught.value.field or "").split(".")[0] == OLD_NAMES.get(name, name)
+        assert (caught.value.field or "").split(".")[0] == name
         assert caught.value.bound
         assert caught.value.status == 422
     assert BASE.values() == before
-
-
-def test_what_experiments_change_has_its_old_name_too() -> None:
-    """A document repeats it there, and of a document that a client edits the new value counts."""
-    packing = merged({"planner": "pack"})
-    assert packing == merged({"experiment": {"planner": "pack"}})
-    values = packing.values()
-    assert (values.planner, values.experiment.planner) == ("pack", "pack")
-    document = msgspec.to_builtins(values)
-    for edited in ({"planner": "plug"}, {"experiment": {"planner": "plug"}}):
-        assert merged(document | edited, packing) == BASE
-    both = {"round_rule": "paper", "experiment": {"round_rule": "price", "planner": "pack"}}
-    assert merged(both).experiment == Experiment(planner="pack", round_rule="paper")
-    with pytest.raises(RefusedError, match=r"'plug', the experiment\.planner of the same patch"):
-        merged({"planner": "tetris", "experiment": {"planner": "plug"}}, packing)
-
-
-def test_a_document_of_an_older_server_has_its_experiment() -> None:
-    document = msgspec.to_builtins(merged({"planner": "pack"}).values())
-    del document["experiment"]
-    values = msgspec.convert(document, ConfigValues)
-    assert values.experiment == Experiment(planner="pack")
 
 
 @pytest.mark.parametrize("patch", [None, [], "theta_f", 1, True])
@@ -288,7 +259,7 @@ def test_undo_is_a_new_revision_with_the_configuration_before() -> None:
         first = engine.call("config").desired
         engine.call("patch_config", patch={"theta_f": 0.5})
         second = engine.call("config").desired
-        engine.call("patch_config", patch={"planner": "pack", "batch_size": 3})
+        engine.call("patch_config", patch={"experiment": {"planner": "pack"}, "batch_size": 3})
         assert engine.call("undo").desired == second
         undone = engine.call("undo", actor="ann")
         assert (undone.revision, undone.desired) == (5, first)
@@ -360,7 +331,7 @@ def test_what_if_predicts_exactly_what_applying_then_does(
             "budget_tokens": 30,
             "evict_when": "always",
             "interval_tokens": 0,
-            "planner": planner,
+            "experiment": {"planner": planner},
             "theta_f": 0.0,
             "low_watermark_blocks": 64,
             "headroom_blocks": 8,

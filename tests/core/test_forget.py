@@ -254,7 +254,7 @@ def test_tokens_that_the_configuration_protects_later_stay() -> None:
 
 def blind(engine: CoreEngine) -> None:
     """No score ever arrives."""
-    engine.runtime.scoring.receive = lambda _: None  # type: ignore[method-assign]
+    engine.runtime.ranking.receive = lambda _: None  # type: ignore[method-assign]
 
 
 def test_scores_are_not_needed_for_what_is_forgotten() -> None:

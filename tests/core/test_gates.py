@@ -214,7 +214,10 @@ def relocations_at(hole_us: int, **config: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("recycle", [True, False])
 def test_dear_holes_are_closed_though_nothing_presses(recycle: bool) -> None:
     assert relocations_at(200, recycle=recycle, **CALM_CONFIG)
-    assert relocations_at(200, recycle=recycle, round_rule="paper", **CALM_CONFIG) == []
+    assert (
+        relocations_at(200, recycle=recycle, experiment={"round_rule": "paper"}, **CALM_CONFIG)
+        == []
+    )
 
 
 def unclocked(relocations: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -223,14 +226,16 @@ def unclocked(relocations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("config", [{}, {"theta_f": 0.3}, CALM_CONFIG], ids=str)
 def test_where_holes_cost_nothing_the_rule_is_the_papers(config: dict[str, Any]) -> None:
-    paper = unclocked(relocations_at(0, round_rule="paper", **config))
+    paper = unclocked(relocations_at(0, experiment={"round_rule": "paper"}, **config))
     assert unclocked(relocations_at(0, **config)) == paper
-    assert unclocked(relocations_at(200, round_rule="paper", **config)) == paper
+    assert unclocked(relocations_at(200, experiment={"round_rule": "paper"}, **config)) == paper
 
 
 def test_a_round_that_pays_and_finds_nothing_pauses() -> None:
     """`pack` without headroom: the estimate promises a gain that no plan achieves."""
-    engine = holed(planner="pack", headroom_blocks=0, budget_tokens=16, **CALM_CONFIG)
+    engine = holed(
+        experiment={"planner": "pack"}, headroom_blocks=0, budget_tokens=16, **CALM_CONFIG
+    )
     engine.worker.hole_us = 10_000
     run(engine, 6)
     engine.runtime.active.config = structs.replace(
@@ -294,7 +299,9 @@ def test_many_requests_are_eager_together() -> None:
 
 @pytest.mark.parametrize("planner", ["pack", "plug"])
 def test_rounds_are_bounded_by_b_and_by_the_headroom_over_all_requests(planner: str) -> None:
-    engine = run(holed(num_requests=4, batch_size=3, headroom_blocks=1, planner=planner))
+    engine = run(
+        holed(num_requests=4, batch_size=3, headroom_blocks=1, experiment={"planner": planner})
+    )
     rounds: dict[int, list[dict[str, Any]]] = {}
     for event in engine.runtime.events.page(0, 10_000).events:
         if event.kind == "relocation":
@@ -307,7 +314,7 @@ def test_rounds_are_bounded_by_b_and_by_the_headroom_over_all_requests(planner: 
 
 
 def test_deferral_says_how_many_blocks_are_missing() -> None:
-    engine = run(holed(planner="pack", headroom_blocks=0), 10)
+    engine = run(holed(experiment={"planner": "pack"}, headroom_blocks=0), 10)
     events = [e for e in engine.runtime.events.page(0, 1000).events if e.kind == "deferred"]
     assert engine.runtime.counters.reclamation.deferred > 0
     assert len(events) == 1  # rate-limited
@@ -442,7 +449,7 @@ def test_a_manual_compaction_is_not_held_back() -> None:
 
 
 def test_rounds_without_headroom_and_relocations_in_flight_count_apart() -> None:
-    engine = run(holed(planner="pack", headroom_blocks=0), 10)
+    engine = run(holed(experiment={"planner": "pack"}, headroom_blocks=0), 10)
     assert deferrals(engine)["headroom"] == engine.runtime.counters.reclamation.deferred > 0
     late = holed(num_requests=1, batch_size=1)
     late.worker_lag_steps = 3
@@ -476,7 +483,7 @@ def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
         {"low_watermark_blocks": 20},
         {"reclamation": "paused"},
         {"batch_size": 1},
-        {"planner": "pack", "headroom_blocks": 0},
+        {"experiment": {"planner": "pack"}, "headroom_blocks": 0},
     ],
     ids=lambda patch: ",".join(patch) or "open",
 )

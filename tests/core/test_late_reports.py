@@ -91,7 +91,7 @@ def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> No
     engine = late()
     runtime, picked = engine.runtime, []
     live, due = runtime.tables.columns, runtime.requests.due
-    runtime.scoring.soon_due = lambda rows: live.num_live[rows] > due.limit[rows]  # type: ignore[method-assign]
+    runtime.ranking.soon_due = lambda rows: live.num_live[rows] > due.limit[rows]  # type: ignore[method-assign]
     watch_victims(runtime, lambda _, victims: picked.append(victims))
     run(engine, 80)
     assert any(victims is None for victims in picked[10:])  # too old: it had to wait a step

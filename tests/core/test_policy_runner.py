@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy, View, make_policy, oldest
 from vtoken.policies.base import needs_of, validate
 from vtoken.policies.signals import Signal
+from vtoken.wire.commands import PatchConfig
 
 
 class Answering(Policy):
@@ -191,18 +193,19 @@ def controller_of(engine: CoreEngine) -> Controller:
 )
 def test_a_policy_that_looks_at_words_is_refused_without_any(words: Any, message: str) -> None:
     engine = engine_with(make_policy("none", {}))
-    engine.runtime.policy_runner.vocabulary = words
+    engine.runtime.ranking.vocabulary = words
     controller = controller_of(engine)
-    for validate_only in (True, False):
+    revisions, call = controller.revisions, PatchConfig(patch=FASTGEN)
+    for refuse in (revisions.validate, revisions.preview, partial(revisions.make, actor="ann")):
         with pytest.raises(RefusedError, match=message) as caught:
-            controller.patch_config(FASTGEN, validate_only=validate_only)
+            refuse(call)
         assert caught.value.field == "policy.name"
     assert (controller.runtime.revision, engine.runtime.config.policy.name) == (1, "none")
 
 
 def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
     engine = engine_with(make_policy("fastgen", {"recovery": 0.2}))
-    engine.runtime.policy_runner.vocabulary = Words()
+    engine.runtime.ranking.vocabulary = Words()
     seen: list[View] = []
     profile = type(engine.runtime.config.policy).profile
     engine.runtime.config.policy.profile = lambda view: (  # type: ignore[method-assign]
@@ -224,7 +227,7 @@ def test_fastgen_profiles_below_the_budget_too() -> None:
         policy=make_policy("fastgen", {}), budget_tokens=30, interval_tokens=2, evict_when="always"
     )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
-    engine.runtime.policy_runner.vocabulary = Words()
+    engine.runtime.ranking.vocabulary = Words()
     engine.add("a", 9)
     run(engine, 2)
     assert engine.runtime.requests.held["a"].profiles
@@ -241,7 +244,7 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
         evict_when="always",
     )
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
-    engine.runtime.policy_runner.vocabulary = Words()
+    engine.runtime.ranking.vocabulary = Words()
     engine.add("a", 12)
     engine.step()
     engine.runtime.requests.held["a"].prefill_end = 30  # as if more chunks were to come
@@ -262,7 +265,7 @@ def test_a_policy_that_fails_in_a_what_if_goes_on_evicting() -> None:
     controller = controller_of(engine)
     run(engine, 4)
     with pytest.raises(RefusedError, match="policy answering fails on a: Zero") as caught:
-        controller.patch_config({"budget_tokens": 5}, validate_only=True)
+        controller.revisions.preview(PatchConfig(patch={"budget_tokens": 5}))
     assert caught.value.field == "policy.name"
     before = engine.runtime.counters.tokens.evicted
     run(engine, 8)

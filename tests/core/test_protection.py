@@ -431,7 +431,7 @@ def test_a_protected_victim_is_refused_as_a_dead_one_is(together: bool) -> None:
     engine.add("a", 19, rules=RequestRules(protect=((3, 5),)))
     engine.step()
     engine.step()
-    assert engine.runtime.policy_runner.is_suspended(policy)
+    assert engine.runtime.ranking.is_suspended(policy)
     assert engine.runtime.tables["a"].num_dead == 0
     newest = engine.runtime.events.page(0, 100, "violation").events[-1]
     assert "protected" in newest.summary

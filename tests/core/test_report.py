@@ -297,46 +297,6 @@ def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
         assert reply.value is not None
 
 
-@pytest.mark.parametrize(
-    ("op", "args", "status"),
-    [
-        ("nothing", {}, 400),
-        ("status", {"x": 1}, 400),
-        ("block", {}, 400),
-        ("block", {"id": 96}, 404),
-        ("block", {"id": -1}, 422),
-        ("block", {"id": "1"}, 422),
-        ("block", {"id": True}, 422),
-        ("request", {"request_id": "nobody"}, 404),
-        ("request", {"request_id": []}, 422),
-        ("tokens", {"request_id": "nobody"}, 404),
-        ("tokens", {"request_id": "req-0", "start": -1}, 422),
-        ("tokens", {"request_id": "req-0", "limit": 0}, 422),
-        ("tokens", {"request_id": "req-0", "limit": 10_001}, 422),
-        ("events", {"after": -1}, 422),
-        ("events", {"limit": 1.0}, 422),
-        ("patch_config", {}, 400),
-        ("patch_config", {"patch": {}, "validate_only": "false"}, 422),
-        ("patch_config", {"patch": {}, "actor2": "x"}, 400),
-    ],
-)
-def test_bad_commands_are_refused_with_a_reason_and_change_nothing(
-    engine: LiveEngine, op: str, args: dict[str, Any], status: int
-) -> None:
-    before = (engine.core.runtime.events.last_seq, engine.core.runtime.revision)
-    reply = engine.ask(op, **args)
-    assert reply.problem is not None
-    assert reply.problem.status == status
-    assert reply.problem.detail
-    assert (engine.core.runtime.events.last_seq, engine.core.runtime.revision) == before
-
-
-def test_garbage_on_the_bus_is_answered_with_a_problem(engine: LiveEngine) -> None:
-    reply = msgspec.msgpack.decode(engine.controller.handle_bytes(b"\xc1garbage"), type=Reply)
-    assert reply.problem is not None
-    assert reply.problem.status == 400
-
-
 @pytest.mark.parametrize("cause", ["ok", "fragmented", "full"])
 def test_the_sentence_names_the_cause(engine: LiveEngine, cause: str) -> None:
     """Free blocks: ok. None, with something to gain: fragmented. None, every token alive: full."""

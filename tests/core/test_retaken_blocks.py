@@ -29,7 +29,7 @@ def running(
             "theta_f": 0.0,
             "low_watermark_blocks": 256,
             "headroom_blocks": 16,
-            "planner": planner,
+            "experiment": {"planner": planner},
             "recycle": recycle,
         },
         concurrency=4,

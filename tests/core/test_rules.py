@@ -64,7 +64,7 @@ class LyingStore(SimpleStore):
 def test_rule_1_only_private_unhashed_blocks_are_written(
     policy: str, recycle: bool, planner: str
 ) -> None:
-    engine = crowd(policy, config={"recycle": recycle, "planner": planner})
+    engine = crowd(policy, config={"recycle": recycle, "experiment": {"planner": planner}})
     run(engine)
     assert engine.runtime.counters.tokens.evicted > 0
     assert engine.runtime.counters.reclamation.relocations > 0
@@ -151,7 +151,7 @@ def test_rule_2_control_a_planner_that_is_denied_sharing_makes_them_sources() ->
 
 
 def test_rule_3_no_block_freed_in_a_pass_is_a_destination_of_that_pass() -> None:
-    engine = crowd(config={"planner": "pack"}, num_blocks=24)
+    engine = crowd(config={"experiment": {"planner": "pack"}}, num_blocks=24)
     taken: list[int] = []
     returned: list[int] = []
     take, give_back = engine.store.take, engine.store.give_back
@@ -209,7 +209,7 @@ def scattered(worker: SimulatedWorker | None = None) -> CoreEngine:
             "budget_tokens": 8,
             "evict_when": "always",
             "interval_tokens": 0,
-            "planner": "pack",
+            "experiment": {"planner": "pack"},
             "headroom_blocks": 8,
             "reclamation": "paused",
             "recycle": False,

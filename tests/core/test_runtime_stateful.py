@@ -43,8 +43,13 @@ PATCHES = st.fixed_dictionaries(
         "batch_size": st.integers(1, 4),
         "low_watermark_blocks": st.integers(0, 4),
         "headroom_blocks": st.integers(0, 2),
-        "planner": st.sampled_from(["pack", "plug"]),
-        "round_rule": st.sampled_from(["price", "paper"]),
+        "experiment": st.fixed_dictionaries(
+            {},
+            optional={
+                "planner": st.sampled_from(["pack", "plug"]),
+                "round_rule": st.sampled_from(["price", "paper"]),
+            },
+        ),
         "reclamation": st.sampled_from(["auto", "auto", "auto", "paused", "off"]),
         "recycle": st.booleans(),
         "prefix_sharing": st.sampled_from(["skip", "index", "copy", "copy"]),

@@ -26,6 +26,7 @@ from vtoken.policies.base import Policy, check_declared
 from vtoken.policies.knorm import KNorm
 from vtoken.policies.signals import Signal
 from vtoken.wire import PatchResult
+from vtoken.wire.commands import PatchConfig
 
 SUM, LAST = (
     Signal("attention_sum", layers=(2,)),
@@ -215,7 +216,7 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
     ages: list[int] = []
     engine = engine_with("h2o", lag=lag, interval_tokens=6)
     engine.worker = worker
-    current = engine.runtime.scoring.current
+    current = engine.runtime.ranking.current
 
     def watch(state: Any, *rest: Any) -> Any:
         found = current(state, *rest)
@@ -223,7 +224,7 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
             ages.append(engine.runtime.step - state.signals[SUM].scores_step)
         return found
 
-    engine.runtime.scoring.current = watch  # type: ignore[method-assign]
+    engine.runtime.ranking.current = watch  # type: ignore[method-assign]
     engine.add("a", 20)
     for _ in range(60):
         engine.step()
@@ -323,7 +324,7 @@ def test_a_dry_run_notes_the_same_and_changes_nothing() -> None:
     facts = EngineFacts("e", "0", "0", "m", "cpu")
     controller = Controller(Reporter(engine.runtime, facts, np.zeros(64, dtype=np.bool_)))
     change = {"policy": {"name": "tova"}}
-    dry = controller.patch_config(change, validate_only=True)
+    dry = controller.revisions.preview(PatchConfig(patch=change))
     assert engine.runtime.config.policy.name == "h2o"
     assert dry.notes == controller.patch_config(change).notes != []
 
@@ -362,7 +363,7 @@ def test_a_reading_ranks_a_request_until_the_next_one_arrives(lag: int) -> None:
     run = [engine.step() for _ in range(1 + lag)]
     runtime = engine.runtime
     for _ in range(40):
-        assert runtime.policy_runner.can_choose(runtime.tables["a"])
+        assert runtime.ranking.can_choose(runtime.tables["a"])
         run.append(engine.step())
     assert sum(bool(plan.want_scores) for plan in run) < 6
 

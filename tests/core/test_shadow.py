@@ -110,7 +110,7 @@ def test_a_run_is_the_same_with_and_without_a_shadow(policy: str, shadow: str, l
     engines = [crowd(policy, lag=lag), crowd(policy, shadow, lag=lag)]
     for engine in engines:
         if shadow == "fastgen":
-            engine.runtime.policy_runner.vocabulary = Words()
+            engine.runtime.ranking.vocabulary = Words()
     alone, beside = (history(engine, 80) for engine in engines)
     assert alone == beside
     assert alone[-1][3]["tokens"]["evicted"] > 100

@@ -391,7 +391,7 @@ def compacted(engine: CoreEngine) -> tuple[Any, list[int]]:
 def test_copying_frees_more_than_index_and_index_more_than_skip(planner: str) -> None:
     used: dict[str, int] = {}
     for tier in TIERS:
-        engine = sharers(tier, planner=planner, reclamation="paused")
+        engine = sharers(tier, experiment={"planner": planner}, reclamation="paused")
         operation, _ = compacted(engine)
         run(engine, 1)
         used[tier] = engine.runtime.tables.pool.num_used
@@ -437,8 +437,8 @@ def test_a_group_waits_for_a_holder_that_has_not_evicted() -> None:
     engine = run(sharers("copy"), 1)
     shared = set(prefix_blocks(engine))
     table = engine.runtime.tables["r2"]
-    choose = engine.runtime.evictor.choose
-    engine.runtime.evictor.choose = (  # type: ignore[method-assign]
+    choose = engine.runtime.ranking.choose
+    engine.runtime.ranking.choose = (  # type: ignore[method-assign]
         lambda rows: choose(rows[rows != table.row])
     )
     run(engine, 8)

@@ -66,7 +66,7 @@ def random_patch(rng: np.random.Generator, num_blocks: int) -> dict[str, Any]:
     ]
     return {
         "policy": policies[rng.integers(0, len(policies))],
-        "planner": str(rng.choice(["pack", "plug"])),
+        "experiment": {"planner": str(rng.choice(["pack", "plug"]))},
         "recycle": bool(rng.random() < 0.6),
         "reclamation": str(rng.choice(["auto", "auto", "auto", "off", "paused"])),
         "evict_when": str(rng.choice(["pressure", "always"])),

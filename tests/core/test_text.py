@@ -116,7 +116,7 @@ def test_a_request_that_waits_has_no_text_yet(core: LiveEngine) -> None:
 
 def test_an_engine_without_a_tokenizer_refuses_text(core: LiveEngine) -> None:
     core.steps(2)
-    core.runtime.policy_runner.vocabulary = None
+    core.runtime.ranking.vocabulary = None
     problem = core.ask("text", request_id="a").problem
     assert problem is not None
     assert (problem.status, problem.title) == (409, "No text")

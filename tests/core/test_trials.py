@@ -149,7 +149,6 @@ def test_dry_runs_of_undo_and_confirm_change_nothing(bench: Bench) -> None:
         assert (kept.outcome, kept.changes) == ("dry_run", {})
         assert kept.notes == ["revision 3 would be confirmed and stay"]
     assert bench.refused("undo", if_match=1, validate_only=True).status == 412
-    assert bench.refused("undo", validate_only="yes").field == "validate_only"
     assert (bench.config, bench.runtime.events.last_seq) == (before, seq)
     assert bench.engine.call("undo").desired.theta_f == 0.5
 

@@ -30,8 +30,13 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "batch_size": st.sampled_from([1, 2, 4, 16, 40]),
     "low_watermark_blocks": st.sampled_from([0, 8, 30, 40]),
     "headroom_blocks": st.sampled_from([0, 1, 4, 16]),
-    "planner": st.sampled_from(["plug", "pack"]),
-    "round_rule": st.sampled_from(["price", "paper"]),
+    "experiment": st.fixed_dictionaries(
+        {},
+        optional={
+            "planner": st.sampled_from(["plug", "pack"]),
+            "round_rule": st.sampled_from(["price", "paper"]),
+        },
+    ),
     "prefix_sharing": st.sampled_from(["skip", "index", "copy"]),
     "reclamation": st.sampled_from(["auto", "auto", "paused", "off"]),
     "recycle": st.booleans(),
@@ -164,7 +169,7 @@ def test_round_after_round_frees_what_every_dry_run_promised(
             "evict_when": "always",
             "interval_tokens": 3,
             "reclamation": "paused",
-            "planner": planner,
+            "experiment": {"planner": planner},
             "recycle": recycle,
             "batch_size": batch_size,
             "headroom_blocks": headroom,
@@ -232,9 +237,13 @@ def test_each_field_that_a_round_depends_on_shows(holes: LiveEngine) -> None:
     assert now.freed_blocks > 2
     assert now.source_blocks > 2
     assert what_if(holes, {"batch_size": 2}).source_blocks == 2
-    assert what_if(holes, {"planner": "pack", "headroom_blocks": 0}).source_blocks == 0
-    assert what_if(holes, {"planner": "plug", "headroom_blocks": 0}).source_blocks > 0
-    none = what_if(holes, {"planner": "pack", "headroom_blocks": 0})
+    assert (
+        what_if(holes, {"experiment": {"planner": "pack"}, "headroom_blocks": 0}).source_blocks == 0
+    )
+    assert (
+        what_if(holes, {"experiment": {"planner": "plug"}, "headroom_blocks": 0}).source_blocks > 0
+    )
+    none = what_if(holes, {"experiment": {"planner": "pack"}, "headroom_blocks": 0})
     assert (none.source_blocks, closed(none)) == (0, ["theta_f", "headroom"])
     assert none.deferred_reason is not None
     assert closed(what_if(holes, {"low_watermark_blocks": 0, "theta_f": 0.1})) == ["watermark"]

@@ -25,7 +25,7 @@ Handle = Callable[[commands.Command], wire.Reply]
 @asynccontextmanager
 async def stepping(core: LiveEngine) -> AsyncIterator[None]:
     """Run steps in the background of requests that give tokens for each other."""
-    core.runtime.policy_runner.vocabulary = Words()
+    core.runtime.ranking.vocabulary = Words()
     core.steps(30)
     assert core.runtime.counters.pressure.given_tokens > 0
     async with core.stepping():

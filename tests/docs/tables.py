@@ -114,8 +114,6 @@ def _settings() -> Iterator[Cells]:
     defaults = default_config(NUM_BLOCKS)
     flags = {name: flag_of(name) for name in plain_settings()} | {"policy": flag_of("policy")}
     for name, bound in bounds(NUM_BLOCKS, NUM_LAYERS, NUM_HEADS).items():
-        if name in Experiment.__struct_fields__:  # a row of `experiment`
-            continue
         flag = f"`{flags[name]}`" if name in flags else ""
         default = "" if bound.type == "object" else displayed(getattr(defaults, name))
         of_pool = "*" if name in pool_limits(NUM_BLOCKS) else ""

@@ -133,7 +133,7 @@ def recycle_read_only_slots(engine: CoreEngine, hit: Hit) -> None:
 @BLOCKS.fault(
     "freed blocks wait",
     "I4, `Relocator._check_one_pass`",
-    config={"planner": "pack"},
+    config={"experiment": {"planner": "pack"}},
     prefix_caching=False,
 )
 def free_inside_the_pass(engine: CoreEngine, hit: Hit) -> None:

@@ -196,7 +196,7 @@ def _choose(engine: CoreEngine, hit: Hit, victims: Callable[[Any], Any]) -> None
     def suspend(_policy: Policy, error: Exception) -> None:
         raise error  # the product would continue without evicting
 
-    engine.runtime.policy_runner._suspend = suspend
+    engine.runtime.ranking._suspend = suspend
     engine.runtime.active.config = structs.replace(engine.runtime.config, policy=Wrong())
 
 

@@ -134,7 +134,7 @@ class Chance:
         self, config: ConfigDocument, policies: list[PolicyInfo], *, keeps: Sequence[str] = ()
     ) -> dict[str, Any]:
         """A merge patch of one to four fields, none of `keeps`."""
-        others = (*FIXED, *Experiment.__struct_fields__, *keeps)
+        others = (*FIXED, *keeps)
         names = [name for name in config.bounds if name not in others]
         chosen = self.rng.sample(names, k=min(len(names), self.rng.randint(1, 4)))
         return {name: self._value(name, config.bounds[name], policies) for name in chosen}

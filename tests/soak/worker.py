@@ -201,10 +201,10 @@ class Soak:
     def _patch(self, patch: dict[str, Any], *, refused: bool | None) -> None:
         """`refused`: whether it must be refused; None: only if its values do not fit each other."""
         before = self._call("config", ConfigDocument).revision
-        args: dict[str, Any] = {"patch": patch}
+        op, args = "patch_config", {"patch": patch}
         if self.chance.happens(0.1):
-            args["validate_only"] = True
-        result = self._call("patch_config", PatchResult, may_refuse=True, **args)
+            op, args = "preview", {"change": {"op": op, **args}}
+        result = self._call(op, PatchResult, may_refuse=True, **args)
         if result is None:
             self.tally.refused += 1
             if refused is None and not NEEDS_BUDGET & patch.keys():

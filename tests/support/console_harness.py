@@ -98,8 +98,8 @@ def tokens_of(core: LiveEngine, request_id: str) -> list[wire.TokenRow]:
 
 
 def applied(served: Served) -> list[dict[str, Any]]:
-    """The patches that were applied, without those that were only previewed."""
-    return [call.patch for call in served.calls_of("patch_config") if not call.validate_only]
+    """The patches that were applied."""
+    return [call.patch for call in served.calls_of("patch_config")]
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:

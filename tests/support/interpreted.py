@@ -64,7 +64,7 @@ NAIVE: dict[str, Any] = {
     "recycle": False,
     "theta_f": 0.25,
     "low_watermark_blocks": 2,
-    "round_rule": "price",
+    "experiment": {"round_rule": "price"},
     "shadow": None,
     "probe": {"layers": [0, 1]},
 }

@@ -15,7 +15,7 @@ def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[]
     """Call `note(table, victims)` for every due request before its victims die; victims are None if
     the policy cannot choose yet. Returns a function that ends it.
     """
-    choose, evictor = runtime.evictor.choose, runtime.evictor
+    choose, ranking = runtime.ranking.choose, runtime.ranking
 
     def choose_and_note(rows: Any) -> Any:
         chosen, victims = choose(rows)
@@ -25,9 +25,9 @@ def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[]
         return chosen, victims
 
     def restore() -> None:
-        evictor.choose = choose
+        ranking.choose = choose
 
-    evictor.choose = choose_and_note
+    ranking.choose = choose_and_note
     return restore
 
 

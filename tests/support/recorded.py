@@ -10,7 +10,7 @@ import msgspec
 from tests.support.core.live import make_engine
 from vtoken import wire
 from vtoken.recording import RecordingWriter
-from vtoken.wire.views import View
+from vtoken.wire.views import Change, View
 from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 START_TS = 1_800_000_000.0
@@ -49,7 +49,7 @@ def record(
         frame: wire.Frame = core.controller.frame()
         assert frame.status is not None
         frame.status.ts = ts
-        return View.of(frame)
+        return View().after(Change.of(frame))
 
     try:
         core.steps(20)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken.wire.views import View
+from vtoken.wire.views import Change, View
 from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 START_TS = 1_800_000_000.0
@@ -22,7 +22,7 @@ def stream(
         cursor = StateCursor(frozenset(TOPICS), packed=False)
         for n in range(num_messages):
             head = {"epoch": "e1", "seq": n + 1, "step": engine.steps, "ts": START_TS + n / fps}
-            view = View.of(engine.frame())
+            view = View().after(Change.of(engine.frame()))
             if n == 0:
                 yield (
                     wire.Hello(
@@ -50,7 +50,7 @@ def stream(
                 yield wire.EventMessage(**head, event=event), view
             else:
                 engine.step()
-                view = View.of(engine.frame())
+                view = View().after(Change.of(engine.frame()))
                 yield wire.Delta(**head, **cursor.delta(view)), view
     finally:
         engine.close()

@@ -42,7 +42,7 @@ def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
             "evict_when": "always",
             "interval_tokens": 0,
             "headroom_blocks": 2,
-            "admission": admission,
+            "experiment": {"admission": admission},
         }
         with engine(
             enable_prefix_caching=False,

@@ -90,9 +90,9 @@ def step(llm: Any, tokens: dict[str, list[int]], times: int | None = None) -> No
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "recycling": {"round_rule": "paper"},
+    "recycling": {"experiment": {"round_rule": "paper"}},
     "plug": {"recycle": False, **EAGER},
-    "pack": {"recycle": False, "planner": "pack", **EAGER},
+    "pack": {"recycle": False, "experiment": {"planner": "pack"}, **EAGER},
     "off (naive-evict)": {"reclamation": "off"},
 }
 
@@ -238,7 +238,8 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
     stop = next(token for i, token in enumerate(plain) if i > 30 and token not in plain[:i])
     tokens: dict[str, list[int]] = {}
     small = {"theta_f": 0.0, "low_watermark_blocks": 12, "headroom_blocks": 2, "batch_size": 8}
-    config = args(recycle=False, admission="stock", **small)  # the other one avoids preemptions
+    stock = {"admission": "stock"}  # the other one avoids preemptions
+    config = args(recycle=False, experiment=stock, **small)
     pool = {"num_gpu_blocks_override": 13, "max_model_len": 160, "max_num_batched_tokens": 640}
     with engine(**pool, **config) as llm:
         core, cuts, observer = core_of(llm), resumed(llm), Observer(llm)

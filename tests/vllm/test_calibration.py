@@ -239,7 +239,7 @@ def started(engine: Any, **settings: Any) -> Status:
     with engine(**engine_args(CONFIG, **settings)) as llm:
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         runtime = runtime_of(llm)
-        assert (runtime.scoring.calibration is not None) == bool(
+        assert (runtime.ranking.calibration is not None) == bool(
             scheduler.vtoken_controller.reporter.status().calibration.fingerprint
         )
         status: Status = scheduler.vtoken_controller.reporter.status()

@@ -8,6 +8,7 @@ The last test ends an engine, so the server with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,7 @@ import httpx
 import msgspec
 import psutil
 import pytest
+import websockets
 
 from tests.support import data_parallel
 from tests.support.data_parallel import assert_both_engines_are_exact, complete, fleet
@@ -69,6 +71,43 @@ async def test_a_change_under_load_is_made_on_both_and_audited_once(
     assert after.revision == before.revision + 1
     page = msgspec.json.decode((await http.get("/vtoken/v1/audit")).content, type=wire.AuditPage)
     assert [(e.action, e.engine) for e in page.entries] == [("config", None), ("compact", None)]
+
+
+async def test_any_api_process_answers_alike(server: Server) -> None:
+    """Clients that stay connected, so that vLLM gives the next one to the other process."""
+    found: dict[int, tuple[bytes, list[str]]] = {}
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def both_asked() -> bool:
+            client = httpx.AsyncClient(base_url=server.url, timeout=LIMIT_S)
+            http = await stack.enter_async_context(client)
+            audit = await http.get("/vtoken/v1/audit")
+            assert audit.status_code == 200, audit.text
+            page = (await http.get("/metrics")).text.splitlines()
+            names = [line.rpartition(" ")[0] for line in page if line.startswith("vllm:vtoken_")]
+            found[process_of(server, audit)] = audit.content, names
+            return len(found) == 2
+
+        await until(both_asked, "one process takes all connections")
+    first, second = found.values()
+    assert first == second
+    assert len(set(first[1])) == len(first[1]) > 0  # each series once
+    stream_url = server.url.replace("http://", "ws://") + "/vtoken/v1/stream?topics=events"
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(4):
+            stream = await stack.enter_async_context(websockets.connect(stream_url))
+            hello = msgspec.json.decode(await stream.recv(), type=wire.StreamMessage)
+            assert isinstance(hello, wire.Hello)
+
+
+def process_of(server: Server, answer: httpx.Response) -> int:
+    """The id of the process at the other end of the answer's connection."""
+    _, port = answer.extensions["network_stream"].get_extra_info("client_addr")
+    for child in psutil.Process(server.pid).children(recursive=True):
+        for connection in child.net_connections("tcp"):
+            if connection.raddr and connection.raddr.port == port:
+                return child.pid
+    raise AssertionError(f"nobody has the connection from port {port}")
 
 
 async def test_one_engine_drifts_and_is_given_the_common_configuration(

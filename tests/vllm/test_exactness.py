@@ -83,11 +83,11 @@ def test_tokens_under_what_ships_equal_the_reference_with_its_victims(
 
 
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "recycling": (0, {"round_rule": "paper"}),
-    "recycling into many holes": (48, {"round_rule": "paper"}),
+    "recycling": (0, {"experiment": {"round_rule": "paper"}}),
+    "recycling into many holes": (48, {"experiment": {"round_rule": "paper"}}),
     "priced: holes are measured, then closed": (48, {}),
-    "plug without recycling": (48, {"recycle": False, "planner": "plug", **EAGER}),
-    "pack without recycling": (48, {"recycle": False, "planner": "pack", **EAGER}),
+    "plug without recycling": (48, {"recycle": False, "experiment": {"planner": "plug"}, **EAGER}),
+    "pack without recycling": (48, {"recycle": False, "experiment": {"planner": "pack"}, **EAGER}),
     "plug, one source block a round": (40, {"recycle": False, **EAGER, "batch_size": 1}),
     "paused with holes": (48, {"recycle": False, "reclamation": "paused"}),
     "off (naive-evict)": (48, {"reclamation": "off"}),
@@ -151,7 +151,7 @@ def test_shared_prefix_blocks_are_read_by_all_and_written_by_none(
 ) -> None:
     prefix = PROMPTS[0][:256]
     prompts = [prefix + PROMPTS[i][: 40 + 30 * i] for i in range(4)]
-    config = vtoken_args(16, planner=planner, **EAGER)
+    config = vtoken_args(16, experiment={"planner": planner}, **EAGER)
     with engine(enable_prefix_caching=True, **config) as llm:
         greedy(llm, prompts[:1], 1)  # fills the prefix cache
         observer = Observer(llm)

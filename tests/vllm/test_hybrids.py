@@ -222,9 +222,9 @@ PARAMS: dict[str, dict[str, Any]] = {
 EAGER = {"theta_f": 0.0, "batch_size": 64, "headroom_blocks": 32}
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "naive-evict": {"reclamation": "off", "recycle": False},
-    "recycling": {"reclamation": "auto", "recycle": True, "round_rule": "paper"},
-    "plug": {"recycle": False, "planner": "plug", **EAGER},
-    "pack": {"recycle": False, "planner": "pack", **EAGER},
+    "recycling": {"reclamation": "auto", "recycle": True, "experiment": {"round_rule": "paper"}},
+    "plug": {"recycle": False, "experiment": {"planner": "plug"}, **EAGER},
+    "pack": {"recycle": False, "experiment": {"planner": "pack"}, **EAGER},
 }
 CHUNK = 64
 

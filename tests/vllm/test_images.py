@@ -26,7 +26,7 @@ H2O = {
     "budget_tokens": 48,
     "interval_tokens": 8,
     "evict_when": "always",
-    "round_rule": "paper",
+    "experiment": {"round_rule": "paper"},
 }
 RELOCATING = {
     "recycle": False,

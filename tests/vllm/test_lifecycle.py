@@ -14,11 +14,10 @@ from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
 from vtoken.base.errors import InvariantViolation
-from vtoken.control.trials import Terms
 from vtoken.sentences.situation import situation
 from vtoken.vllm.touchpoints import register
 from vtoken.wire import Guard
-from vtoken.wire.guards import checked
+from vtoken.wire.commands import PatchConfig
 
 pytestmark = pytest.mark.vllm
 
@@ -200,12 +199,9 @@ def test_a_paused_engine_reports_it_and_excludes_the_pause_from_latencies(
         submit(llm, PROMPTS, 80)
         step(llm, tokens, 30)
         p95 = "latency_seconds{kind=inter_token,quantile=0.95}"
-        guards = checked(
-            [Guard(metric=p95, above=pause_s / 2), Guard(metric="preemptions", above=0)]
-        )
-        controller.patch_config(
-            {"batch_size": 9}, terms=Terms(guards=tuple(guards), guard_for_s=10_000)
-        )
+        guards = [Guard(metric=p95, above=pause_s / 2), Guard(metric="preemptions", above=0)]
+        trial = PatchConfig(patch={"batch_size": 9}, guards=guards, guard_for_s=10_000)
+        controller.revisions.make(trial, "ann")
         step(llm, tokens, 1)
         before = controller.reporter.status()
         assert (before.scheduling, before.requests.running) == ("running", 3)

@@ -40,7 +40,7 @@ H2O = {
     "budget_tokens": 48,
     "evict_when": "always",
     "interval_tokens": 8,
-    "round_rule": "paper",
+    "experiment": {"round_rule": "paper"},
 }
 RELOCATING = {
     "recycle": False,

@@ -125,9 +125,14 @@ def layers_of(worker: Any) -> list[int]:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plug": {"recycle": False},
-    "pack": {"planner": "pack"},
-    "naive-evict": {"planner": "plug", "reclamation": "off"},
-    "recycling": {"recycle": True, "reclamation": "auto", "round_rule": "paper", "theta_f": 1.0},
+    "pack": {"experiment": {"planner": "pack"}},
+    "naive-evict": {"experiment": {"planner": "plug"}, "reclamation": "off"},
+    "recycling": {
+        "recycle": True,
+        "reclamation": "auto",
+        "experiment": {"round_rule": "paper"},
+        "theta_f": 1.0,
+    },
 }
 
 
@@ -175,7 +180,13 @@ class overlaps:  # noqa: N801
 def test_prefix_hits_a_preemption_and_compactions_keep_tokens(
     two_stages: Any, hf_model: Any, expected: Tokens
 ) -> None:
-    patch(two_stages, recycle=False, reclamation="auto", round_rule="price", theta_f=0.0)
+    patch(
+        two_stages,
+        recycle=False,
+        reclamation="auto",
+        experiment={"round_rule": "price"},
+        theta_f=0.0,
+    )
     runtime, scheduler = runtime_of(two_stages), core_of(two_stages).scheduler
     assert staggered(two_stages, PROMPTS) == (expected, 0)
     found, hits = staggered(two_stages, PROMPTS)

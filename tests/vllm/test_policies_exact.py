@@ -25,7 +25,7 @@ PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((
 EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
 VARIANTS: dict[str, dict[str, Any]] = {
     "naive-evict": {"reclamation": "off"},
-    "recycling": {"round_rule": "paper"},
+    "recycling": {"experiment": {"round_rule": "paper"}},
     "plug": {"recycle": False, **EAGER},
 }
 PARAMS: dict[str, dict[str, Any]] = {
@@ -79,7 +79,7 @@ def runs(engine: Any) -> dict[str, dict[str, Run]]:
             assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
             assert (counters.reclamation.relocations > 0) == (variant == "plug")
             assert (counters.reclamation.recycled_slots > 0) == (variant == "recycling")
-            VOCABULARY[:] = [observer.runtime.policy_runner.vocabulary]
+            VOCABULARY[:] = [observer.runtime.ranking.vocabulary]
         found[variant] = {
             name: (tokens[i : i + len(PROMPTS)], logs[i : i + len(PROMPTS)])
             for i, name in zip(range(0, len(tokens), len(PROMPTS)), EVICTING, strict=True)

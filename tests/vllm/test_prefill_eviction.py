@@ -17,8 +17,8 @@ CHUNK, BUDGET, NUM_NEW = 96, 128, 64
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((700, 333, 180))]
 ENGINE = {"enable_prefix_caching": False, "long_prefill_token_threshold": CHUNK}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "plug": {"planner": "plug"},
-    "pack": {"planner": "pack"},
+    "plug": {"experiment": {"planner": "plug"}},
+    "pack": {"experiment": {"planner": "pack"}},
     "naive": {"reclamation": "off"},
 }
 

@@ -56,7 +56,7 @@ def configure(llm: Any, **patch: Any) -> None:
         "evict_when": "always",
         "interval_tokens": INTERVAL,
         "recycle": False,
-        "planner": "plug",
+        "experiment": {"planner": "plug"},
         "reclamation": "auto",
         "prefix_sharing": "index",
         **patch,
@@ -184,7 +184,7 @@ CASES = [
 def test_sharers_and_later_hits_get_the_references_tokens(
     policy: str, num_sharers: int, tier: str, planner: str, llm: Any, session: Any, replayed: Any
 ) -> None:
-    configure(llm, policy=POLICIES[policy], prefix_sharing=tier, planner=planner)
+    configure(llm, policy=POLICIES[policy], prefix_sharing=tier, experiment={"planner": planner})
     run = session()
     for number in range(num_sharers):
         run.add(f"r{number}", PROMPTS[number])

@@ -239,7 +239,7 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"theta_f": 1.5}, "theta_f"),
     ({"theta_f": "much"}, "theta_f"),
     ({"batch_size": 0}, "batch_size"),
-    ({"planner": "plugg"}, "experiment.planner"),
+    ({"experiment": {"planner": "plugg"}}, "experiment.planner"),
     ({"colour": "red"}, "colour"),
     ({"theta_f": 0.9, "budget_floor_tokens": 1}, "budget_floor_tokens"),
 ]

@@ -56,10 +56,10 @@ def args(**config: Any) -> dict[str, Any]:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "recycling": {"round_rule": "paper"},
+    "recycling": {"experiment": {"round_rule": "paper"}},
     "priced": {},
-    "plug without recycling": {"recycle": False, "planner": "plug", **EAGER},
-    "pack with recycling": {"planner": "pack", **EAGER},
+    "plug without recycling": {"recycle": False, "experiment": {"planner": "plug"}, **EAGER},
+    "pack with recycling": {"experiment": {"planner": "pack"}, **EAGER},
     "off (naive-evict)": {"reclamation": "off"},
 }
 CASES = [
@@ -101,7 +101,9 @@ def test_a_cached_prefix_is_read_by_all_and_written_by_none(
     prefix = PROMPTS[0][:128]
     prompts = [prefix + PROMPTS[0][128:129], prefix + PROMPTS[1], prefix + PROMPTS[2][:33]]
     answers = expected("mixed", prompts)
-    with engine(enable_prefix_caching=True, **args(planner=planner, **EAGER)) as llm:
+    with engine(
+        enable_prefix_caching=True, **args(experiment={"planner": planner}, **EAGER)
+    ) as llm:
         use_drafts(llm, prompts, answers, SCRIPTS["mixed"])
         greedy(llm, prompts[1:2], 1)  # fills the prefix cache
         observer = Observer(llm)
@@ -149,7 +151,7 @@ def test_a_small_pool_preempts_and_still_answers_as_without_eviction(
     """Nobody is due: rejected drafts of many requests come and go where blocks are short."""
     prompts = [reference.random_prompt(60 + 7 * i, 30 + i) for i in range(6)]
     answers = [reference.generate(hf_model, prompt, 60, reference.full) for prompt in prompts]
-    settings = args(budget_tokens=512, admission="stock")
+    settings = args(budget_tokens=512, experiment={"admission": "stock"})
     with engine(num_gpu_blocks_override=22, max_model_len=512, **settings) as llm:
         use_drafts(llm, prompts, answers, SCRIPTS["mixed"])
         assert greedy(llm, prompts, 60) == answers

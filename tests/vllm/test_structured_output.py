@@ -34,7 +34,7 @@ CHANGES: list[dict[str, Any]] = [
     {"policy": {"name": "h2o"}},
     {"policy": {"name": "streaming_llm"}, "budget_tokens": 48},
     {"policy": {"name": "tova"}, "recycle": False},
-    {"policy": {"name": "none"}, "planner": "pack"},
+    {"policy": {"name": "none"}, "experiment": {"planner": "pack"}},
     {"policy": {"name": "random"}, "budget_tokens": 64, "recycle": True},
 ]
 

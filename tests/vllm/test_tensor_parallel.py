@@ -91,7 +91,7 @@ def test_tokens_equal_the_reference_and_the_variants_each_other(
         "recycling": {
             "recycle": True,
             "reclamation": "auto",
-            "round_rule": "paper",
+            "experiment": {"round_rule": "paper"},
             "theta_f": 1.0,
         },
     }.items():

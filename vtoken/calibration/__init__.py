@@ -9,5 +9,5 @@
     store           profiles as files
     command         the command line
 
-`vtoken.core.runtime.scoring` uses the profile in the engine.
+`vtoken.core.runtime.ranking` uses the profile in the engine.
 """

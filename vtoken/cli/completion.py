@@ -110,8 +110,6 @@ def settings() -> dict[str, wire.Bound]:
     found: dict[str, wire.Bound] = {}
     for field in structs.fields(wire.ConfigValues):
         name = field.encode_name
-        if name not in wire.Configuration.__struct_fields__:  # repeats `experiment`
-            continue
         inner = {
             f"{name}.{part}": bound
             for kind in _structs(field.type)

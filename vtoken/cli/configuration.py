@@ -13,7 +13,7 @@ from vtoken.cli.errors import UsageError, did_you_mean
 from vtoken.cli.every import change
 from vtoken.cli.printing import plain
 from vtoken.cli.remote import Remote
-from vtoken.cli.show import config_parts, confirm_lines, patch_lines, policy_parts
+from vtoken.cli.show import config_parts, patch_lines, policy_parts
 from vtoken.client import calls
 
 
@@ -85,7 +85,7 @@ def undo(remote: Remote, dry_run: bool, revision: int | None) -> int:
 
 def confirm(remote: Remote, dry_run: bool, revision: int | None) -> int:
     call = calls.confirm(revision=revision, validate_only=dry_run)
-    return change(remote, call, confirm_lines)
+    return change(remote, call)
 
 
 def sync(remote: Remote, dry_run: bool) -> None:

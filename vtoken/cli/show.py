@@ -11,7 +11,6 @@ from vtoken.base.quantities import time_text
 from vtoken.cli.printing import Part, Table, coloured, facts, plain
 from vtoken.sentences import (
     calibration_text,
-    change_text,
     clock,
     counted,
     data_size,
@@ -21,7 +20,6 @@ from vtoken.sentences import (
     policy_text,
     prices_text,
     sessions_text,
-    since_text,
     when,
 )
 from vtoken.wire.bounds import span
@@ -90,48 +88,26 @@ def _health(parts: Sequence[wire.Health]) -> str:
 
 
 def pressure_line(found: wire.MemoryPressure) -> str:
-    """Which blocks are short and for whom, who gave and can give, and what still lives."""
-    parts = [_short(found)]
-    if found.recent_tokens:
-        parts.append(
-            f"{counted(found.recent_givers, 'request')} gave "
-            f"{counted(found.recent_tokens, 'token')} in the last {found.window_s:g} s"
-        )
+    """What is short, who gave and can give, and what still lives; the status's sentence says for
+    whom it is short, and what ends that.
+    """
+    short = counted(found.short_blocks, "block")
+    gave = (
+        f"{counted(found.recent_givers, 'request')} gave "
+        f"{counted(found.recent_tokens, 'token')} in the last {found.window_s:g} s"
+    )
     blocks = counted(found.givable_blocks, "block")
     can_give = f"can give {blocks} ({found.givable_tokens:,} tokens)"
-    parts.append(
-        f"{counted(found.givers, 'request')} {can_give}" if found.givers else "no request can give"
+    above_floor = found.preemptions_above_floor
+    parts = (
+        f"{short} short" if found.short_blocks else "no block is short",
+        gave if found.recent_tokens else "",
+        f"{counted(found.givers, 'request')} {can_give}" if found.givers else "no request can give",
+        f"{counted(found.spared_tokens, 'token')} live above the floors",
+        f"{found.given_tokens:,} given since the start",
+        f"{above_floor:,} preempted while a request could give" if above_floor else "",
     )
-    parts.append(f"{counted(found.spared_tokens, 'token')} live above the floors")
-    parts.append(f"{found.given_tokens:,} given since the start")
-    if found.preemptions_above_floor:
-        parts.append(f"{found.preemptions_above_floor:,} preempted while a request could give")
-    return "; ".join(parts)
-
-
-ENDS: dict[wire.WaitsFor, str] = {
-    "giving": "requests give",
-    "patience": "others give once it has waited long enough",
-    "resume": "nobody gives until reclamation is resumed",
-    "end": "it waits until a request ends",
-}
-
-
-def _short(found: wire.MemoryPressure) -> str:
-    if not found.short_blocks:
-        return "no block is short" + (", but one may be soon" if found.near else "")
-    needs = [
-        f"{number:,} {who}"
-        for number, who in (
-            (found.asked_blocks, "for the first that waits"),
-            (found.growth_blocks, "for running ones"),
-            (found.future_blocks, "until they end"),
-        )
-        if number
-    ]
-    short = f"{counted(found.short_blocks, 'block')} short ({', '.join(needs)})"
-    ends = ENDS.get(found.waits_for)
-    return f"{short}; {ends}" if ends else short
+    return "; ".join(filter(None, parts))
 
 
 def fleet_parts(fleet: wire.Fleet) -> list[Part]:
@@ -271,8 +247,6 @@ def config_parts(config: wire.ConfigDocument) -> list[Part]:
     desired = msgspec.to_builtins(config.desired)
     rows: list[tuple[str, str, str]] = []
     for name, value in effective.items():
-        if name not in wire.Configuration.__struct_fields__:  # repeats `experiment`
-            continue
         text = plain(value)
         if desired[name] != value:
             text += f" (desired: {plain(desired[name])})"
@@ -313,31 +287,21 @@ def _bound(bound: wire.Bound) -> str:
 
 def patch_lines(result: wire.PatchResult) -> list[str]:
     """The effect of a change or of a dry run."""
-    lines = _patch_lines(result)
+    lines = change_lines(result)
     if result.engines:
         ranks = ", ".join(str(part.engine) for part in result.engines)
         lines.append(f"on engines {ranks}")
     return lines
 
 
-def change_words(result: wire.PatchResult) -> str:
-    """A change, or a dry run of it, in one line."""
-    changes = change_text(result.changes)
-    if not changes:
-        return ", ".join(result.notes) or "nothing to change"
-    if result.what_if is not None:
-        would = ", ".join(str(found) for found in effects(result.what_if))
-        return f"{changes}; dry run: {would or 'no difference now'}"
-    return f"{changes}; {since_text(result).partition(', ')[2]}"
-
-
-def _patch_lines(result: wire.PatchResult) -> list[str]:
+def change_lines(result: wire.PatchResult) -> list[str]:
+    """What has changed and since when, or what would change and do; not on which engines."""
     changed = [
         f"{name}: {plain(old)} -> {plain(new)}" for name, (old, new) in result.changes.items()
     ]
-    late = behind(result.revision, result.effective_revision)
-    if not changed:
-        return [f"nothing to change, revision {result.revision}{late}"]
+    if not changed:  # for instance a confirmation, which has a note
+        late = behind(result.revision, result.effective_revision)
+        return [*result.notes, f"no setting changes, revision {result.revision}{late}"]
     changed += result.notes
     if result.applied_at_step is not None:
         since = f"from step {result.applied_at_step:,} on"
@@ -354,16 +318,8 @@ def _patch_lines(result: wire.PatchResult) -> list[str]:
         return [*changed, "dry run: nothing was changed"]
     deferred = [f"deferred: {effect.deferred_reason}"] if effect.deferred_reason else []
     closed = [f"no automatic round: {gate.detail}" for gate in effect.gates if not gate.open]
-    would = [f"  {found}" for found in effects(effect)]
-    does = "it" if would else "it makes no difference now"
-    return [*changed, f"dry run, nothing was changed; {does}", *would, *deferred, *closed]
-
-
-def confirm_lines(result: wire.PatchResult) -> list[str]:
-    """The result of confirming a change on trial, or of the dry run."""
-    if result.outcome == "dry_run":
-        return [*result.notes, "dry run: nothing was changed"]
-    return result.notes or [f"revision {result.revision} is confirmed and stays"]
+    would = [str(found) for found in effects(effect)] or ["it makes no difference now"]
+    return [*changed, "dry run: nothing was changed", *would, *deferred, *closed]
 
 
 def policy_parts(policies: list[wire.PolicyInfo]) -> list[Part]:

@@ -9,24 +9,24 @@ Every call returns a document of `vtoken.wire` or raises ProblemError. numpy, ht
 are imported on first use.
 """
 
-from vtoken.client.asynchronous import AsyncClient, AsyncStream
+from vtoken.base.errors import RefusedError, VTokenError
+from vtoken.client.asynchronous import AsyncClient
 from vtoken.client.errors import (
     NotApplied,
     NotVToken,
     OutcomeUnknown,
     ProblemError,
-    RefusedError,
     StreamClosed,
     StreamGap,
     TLSFailed,
     Unauthorized,
     Unreachable,
-    VTokenError,
 )
 from vtoken.client.fleet_file import read_fleet
 from vtoken.client.request_text import RequestText
 from vtoken.client.server import Server
-from vtoken.client.sync import Client, Stream
+from vtoken.client.stream import AsyncStream, Stream
+from vtoken.client.sync import Client
 
 __all__ = [
     "AsyncClient",

@@ -1,6 +1,6 @@
 """The asyncio client: the methods of `Client`, to be awaited.
 
-httpx and websockets are imported on first use.
+httpx is imported on first use.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from vtoken import wire
-from vtoken.client.answers import no_answer, token_ignored, unreachable
+from vtoken.client.answers import no_answer
 from vtoken.client.base import BaseClient
 from vtoken.client.calls import Call
 from vtoken.client.errors import OutcomeUnknown, ProblemError
-from vtoken.client.reader import ALL_TOPICS, Format, Reader, Topic, broken, refused, stream_options
 from vtoken.client.sequences import Pages, Steps, looked_up
+from vtoken.client.stream import ALL_TOPICS, AsyncStream, Format, Topic
 
 if TYPE_CHECKING:
     import httpx
-    from websockets.asyncio.client import ClientConnection
 
 T = TypeVar("T")
 
@@ -106,67 +104,3 @@ class AsyncClient(BaseClient):
                 call = sequence.send(page)
             except StopIteration:
                 return
-
-
-class AsyncStream(Reader):
-    """Iterate over it with `async for`; `aclose`, or the end of `async with`, closes it."""
-
-    _socket: ClientConnection | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> wire.StreamMessage:
-        while not self._closed:
-            try:
-                return self._take(await self._receive())
-            except ProblemError as error:
-                await self._disconnect()
-                if self._closed:
-                    break
-                await asyncio.sleep(self._wait_s(error))
-        raise StopAsyncIteration
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the stream; the iteration ends."""
-        self._closed = True
-        await self._disconnect()
-
-    async def _disconnect(self) -> None:
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            try:
-                await socket.close()
-            except asyncio.CancelledError:  # the handshake is cut short: websockets leaves it open
-                socket.transport.abort()
-                raise
-
-    async def _receive(self) -> str | bytes:
-        from websockets.exceptions import ConnectionClosed
-
-        if self._socket is None:
-            self._socket = await self._connect()
-            self._opened()
-        try:
-            return await self._socket.recv()
-        except ConnectionClosed as closed:
-            raise broken(self.server, closed) from closed
-
-    async def _connect(self) -> ClientConnection:
-        from websockets.asyncio.client import connect
-        from websockets.exceptions import InvalidStatus, WebSocketException
-
-        try:
-            socket = await connect(self._address(), **stream_options(self.server))
-        except InvalidStatus as invalid:
-            raise refused(self.server, invalid.response) from invalid
-        except (OSError, WebSocketException) as error:
-            raise unreachable(self.server, error) from error
-        self.token_ignored = socket.response is not None and token_ignored(socket.response.headers)
-        return socket

@@ -21,21 +21,7 @@ from __future__ import annotations
 from typing import Self
 
 from vtoken import wire
-from vtoken.base.errors import RefusedError, VTokenError
-
-__all__ = [
-    "NotApplied",
-    "NotVToken",
-    "OutcomeUnknown",
-    "ProblemError",
-    "RefusedError",
-    "StreamClosed",
-    "StreamGap",
-    "TLSFailed",
-    "Unauthorized",
-    "Unreachable",
-    "VTokenError",
-]
+from vtoken.base.errors import VTokenError
 
 
 class ProblemError(VTokenError):

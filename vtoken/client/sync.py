@@ -5,21 +5,16 @@ httpx is imported on first use.
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from vtoken import wire
 from vtoken.client.answers import no_answer
-from vtoken.client.asynchronous import AsyncStream
 from vtoken.client.base import BaseClient
 from vtoken.client.calls import Call
 from vtoken.client.errors import OutcomeUnknown, ProblemError
-from vtoken.client.reader import ALL_TOPICS, Format, Topic
 from vtoken.client.sequences import Pages, Steps, looked_up
+from vtoken.client.stream import ALL_TOPICS, AsyncStream, Format, Stream, Topic
 
 if TYPE_CHECKING:
     import httpx
@@ -114,93 +109,3 @@ class Client(BaseClient):
                 call = sequence.send(page)
             except StopIteration:
                 return
-
-
-class Stream:
-    """Iterate over it; `close` may be called from another thread and ends the iteration.
-
-    It is an `AsyncStream` in the event loop of a thread that lives from the first message to
-    `close`. That thread alone uses the connection: two may not use one of TLS at once.
-    """
-
-    def __init__(self, stream: AsyncStream) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
-        self._closed = False
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop  # of the thread
-        self._end: asyncio.Event
-        self._reading: asyncio.Task[wire.StreamMessage] | None = None
-
-    @property
-    def raw(self) -> str | bytes:
-        """The newest message as received."""
-        return self._stream.raw
-
-    @property
-    def received_bytes(self) -> int:
-        """Of all messages."""
-        return self._stream.received_bytes
-
-    @property
-    def place(self) -> str | None:
-        """EPOCH:SEQ of the newest event seen."""
-        return self._stream.place
-
-    @property
-    def token_ignored(self) -> bool:
-        """Whether the server of the newest connection ignored the token."""
-        return self._stream.token_ignored
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> wire.StreamMessage:
-        with self._lock:
-            if self._closed:
-                raise StopIteration
-            if self._thread is None:
-                self._start()
-            message = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
-        try:
-            return message.result()
-        except (CancelledError, StopAsyncIteration):
-            raise StopIteration from None
-        finally:
-            message.cancel()  # if the wait was interrupted
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the stream; the iteration ends."""
-        with self._lock:
-            if not self._closed and self._thread is not None:
-                self._loop.call_soon_threadsafe(self._end.set)
-            self._closed = True
-        if self._thread is not None:
-            self._thread.join()
-
-    def _start(self) -> None:
-        started: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(started)), name="vtoken stream", daemon=True
-        )
-        self._thread.start()
-        started.result()
-
-    async def _serve(self, started: Future[None]) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        started.set_result(None)
-        await self._end.wait()
-        if self._reading is not None:  # it may be connecting, or waiting to reconnect
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
-        await self._stream.aclose()
-
-    async def _read(self) -> wire.StreamMessage:
-        self._reading = asyncio.current_task()
-        return await anext(self._stream)

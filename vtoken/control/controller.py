@@ -22,8 +22,7 @@ from vtoken.control.guard_watch import Clock
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
 from vtoken.control.status import FINDING_S
-from vtoken.control.trials import Terms
-from vtoken.core.config.values import bounds, merge_patch
+from vtoken.core.config.values import bounds
 from vtoken.policies import describe_broken, describe_policies
 from vtoken.wire import (
     BlocksDocument,
@@ -161,21 +160,12 @@ class Controller:
                 return [*self.history]
             case commands.Change():
                 return self.changes.get(call.id)
-            case commands.PatchConfig():
-                self.revisions.require(call.if_match)
-                return self.patch_config(
-                    call.patch, call.validate_only, Terms.of(call), actor, call.revision
-                )
-            case commands.Undo():
-                self.revisions.require(call.if_match)
-                if call.validate_only:
-                    return self.revisions.preview_undo()
-                return self.revisions.undo(actor, call.revision)
-            case commands.Confirm():
-                self.revisions.require(call.if_match)
-                if call.validate_only:
-                    return self.revisions.preview_confirm()
-                return self.revisions.confirm(actor)
+            case commands.PatchConfig() | commands.Undo() | commands.Confirm():
+                return self.revisions.make(call, actor)
+            case commands.Validate():
+                return self.revisions.validate(call.change)
+            case commands.Preview():
+                return self.revisions.preview(call.change)
             case commands.Compact():
                 return self.compact(call, actor)
             case commands.Forget():
@@ -205,7 +195,7 @@ class Controller:
 
     def _policies(self) -> list[PolicyInfo]:
         """The available policies, each with its measured quality on this model."""
-        profile = self.runtime.scoring.calibration
+        profile = self.runtime.ranking.calibration
         offered = describe_policies()
         if profile is not None:
             for policy in offered:
@@ -256,27 +246,9 @@ class Controller:
 
     # ------------------------------------------------------------ changing
 
-    def patch_config(
-        self,
-        patch: dict[str, Any],
-        validate_only: bool = False,
-        terms: Terms | None = None,
-        actor: str = "local",
-        revision: int | None = None,
-    ) -> PatchResult:
-        """Apply a JSON merge patch atomically from the next step on; or preview that."""
-        runtime = self.runtime
-        merged = merge_patch(
-            runtime.config,
-            patch,
-            num_blocks=runtime.geometry.num_blocks,
-            num_layers=runtime.geometry.num_layers,
-            num_heads=runtime.geometry.num_heads,
-        )
-        runtime.policy_runner.require_all(merged)
-        if validate_only:
-            return self.revisions.preview(merged, terms)
-        return self.revisions.change(merged, actor, terms, revision)
+    def patch_config(self, patch: dict[str, Any], actor: str = "local") -> PatchResult:
+        """Apply a JSON merge patch atomically from the next step on; raises RefusedError."""
+        return self.revisions.make(commands.PatchConfig(patch=patch), actor)
 
     def compact(self, call: commands.Compact, actor: str) -> Operation:
         """Run one round at the next step, with the gates bypassed; `dry_run` only plans it."""

@@ -127,10 +127,10 @@ class DryRuns:
                 target = rules.budget_tokens
             if target is None:
                 continue
-            chosen = runtime.policy_runner.preview(table, config, target)
+            chosen = runtime.ranking.preview(table, config, target)
             if chosen is not None:
                 victims[table.request_id] = chosen
-            elif not runtime.policy_runner.is_suspended(rules.policy):
+            elif not runtime.ranking.is_suspended(rules.policy):
                 waiting += table.num_live - target
         return victims, waiting
 

@@ -72,6 +72,6 @@ def _notes(runtime: Runtime, request_id: str) -> list[str]:
     policy = runtime.requests.rules(request_id).policy
     if policy.name == "none":
         return ["policy none evicts nothing: the tokens stay until the request has another policy"]
-    if runtime.policy_runner.is_suspended(policy):
+    if runtime.ranking.is_suspended(policy):
         return [f"policy {policy.name} has failed and evicts nothing: the tokens stay"]
     return []

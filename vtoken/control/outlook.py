@@ -232,16 +232,15 @@ class Outlook:
         demand = self._runtime.admission.demand
         if demand is None or not demand.needed_blocks:
             return None
-        name = demand.request_id
-        request = self._runtime.requests.announced.get(name)
-        is_read_again = request is not None and request.num_preemptions
+        request, reread = self._runtime.requests.announced.get(demand.request_id), 0
+        if request is not None and request.num_preemptions:
+            reread = request.num_prompt_tokens - 1  # all but the newest
         return FirstWaiting(
-            id=name,
+            id=demand.request_id,
             needed_blocks=demand.needed_blocks,
             withheld_blocks=demand.withheld_blocks,
             short_blocks=self.standing.blocks,
-            # All of its tokens but the newest.
-            reread_tokens=request.num_prompt_tokens - 1 if request and is_read_again else 0,
+            reread_tokens=reread,
             patience_s=self.patience_left_s(demand),
         )
 

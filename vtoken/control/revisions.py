@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -20,12 +20,12 @@ from vtoken.control.dry_runs import DryRuns
 from vtoken.control.guard_watch import Clock, limit_now
 from vtoken.control.outlook import Outlook
 from vtoken.control.status import EngineStatus
-from vtoken.control.trials import RunningTrial, Terms
-from vtoken.core.config.descriptions import inactive_notes, mode_notes
-from vtoken.core.config.values import VTokenConfig, bounds
-from vtoken.core.runtime.scoring import swap_notes
+from vtoken.control.trials import RunningTrial, terms_of, terms_text
+from vtoken.core.config.descriptions import inactive_notes, mode_notes, swap_notes
+from vtoken.core.config.values import VTokenConfig, bounds, merge_patch
 from vtoken.sentences import change_text
-from vtoken.wire import ConfigDocument, Guard, Made, PatchResult, config_changes
+from vtoken.wire import Accepted, ConfigDocument, Guard, Made, PatchResult, TrialEnd, config_changes
+from vtoken.wire.commands import ConfigCall, Confirm, PatchConfig, Undo
 from vtoken.wire.guards import series_of
 
 FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
@@ -38,6 +38,7 @@ class Revisions:
     def __init__(self, engine: EngineStatus, dry_runs: DryRuns, clock: Clock) -> None:
         self._engine = engine
         self._runtime = engine.runtime
+        self._active = engine.runtime.active
         self._dry_runs = dry_runs
         self._clock = clock
         self._history: list[VTokenConfig] = []
@@ -49,13 +50,13 @@ class Revisions:
         """The current configuration. It is cached until something changes: do not write to it."""
         runtime = self._runtime
         trial = None if self._trial is None else self._trial.document
-        state = (runtime.config, runtime.revision, *runtime.effective, trial)
+        state = (self._active.config, self._active.revision, *runtime.effective, trial)
         if self._cached is None or self._cached[0] != state:
             effective, revision = runtime.effective
             geometry = runtime.geometry
             document = ConfigDocument(
-                revision=runtime.revision,
-                desired=runtime.config.values(),
+                revision=self._active.revision,
+                desired=self._active.config.values(),
                 effective=effective.values(),
                 bounds=bounds(geometry.num_blocks, geometry.num_layers, geometry.num_heads),
                 effective_revision=revision,
@@ -69,15 +70,75 @@ class Revisions:
         """The guards of the running trial with their values now; empty without one."""
         return [] if self._trial is None else self._trial.guards()
 
-    # ------------------------------------------------------------ checks and previews
+    # ------------------------------------------------------------ asking
 
-    def require(self, expected: int | None) -> None:
-        """Raises StaleRevisionError unless `expected` is the newest revision, or None."""
-        if expected is not None and expected != self._runtime.revision:
-            raise StaleRevisionError(expected, self._runtime.revision)
+    def validate(self, call: ConfigCall) -> Accepted:
+        """What `call` would change if it came now; raises RefusedError if it would be refused."""
+        config = self._config_of(call)
+        if isinstance(call, PatchConfig):
+            terms_of(call, config)
+            self._require_no_trial()
+        changes = config_changes(self._active.config.values(), config.values())
+        return Accepted(self._active.revision, changes)
+
+    def preview(self, call: ConfigCall) -> PatchResult:
+        """What `call` would do; raises RefusedError, but not while a revision is on trial."""
+        config, revision = self._config_of(call), self._active.revision
+        match call:
+            case PatchConfig():
+                notes = self._notes(config, terms_of(call, config))
+                refused = f"refused while revision {revision} is on trial: confirm or undo it first"
+                return self._preview(config, [*notes, refused] if self._trial else notes)
+            case Undo():
+                notes = self._notes(config)
+                ends = f"it ends the trial of revision {revision}"
+                return self._preview(config, [*notes, ends] if self._trial else notes)
+            case Confirm():
+                note = f"revision {revision} would be confirmed and stay"
+                return self._preview(config, [note, *self._without_evidence()])
+        assert_never(call)
+
+    def _config_of(self, call: ConfigCall) -> VTokenConfig:
+        """The configuration after `call`. Raises RefusedError, also for a stale `if_match`."""
+        runtime, newest = self._runtime, self._active.revision
+        if call.if_match is not None and call.if_match != newest:
+            raise StaleRevisionError(call.if_match, newest)
+        match call:
+            case PatchConfig():
+                geometry = runtime.geometry
+                config = merge_patch(
+                    self._active.config,
+                    call.patch,
+                    num_blocks=geometry.num_blocks,
+                    num_layers=geometry.num_layers,
+                    num_heads=geometry.num_heads,
+                )
+                runtime.ranking.require_all(config)
+                return config
+            case Undo():
+                if not self._history:
+                    raise RefusedError(
+                        "there is no earlier configuration",
+                        field="undo",
+                        bound=f"at most {MAX_HISTORY} steps back",
+                        status=409,
+                        title="Nothing to undo",
+                    )
+                return self._history[-1]
+            case Confirm():
+                if self._trial is None:
+                    raise RefusedError(
+                        "no change is on trial: it was reverted, kept or never started",
+                        field="confirm",
+                        bound="while GET /vtoken/v1/config shows a trial",
+                        status=409,
+                        title="Nothing on trial",
+                    )
+                return self._active.config
+        assert_never(call)
 
     def _require_new(self, revision: int | None) -> None:
-        newest = self._runtime.revision
+        newest = self._active.revision
         if revision is not None and revision <= newest:
             raise RefusedError(
                 f"revision {revision} is not new",
@@ -87,8 +148,7 @@ class Revisions:
                 status=409,
             )
 
-    def require_no_trial(self) -> None:
-        """Raises RefusedError while a revision is on trial."""
+    def _require_no_trial(self) -> None:
         if self._trial is not None:
             trial = self._trial.document
             raise RefusedError(
@@ -101,54 +161,6 @@ class Revisions:
                 title="On trial",
             )
 
-    def require_trial(self) -> None:
-        """Raises RefusedError unless a revision is on trial."""
-        if self._trial is None:
-            raise RefusedError(
-                "no change is on trial: it was reverted, kept or never started",
-                field="confirm",
-                bound="while GET /vtoken/v1/config shows a trial",
-                status=409,
-                title="Nothing on trial",
-            )
-
-    def require_history(self) -> None:
-        """Raises RefusedError unless there is something to undo."""
-        if not self._history:
-            raise RefusedError(
-                "there is no earlier configuration",
-                field="undo",
-                bound=f"at most {MAX_HISTORY} steps back",
-                status=409,
-                title="Nothing to undo",
-            )
-
-    def preview(self, config: VTokenConfig, terms: Terms | None = None) -> PatchResult:
-        """What a change to `config` would do; nothing is changed."""
-        if terms is not None:
-            terms.require_values(config)
-        notes = self.notes(config, terms)
-        if self._trial is not None:
-            notes.append(
-                f"refused while revision {self._runtime.revision} is on trial: "
-                "confirm or undo it first"
-            )
-        return self._preview(config, notes)
-
-    def preview_undo(self) -> PatchResult:
-        """What `undo` would do; nothing is changed."""
-        self.require_history()
-        notes = self.notes(self._history[-1])
-        if self._trial is not None:
-            notes.append(f"it ends the trial of revision {self._runtime.revision}")
-        return self._preview(self._history[-1], notes)
-
-    def preview_confirm(self) -> PatchResult:
-        """What `confirm` would do; nothing is changed."""
-        self.require_trial()
-        note = f"revision {self._runtime.revision} would be confirmed and stay"
-        return self._preview(self._runtime.config, [note, *self._without_evidence()])
-
     def _without_evidence(self) -> list[str]:
         """A note on the guards of the running trial that were never evaluated, if any."""
         names = [] if self._trial is None else self._trial.unevaluated
@@ -156,8 +168,8 @@ class Revisions:
 
     def _preview(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
         runtime = self._runtime
-        changes = config_changes(runtime.config.values(), config.values())
-        result = self._result(runtime.config, changes, notes)
+        changes = config_changes(self._active.config.values(), config.values())
+        result = self._result(self._active.config, changes, notes)
         result.applied_at_step, result.outcome = None, "dry_run"
         result.overtaken = self._superseded() if changes else None
         result.what_if = found = self._dry_runs.what_if(config)
@@ -169,14 +181,14 @@ class Revisions:
             result.notes += [] if note is None else [note]
         return result
 
-    def notes(self, config: VTokenConfig, terms: Terms | None = None) -> list[str]:
+    def _notes(self, config: VTokenConfig, terms: PatchConfig | None = None) -> list[str]:
         """Notes on a change to `config`: scores that are dropped, values without effect, a
         superseded revision, guards of `terms` that are crossed already.
         """
         runtime = self._runtime
-        notes = swap_notes(runtime.config, config, runtime.scoring.resolve)
-        notes += inactive_notes(runtime.config, config)
-        notes += mode_notes(runtime.config, config)
+        notes = swap_notes(self._active.config, config, runtime.ranking.resolve)
+        notes += inactive_notes(self._active.config, config)
+        notes += mode_notes(self._active.config, config)
         superseded = self._superseded()
         if superseded is not None:
             notes.append(f"revision {superseded} is superseded: no step has run with it")
@@ -204,86 +216,77 @@ class Revisions:
 
     def _superseded(self) -> int | None:
         """The newest revision, if no step has run with it yet."""
-        revision = self._runtime.revision
+        revision = self._active.revision
         return None if self._runtime.effective[1] == revision else revision
 
     # ------------------------------------------------------------ changing
 
-    def change(
-        self,
-        config: VTokenConfig,
-        actor: str,
-        terms: Terms | None = None,
-        revision: int | None = None,
-    ) -> PatchResult:
-        """A new revision, on trial if there are `terms`; none when `config` changes nothing.
+    def make(self, call: ConfigCall, actor: str) -> PatchResult:
+        """Make a change; a patch that asks for a trial is on trial. Raises RefusedError.
 
-        `revision`: its number, for a change that several engines make; it must be a new one.
+        `revision` of a call is the number of a change that several engines make; it must be new.
         """
-        self.require_no_trial()
-        self._require_new(revision)
-        if terms is not None:
-            terms.require_values(config)
-        before = self._runtime.config
-        result = self._install(config, actor, terms, revision=revision)
+        config = self._config_of(call)
+        match call:
+            case PatchConfig():
+                return self._patch(config, call, actor)
+            case Undo():
+                return self._undo(config, actor, call.revision)
+            case Confirm():
+                return self._confirm(actor)
+        assert_never(call)
+
+    def _patch(self, config: VTokenConfig, call: PatchConfig, actor: str) -> PatchResult:
+        """A new revision; none when `config` changes nothing."""
+        terms = terms_of(call, config)
+        self._require_no_trial()
+        self._require_new(call.revision)
+        before = self._active.config
+        result = self._install(config, actor, terms, revision=call.revision)
         if result.changes:
             self._history = [*self._history[-MAX_HISTORY + 1 :], before]
         elif terms is not None:
             result.notes.append("nothing changes, so nothing is on trial")
         return result
 
-    def undo(self, actor: str, revision: int | None = None) -> PatchResult:
+    def _undo(self, config: VTokenConfig, actor: str, revision: int | None) -> PatchResult:
         """A new revision with the configuration before the newest one; ends its trial."""
-        self.require_history()
         self._require_new(revision)
         ended = ""
         if self._trial is not None:
-            ended = f", which ends the trial of rev {self._runtime.revision}"
+            ended = f", which ends the trial of rev {self._active.revision}"
             self._leave_trial()
-        return self._install(self._history.pop(), actor, after=ended, revision=revision)
+        self._history.pop()
+        return self._install(config, actor, after=ended, revision=revision)
 
-    def confirm(self, actor: str) -> PatchResult:
+    def _confirm(self, actor: str) -> PatchResult:
         """Keep the revision that is on trial; its number stays."""
-        self.require_trial()
-        revision, notes = self._runtime.revision, self._without_evidence()
-        data = {"confirmed": revision, "notes": notes}
-        self._end_trial(actor, f"rev {revision} confirmed by {actor}", data)
+        assert self._trial is not None
+        revision, notes = self._active.revision, self._without_evidence()
+        end = self._trial.confirmed(actor)
+        self._leave_trial()
+        self._add_event(actor, f"rev {revision} confirmed by {actor}", _data_of(end, notes=notes))
         note = f"revision {revision} is confirmed and stays"
-        return self._result(self._runtime.config, {}, [note, *notes])
+        return self._result(self._active.config, {}, [note, *notes])
 
     def check_trial(self) -> None:
         """End the trial if its time is over or a guard is crossed; called before every step."""
-        if self._trial is None:
+        end = None if self._trial is None else self._trial.end()
+        if end is None:
             return
-        verdict = self._trial.verdict()
-        if verdict is None:
-            return
-        revision = self._runtime.revision
-        if not verdict.reverts:
-            data = {"kept": revision, "reason": verdict.reason}
-            data["unevaluated"] = self._trial.unevaluated
-            self._end_trial(verdict.by, f"rev {revision} is kept: {verdict.reason}", data)
-            return
-        engines = self._trial.document.engines
         self._leave_trial()
-        data = {"reverted": revision, "reason": verdict.reason, "engines": engines}
-        before = f"reverted: {verdict.reason}; "
-        self._install(self._history.pop(), verdict.by, before=before, data=data)
-
-    def _end_trial(self, actor: str, summary: str, data: dict[str, Any]) -> None:
-        """End the trial with an event; the revision stays."""
-        trial = None if self._trial is None else self._trial.document
-        if trial is not None and trial.followers:
-            data["followers"] = trial.followers
-            data["patch"] = {name: new for name, (_, new) in trial.changes.items()}
-        self._leave_trial()
-        self._add_event(actor, summary, data)
+        if end.reverted is None:
+            revision = self._active.revision
+            self._add_event(end.actor, f"rev {revision} is kept: {end.reason}", _data_of(end))
+        else:
+            before = f"reverted: {end.reason}; "
+            self._install(self._history.pop(), end.actor, before=before, data=_data_of(end))
 
     def _install(
         self,
         config: VTokenConfig,
         actor: str,
-        terms: Terms | None = None,
+        terms: PatchConfig | None = None,
         *,
         before: str = "",
         after: str = "",
@@ -291,12 +294,12 @@ class Revisions:
         revision: int | None = None,
     ) -> PatchResult:
         """`before`, `after`: around the change in the event's summary; `data`: of the event."""
-        runtime, previous = self._runtime, self._runtime.config
+        previous = self._active.config
         changes = config_changes(previous.values(), config.values())
         if not changes:
             return self._result(previous, changes)
-        notes, superseded = self.notes(config, terms), self._superseded()
-        runtime.active.install(config, revision)
+        notes, superseded = self._notes(config, terms), self._superseded()
+        self._active.install(config, revision)
         self._made = Made(actor, time.time(), [*changes])
         if "reclamation" in changes:
             facts = self._engine.facts
@@ -309,17 +312,17 @@ class Revisions:
         if terms is not None:
             self._begin_trial(terms, actor, result)
             data["trial"] = msgspec.to_builtins(result.trial)
-            after = f", on trial: {terms}"
-        change = f"{change_text(changes)} by {actor} (rev {runtime.revision})"
+            after = f", on trial: {terms_text(terms)}"
+        change = f"{change_text(changes)} by {actor} (rev {self._active.revision})"
         self._add_event(actor, f"{before}{change}{after}", data)
         return result
 
     def _add_event(self, actor: str, summary: str, data: dict[str, Any]) -> None:
         runtime = self._runtime
-        common = {"revision": runtime.revision, "actor": actor, "changes": {}, "notes": []}
+        common = {"revision": self._active.revision, "actor": actor, "changes": {}, "notes": []}
         runtime.events.add(runtime.step + 1, "config", summary, common | data)
 
-    def _begin_trial(self, terms: Terms, actor: str, result: PatchResult) -> None:
+    def _begin_trial(self, terms: PatchConfig, actor: str, result: PatchResult) -> None:
         self._trial = RunningTrial(
             terms,
             revision=result.revision,
@@ -341,15 +344,21 @@ class Revisions:
         """The state after a call that replaced `previous` by making `changes`."""
         runtime = self._runtime
         effective, revision = runtime.effective
-        in_force = revision == runtime.revision
+        in_force = revision == self._active.revision
         return PatchResult(
-            revision=runtime.revision,
+            revision=self._active.revision,
             applied_at_step=runtime.step + 1,
             previous=previous.values(),
             effective=effective.values(),
             changes=changes,
             notes=notes or [],
-            desired=runtime.config.values(),
+            desired=self._active.config.values(),
             effective_revision=revision,
             outcome="unchanged" if not changes else "in_force" if in_force else "accepted",
         )
+
+
+def _data_of(end: TrialEnd, **more: Any) -> dict[str, Any]:
+    """The data of the event of a trial's end."""
+    data: dict[str, Any] = msgspec.to_builtins(end)
+    return data | more

@@ -268,7 +268,7 @@ class EngineStatus:
     def _calibration(self) -> Calibration:
         """Which layers and heads the current policy's signal uses, and why those."""
         runtime, facts = self.runtime, self.facts
-        config, profile = runtime.config, runtime.scoring.calibration
+        config, profile = runtime.config, runtime.ranking.calibration
         document = Calibration(source="default depth", detail=facts.calibration_detail)
         if profile is not None:
             document = Calibration(
@@ -285,7 +285,7 @@ class EngineStatus:
             of_kind = profile.of(reads.kind)
             document.source = "profile" if of_kind and of_kind.layers else "default depth"
         if reads is not None:
-            signal = runtime.scoring.resolve(reads, config)
+            signal = runtime.ranking.resolve(reads, config)
             document.signal = signal.kind
             document.layers, document.heads = [*signal.layers], [*signal.heads]
         return document

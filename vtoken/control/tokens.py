@@ -46,7 +46,7 @@ def _tokens(runtime: Runtime, table: TokenTable, start: int, stop: int) -> Itera
     ids = np.arange(max(0, start), min(table.num_tokens, stop), dtype=np.int64)
     protected = requests.protection(name).covers(ids)
     forgotten = covered(requests.forgotten_pairs(name), ids) & ~protected
-    scores = runtime.scoring.newest(name)
+    scores = runtime.ranking.newest(name)
     columns = ids, table.slots_of(ids), protected, forgotten
     for token_id, slot, is_protected, is_forgotten in zip(
         *(column.tolist() for column in columns), strict=True
@@ -93,7 +93,7 @@ def text_source(runtime: Runtime, request_id: str, start: int, limit: int) -> Te
     table = runtime.tables.get(request_id)
     if table is None:
         return TextSource(page=page, words=[])
-    vocabulary = runtime.policy_runner.vocabulary
+    vocabulary = runtime.ranking.vocabulary
     if vocabulary is None:
         raise RefusedError(
             "this engine has no tokenizer, so requests have no text", status=409, title="No text"

@@ -14,90 +14,69 @@ carry Unix times for display.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from msgspec import structs
 
 from vtoken.base.errors import RefusedError
 from vtoken.control.guard_watch import Clock, GuardWatch
 from vtoken.control.status import EngineStatus
 from vtoken.core.config.values import VTokenConfig
-from vtoken.wire import GUARD_SECONDS, Guard, Trial
+from vtoken.wire import GUARD_SECONDS, Guard, Trial, TrialEnd
 from vtoken.wire.commands import PatchConfig
 from vtoken.wire.guards import checked, guard_text, series_of
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The terms of a trial: a time to confirm the change, guards, or both."""
+def terms_of(call: PatchConfig, config: VTokenConfig) -> PatchConfig | None:
+    """The call with its guards' full names and defaults, None if it asks for no trial.
 
-    confirm_within_s: int | None = None
-    guards: tuple[Guard, ...] = ()
-    guard_for_s: int | None = None
-    engines: tuple[int, ...] = ()  # that try the change together
-    followers: tuple[int, ...] = ()  # that make it when it is kept here
-
-    @staticmethod
-    def of(call: PatchConfig) -> Terms | None:
-        """The terms of a call, None if it has none; raises RefusedError."""
-        guards = tuple(checked(call.guards))
-        if call.guard_for_s is not None and not guards:
-            raise RefusedError(
-                "guard_for_s is the duration of guards, but no guard is given",
-                field="guard_for_s",
-                value=call.guard_for_s,
-                bound="only with guards",
-            )
-        if call.confirm_within_s is None and not guards:
-            return None
-        return Terms(
-            call.confirm_within_s,
-            guards,
-            call.guard_for_s,
-            tuple(call.engines),
-            tuple(call.followers),
-        )
-
-    def __str__(self) -> str:
-        parts = []
-        if self.confirm_within_s is not None:
-            parts.append(f"confirm within {self.confirm_within_s} s")
-        parts += [f"reverted if {guard_text(guard)}" for guard in self.guards]
-        return ", ".join(parts)
-
-    def require_values(self, config: VTokenConfig) -> None:
-        """Raises RefusedError if a guard's metric can have no value under `config`."""
-        for guard in self.guards:
-            series = series_of(guard.metric)
-            setting: Any = config
-            for name in series.metric.needs.split("."):
-                setting = getattr(setting, name) if name else True
-            if not setting:
-                raise RefusedError(
-                    f"{series} has no value while {series.metric.needs} is 0",
-                    field="guards",
-                    value=guard.metric,
-                    bound=f"while {series.metric.needs} > 0; the same change may set it",
-                )
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a trial ended: through its deadline ("trial") or a "guard".
-
-    `reason`: a sentence with the measured value and the limit.
+    `config`: what it changes to. Raises RefusedError.
     """
+    guards = checked(call.guards)
+    if call.guard_for_s is not None and not guards:
+        raise RefusedError(
+            "guard_for_s is the duration of guards, but no guard is given",
+            field="guard_for_s",
+            value=call.guard_for_s,
+            bound="only with guards",
+        )
+    for guard in guards:
+        _require_value(guard, config)
+    if call.confirm_within_s is None and not guards:
+        return None
+    return structs.replace(call, guards=guards)
 
-    by: Literal["trial", "guard"]
-    reverts: bool
-    reason: str
+
+def terms_text(terms: PatchConfig) -> str:
+    """`confirm within 60 s, reverted if preemptions > 0`."""
+    parts = []
+    if terms.confirm_within_s is not None:
+        parts.append(f"confirm within {terms.confirm_within_s} s")
+    parts += [f"reverted if {guard_text(guard)}" for guard in terms.guards]
+    return ", ".join(parts)
+
+
+def _require_value(guard: Guard, config: VTokenConfig) -> None:
+    """Raises RefusedError if the guard's metric can have no value under `config`."""
+    series = series_of(guard.metric)
+    setting: Any = config
+    for name in series.metric.needs.split("."):
+        setting = getattr(setting, name) if name else True
+    if not setting:
+        raise RefusedError(
+            f"{series} has no value while {series.metric.needs} is 0",
+            field="guards",
+            value=guard.metric,
+            bound=f"while {series.metric.needs} > 0; the same change may set it",
+        )
 
 
 class RunningTrial:
-    """One revision on trial, from its change until `close`."""
+    """One revision on trial, from its change until `close`. `terms`: see `terms_of`."""
 
     def __init__(
         self,
-        terms: Terms,
+        terms: PatchConfig,
         *,
         revision: int,
         actor: str,
@@ -139,7 +118,11 @@ class RunningTrial:
             return []
         return [limit.document() for limit in self._watch.limits()]
 
-    def verdict(self) -> Verdict | None:
+    def confirmed(self, actor: str) -> TrialEnd:
+        """The end of a trial that `actor` confirms."""
+        return self._kept(actor, confirmed=self.document.revision)
+
+    def end(self) -> TrialEnd | None:
         """How the trial ended; None while it runs. Expiring guards are evaluated once more."""
         now = self._clock()
         if self._watch is not None and self._guard_until is not None:
@@ -148,7 +131,7 @@ class RunningTrial:
             self.unevaluated = [name for name in self.unevaluated if name in missing]
             for limit in limits:
                 if limit.crossed:
-                    return Verdict("guard", True, str(limit))
+                    return self._reverted("guard", str(limit))
             if now >= self._guard_until and self._expires is None:
                 seconds = self._terms.guard_for_s or GUARD_SECONDS
                 held = f"held for {seconds} s"
@@ -157,10 +140,24 @@ class RunningTrial:
                     how = "evaluated only in part" if is_part else "never evaluated"
                     held = f"was {how} in {seconds} s"
                 values = ", ".join(map(str, limits))
-                return Verdict("guard", False, f"its guard {held}: {values}")
+                return self._kept(
+                    "guard",
+                    kept=self.document.revision,
+                    reason=f"its guard {held}: {values}",
+                    unevaluated=self.unevaluated,
+                )
             if now >= self._guard_until:
                 self._guard_until = None
         if self._expires is not None and now >= self._expires:
             within = self._terms.confirm_within_s
-            return Verdict("trial", True, f"not confirmed within {within} s")
+            return self._reverted("trial", f"not confirmed within {within} s")
         return None
+
+    def _reverted(self, actor: str, reason: str) -> TrialEnd:
+        trial = self.document
+        return TrialEnd(actor=actor, reverted=trial.revision, reason=reason, engines=trial.engines)
+
+    def _kept(self, actor: str, **how: Any) -> TrialEnd:
+        trial = self.document
+        patch = {name: new for name, (_, new) in trial.changes.items()} if trial.followers else {}
+        return TrialEnd(actor=actor, followers=trial.followers, patch=patch, **how)

@@ -3,22 +3,18 @@
 torch, transformers and tokenizers are imported inside functions.
 
 1. A recipe and a library version determine the model: fixed seed, float32.
-2. A folder is complete if its recipe file exists and equals the requested recipe. That file is
-   written last, and the folder gets its name in one atomic rename.
-3. Attention is peaked (`qk_gain`, `vo_gain`), so that an eviction changes the output visibly.
-4. Only printable ASCII can win an argmax: the output rows of all other tokens are near zero.
+2. Attention is peaked (`qk_gain`, `vo_gain`), so that an eviction changes the output visibly.
+3. Only printable ASCII can win an argmax: the output rows of all other tokens are near zero.
    Text stays readable, and end-of-sequence does not occur in greedy decoding.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from vtoken.demo.made_folder import make_once
 
 RECIPE_FILE = "vtoken_recipe.json"
 NUM_BYTES = 256
@@ -59,39 +55,12 @@ def build(path: Path, *, recipe: Recipe = DEMO) -> Path:
     generation config, loadable by `AutoModelForCausalLM`, `AutoTokenizer` and vLLM.
     Raises FileExistsError if `path` holds files that this function did not make.
     """
-    if is_complete(path, recipe):
-        return path
-    if path.exists() and any(path.iterdir()) and not (path / RECIPE_FILE).is_file():
-        raise FileExistsError(
-            f"{path} is not empty and has no {RECIPE_FILE}; choose another folder"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        save_tokenizer(scratch, recipe.max_model_len)
-        _save_weights(scratch, recipe)
-        (scratch / RECIPE_FILE).write_text(json.dumps(asdict(recipe), indent=2) + "\n")
-        scratch.chmod(0o755)
-        if is_complete(path, recipe):
-            return path  # another process made it meanwhile, and may have it open
-        if path.exists():
-            shutil.rmtree(path)
-        try:
-            os.replace(scratch, path)
-        except OSError:
-            if not is_complete(path, recipe):
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return path
 
+    def make(folder: Path) -> None:
+        save_tokenizer(folder, recipe.max_model_len)
+        _save_weights(folder, recipe)
 
-def is_complete(path: Path, recipe: Recipe = DEMO) -> bool:
-    """Whether `path` holds the finished model of exactly this recipe."""
-    try:
-        return bool(json.loads((path / RECIPE_FILE).read_text()) == asdict(recipe))
-    except (OSError, ValueError):
-        return False
+    return make_once(path, RECIPE_FILE, asdict(recipe), make)
 
 
 def save_tokenizer(path: Path, max_model_len: int) -> None:

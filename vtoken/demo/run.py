@@ -13,16 +13,18 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from vtoken.base.documents import Decoder, MalformedError
+from anyio.from_thread import start_blocking_portal
+
 from vtoken.client import Client, ProblemError
 from vtoken.client import Server as Address
 from vtoken.demo.choice import choose
 from vtoken.demo.exercise import Row, exercise
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
-from vtoken.demo.traffic import TrafficReport
+from vtoken.demo.traffic import Traffic, TrafficReport
 
 DEFAULT_DURATION_S = 60.0
 STARTUP_S = 300.0  # time limit for an engine; those of one machine start side by side
@@ -152,20 +154,22 @@ def make_server(arguments: argparse.Namespace, server_flags: Sequence[str]) -> S
 
 
 @contextmanager
-def traffic(server: Server, arguments: argparse.Namespace, *, drain_s: float) -> Iterator[Path]:
-    """Run clients on `server` within the block; their report is at the yielded path afterwards."""
-    path: Path = arguments.out / "traffic.json"
-    path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "vtoken.demo.traffic", "--url", server.url]
-    command += ["--workers", str(arguments.workers), "--seed", str(arguments.seed)]
-    command += ["--drain", str(drain_s), "--report", str(path)]
-    clients = ProcessGroup(command, arguments.out / "traffic.log")
-    finished = False
-    try:
-        yield path
-        finished = True
-    finally:
-        clients.stop(signal.SIGINT, wait_s=drain_s + 10.0 if finished else 1.0)
+def traffic(
+    server: Server, arguments: argparse.Namespace, *, drain_s: float
+) -> Iterator[TrafficReport]:
+    """Run clients on `server` within the block; their report is complete afterwards.
+
+    Raises DemoError if they did not run.
+    """
+    clients = Traffic(server.url, num_workers=arguments.workers, seed=arguments.seed)
+    with start_blocking_portal() as portal:  # an error in the block cancels what runs in it
+        running = portal.start_task_soon(partial(clients.run, drain_s=drain_s))
+        yield clients.report
+        portal.call(clients.stop)
+        try:
+            running.result()
+        except Exception as error:  # from openai
+            raise DemoError(f"the clients failed: {error}") from error
 
 
 def run_console(server: Server, arguments: argparse.Namespace) -> int:
@@ -194,12 +198,13 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
             failures.append(f"{row.control}: {row.outcome}")
 
     with first_engine(server) as client, record(server, arguments.out) as recording:
-        with traffic(server, arguments, drain_s=DRAIN_S) as traffic_path:
+        with traffic(server, arguments, drain_s=DRAIN_S) as report:
             warm_up_s = arguments.duration * WARM_UP_SHARE
             say(f"traffic alone for {warm_up_s:.0f} s")
             time.sleep(warm_up_s)
             exercise(client, start + arguments.duration, on_row)
             take_screenshots(server, arguments.out / "screenshots")
+            subprocess.run([*VTOKEN, "status", "--url", server.url], check=False)
             say("waiting for requests in flight")
         server.check_alive()
         if recording.stop(signal.SIGINT) != 0:
@@ -207,12 +212,10 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
         if violations := client.status().invariants.violations:
             failures.append(f"{violations} invariant violations")
         fleet = client.engines()
-    report = read_traffic(traffic_path, arguments.out / "traffic.log")
     if report.failed or not report.done:
         failures.append(f"requests: {report.failed} failed, {report.done} done: {report.failure}")
     if not fleet.ok:
         failures.append(fleet.sentence)
-    subprocess.run([*VTOKEN, "status", "--url", server.url], check=False)
     show_traffic(report)
     for failure in failures:
         print(f"failed: {failure}")
@@ -254,14 +257,6 @@ def take_screenshots(server: Server, folder: Path) -> None:
             subprocess.run(command, stdout=subprocess.DEVNULL, timeout=SCREENSHOT_S, check=True)
         except subprocess.SubprocessError as error:
             say(f"no screenshot {path}: {error}")
-
-
-def read_traffic(path: Path, log: Path) -> TrafficReport:
-    """The report of the traffic process. Raises DemoError if it is missing or invalid."""
-    try:
-        return Decoder[TrafficReport](TrafficReport).decode(path.read_bytes())
-    except (OSError, MalformedError) as error:
-        raise DemoError(f"the traffic process wrote no report ({error}); see {log}") from error
 
 
 def show_traffic(report: TrafficReport) -> None:

@@ -1,7 +1,6 @@
 """Traffic for the demo: closed-loop clients that hold conversations through the OpenAI API.
 
-It runs in its own process, so that it takes no time from the console or the exercise. `openai` is
-imported inside functions.
+`openai` is imported inside functions.
 
 1. A seed determines the sequence of conversations of each client.
 2. Every request sent is counted once: done, failed or cancelled (only at the end of the run).
@@ -10,17 +9,11 @@ imported inside functions.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
-import signal
-import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from vtoken.demo.conversations import Conversation, make_conversation
 
@@ -32,7 +25,8 @@ QUIET_SHARE = 0.25  # of the clients send while it is quiet
 TEMPLATE_TOKENS = 64  # an upper bound of the tokens that the chat template adds
 
 
-class Answer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """One finished request, for the report."""
 
     kind: str  # "chat" or "passage"
@@ -40,7 +34,8 @@ class Answer(msgspec.Struct, frozen=True):
     text: str
 
 
-class TrafficReport(msgspec.Struct):
+@dataclass(slots=True)
+class TrafficReport:
     """Counts and results of all requests."""
 
     done: int = 0
@@ -49,7 +44,7 @@ class TrafficReport(msgspec.Struct):
     output_tokens: int = 0
     duration_s: float = 0.0
     failure: str = ""  # the first
-    answers: list[Answer] = []  # the first ones
+    answers: list[Answer] = field(default_factory=list)  # the first ones
 
 
 class IncompleteError(RuntimeError):
@@ -157,10 +152,8 @@ class Traffic:
             self.report.cancelled += 1
             raise
         except Exception as error:  # from openai, or from httpx in mid-stream
-            problem = f"{type(error).__name__}: {error}"
             self.report.failed += 1
-            self.report.failure = self.report.failure or problem
-            print(problem, file=sys.stderr, flush=True)
+            self.report.failure = self.report.failure or f"{type(error).__name__}: {error}"
             await self._pause(1.0)  # do not flood a failing server
             return None
         self.report.done += 1
@@ -187,29 +180,3 @@ class Traffic:
             raise IncompleteError("the stream ended without a finish reason or usage")
         self.report.output_tokens += usage.completion_tokens
         return "".join(pieces).strip()
-
-
-async def _run(arguments: argparse.Namespace) -> TrafficReport:
-    traffic = Traffic(arguments.url, num_workers=arguments.workers, seed=arguments.seed)
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, traffic.stop)
-    return await traffic.run(drain_s=arguments.drain)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m vtoken.demo.traffic`: run until SIGINT or SIGTERM, then write the report."""
-    parser = argparse.ArgumentParser(prog="python -m vtoken.demo.traffic")
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--workers", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--drain", type=float, required=True, help="seconds")
-    parser.add_argument("--report", type=Path, required=True)
-    arguments = parser.parse_args(argv)
-    report = asyncio.run(_run(arguments))
-    arguments.report.write_bytes(msgspec.json.encode(report))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

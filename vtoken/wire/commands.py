@@ -111,7 +111,6 @@ class PatchConfig(Call, tag="patch_config"):
 
     patch: dict[str, Any]
     if_match: Natural | None = None
-    validate_only: bool = False
     confirm_within_s: TrialSeconds | None = None
     guards: list[Guard] = []  # checked by the engine, see `vtoken.wire.guards`
     guard_for_s: TrialSeconds | None = None
@@ -122,13 +121,26 @@ class PatchConfig(Call, tag="patch_config"):
 
 class Undo(Call, tag="undo"):
     if_match: Natural | None = None
-    validate_only: bool = False
     revision: Natural | None = None  # as of PatchConfig
 
 
 class Confirm(Call, tag="confirm"):
     if_match: Natural | None = None
-    validate_only: bool = False
+
+
+ConfigCall = PatchConfig | Undo | Confirm
+
+
+class Validate(Call, tag="validate"):
+    """Would the change be accepted now? It is refused as the change would be; else `Accepted`."""
+
+    change: ConfigCall
+
+
+class Preview(Call, tag="preview"):
+    """What the change would do now."""
+
+    change: ConfigCall
 
 
 class Compact(Call, tag="compact"):
@@ -170,6 +182,8 @@ AnyCall = (
     | PatchConfig
     | Undo
     | Confirm
+    | Validate
+    | Preview
     | Compact
     | Forget
     | End
@@ -217,6 +231,9 @@ def _refusal(document: Any, error: msgspec.ValidationError) -> RefusedError:
     if not isinstance(call, dict):
         return RefusedError(str(error), status=400, title="Bad command")
     name = call.get("op")
+    if name in (name_of(Validate), name_of(Preview)) and isinstance(call.get("change"), dict):
+        call = call["change"]
+        name = call.get("op")
     if not isinstance(name, str) or name not in CALLS:
         return RefusedError(
             f"unknown command {name!r}", field="op", value=name, bound=", ".join(CALLS), status=400

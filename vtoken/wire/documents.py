@@ -53,12 +53,8 @@ EventKind = Literal[
     "eviction",
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
     # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and optionally
-    # "overtaken": superseded revision that no step ran with, "trial": Trial that begins,
-    # "reverted": revision that actor "trial" or "guard" took back, "engines": that tried it
-    # together, "kept": revision whose guard
-    # did not revert it, "reason": why it was reverted or kept, with value and limit,
-    # "unevaluated": limits of that guard which never had a value, "confirmed": revision;
-    # when it is kept or confirmed: "followers": engines that make the change now, "patch": of it
+    # "overtaken": superseded revision that no step ran with, "trial": Trial that begins, or the
+    # fields of a TrialEnd
     "config",
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
     "preemption",  # data: {"request_id", "dead_tokens_restored": n}

@@ -227,23 +227,7 @@ def pool_limits(num_blocks: int) -> dict[str, PoolLimits]:
 
 
 class ConfigValues(Configuration[PolicyChoice], frozen=True, kw_only=True):
-    """A configuration on the wire.
-
-    It repeats the settings of `experiment` at the top, where they were in 0.2: for readers that do
-    not know `experiment`, and to read a document or a recording of an older server.
-    """
-
-    planner: Planner = "plug"
-    round_rule: RoundRule = "price"
-    admission: AdmissionRule = "compressed"
-
-    def __post_init__(self) -> None:
-        names = Experiment.__struct_fields__
-        if self.experiment == Experiment():  # the default, or of an older server
-            repeated = Experiment(**{name: getattr(self, name) for name in names})
-            msgspec.structs.force_setattr(self, "experiment", repeated)
-        for name in names:
-            msgspec.structs.force_setattr(self, name, getattr(self.experiment, name))
+    """A configuration on the wire."""
 
 
 def config_changes(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]:
@@ -303,6 +287,31 @@ class Trial(Doc):
     guards: list[Guard] = []
     engines: list[int] = []  # that try the change together; []: this one alone
     followers: list[int] = []  # engines that make the change when it is kept here
+
+
+class TrialEnd(Doc, omit_defaults=True):
+    """How a trial ended, in the data of its event.
+
+    One of `reverted`, `kept` and `confirmed` is the revision that was on trial.
+    """
+
+    actor: str  # "trial" (not confirmed in time), "guard", or who confirmed it
+    revision: int = 0  # the newest then
+    reverted: int | None = None
+    kept: int | None = None  # its guards did not revert it
+    confirmed: int | None = None
+    reason: str = ""  # of a reverted or kept one, with value and limit
+    unevaluated: list[str] | None = None  # of a kept one: guards that never had a value
+    engines: list[int] = []  # of a reverted one: engines that tried it together
+    followers: list[int] = []  # of another: engines that make the change now
+    patch: dict[str, Any] = {}  # which they make
+
+    @staticmethod
+    def of(data: dict[str, Any]) -> TrialEnd | None:
+        """The end in the data of an event of kind `config`; None if no trial ended."""
+        if data.keys().isdisjoint(("reverted", "kept", "confirmed")):
+            return None
+        return msgspec.convert(data, TrialEnd)
 
 
 class Made(Doc):

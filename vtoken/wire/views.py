@@ -41,11 +41,6 @@ class View:
     config: ConfigDocument | None = None
     engine: int = 0
 
-    @classmethod
-    def of(cls, frame: Frame) -> View:
-        """The view of a complete frame."""
-        return cls().after(Change.of(frame))
-
     def after(self, change: Change) -> View:
         """This view with `change`; raises ValueError or IndexError if arrays do not fit."""
         blocks, requests = self.blocks, self.requests

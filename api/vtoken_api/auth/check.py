@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vtoken.wire.routes import ROUTES
 from vtoken_api.auth.access import Access, Grant, address_of
 from vtoken_api.auth.refusals import Refusals
 from vtoken_api.limits import (
@@ -35,7 +34,7 @@ from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-DRY_RUNS = frozenset({"config", "undo", "confirm", "compactions", "sync"})
+DRY_RUNS = frozenset(route.path.strip("/") for route in ROUTES if route.dry_run)
 SECRET_NAMES = frozenset(
     {"token", "access_token", "auth_token", "api_key", "apikey", "key", "authorization", "bearer"}
 )
@@ -91,43 +90,44 @@ class AccessCheck:
         if scope["type"] not in ("http", "websocket"):
             return
         started = False
+        control = self._control()
         BILL.set(None)
 
         async def tracked_send(message: Message) -> None:
             nonlocal started
-            grant: Grant | None = scope[GRANT]
+            grant: Grant | None = scope.get(GRANT)
             if not started and grant is not None and grant.token_ignored:
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message).append(TOKEN_HEADER, "ignored")
             started = True
+            if control is not None:
+                control.refusals.note(scope, _status(message))
             await send(message)
 
         try:
-            self._admit(scope)
+            _admit(scope, control)
             await self._app(scope, receive, tracked_send)
         except ProblemError as error:
-            await deny(error, scope, receive, send)
+            await deny(error, scope, receive, tracked_send)
         except Exception:
             logger.exception("vtoken: %s failed", scope["path"])
             if not started:
                 fault = refuse(500, "internal server error; see the server's log")
-                await deny(fault, scope, receive, send)
-
-    def _admit(self, scope: Scope) -> None:
-        """Check a call, and put the caller's rights into its scope; raises ProblemError."""
-        control = self._control()
-        refuse_url_tokens(scope, None if control is None else control.access)
-        if control is None:
-            raise refuse(503, "the engine is not ready yet", headers={"Retry-After": "1"})
-        try:
-            _admit(scope, control)
-        except ProblemError as error:
-            control.refusals.note(scope, error)
-            raise
+                await deny(fault, scope, receive, tracked_send)
 
 
-def _admit(scope: Scope, control: AccessControl) -> None:
-    """Raises 401, 403 or 429; puts the caller's grant into the scope."""
+def _status(message: Message) -> int:
+    """The HTTP status that begins an answer, or that a websocket is closed with; else 0."""
+    if message["type"] == "websocket.close":
+        return int(message["code"]) - CLOSE_CODE_BASE
+    return int(message.get("status", 0))
+
+
+def _admit(scope: Scope, control: AccessControl | None) -> None:
+    """Raises 401, 403, 429 or 503; puts the caller's grant into the scope."""
+    refuse_url_tokens(scope, None if control is None else control.access)
+    if control is None:
+        raise refuse(503, "the engine is not ready yet", headers={"Retry-After": "1"})
     headers = Headers(scope=scope)
     control.access.check_browser(headers)
     http = scope["type"] == "http"
@@ -144,36 +144,22 @@ def _admit(scope: Scope, control: AccessControl) -> None:
         grant.check_control()
     scope[GRANT] = grant
     if grant is not None and http and scope["method"] in SAFE_METHODS:
-        BILL.set(_bill(scope, control, READ_TIME))
-
-
-def _bill(scope: Scope, control: AccessControl, kind: str) -> Bill:
-    payer = CONTROLLERS if scope[GRANT].can_control else READERS
-    return Bill(control.limits, payer, kind, partial(control.refusals.note, scope))
+        BILL.set(_bill(grant, control, READ_TIME))
 
 
 def permit(scope: Scope, control: AccessControl, *, dry_run: bool) -> None:
     """Check a call to a route of DRY_RUNS; raises 403 (a reader's change) or 429."""
-    address = address_of(scope.get("client"))
-    try:
-        if dry_run:
-            control.limits.spend(address, "read", DRY_RUN_COST)
-            BILL.set(_bill(scope, control, DRY_RUN_TIME))
-        else:
-            scope[GRANT].check_control()
-            control.limits.spend(address, "change")
-    except ProblemError as error:
-        control.refusals.note(scope, error)
-        raise
+    address, grant = address_of(scope.get("client")), scope[GRANT]
+    if dry_run:
+        control.limits.spend(address, "read", DRY_RUN_COST)
+        BILL.set(_bill(grant, control, DRY_RUN_TIME))
+    else:
+        grant.check_control()
+        control.limits.spend(address, "change")
 
 
-def permit_text(scope: Scope, control: AccessControl) -> None:
-    """Check a call for the text of a request; raises 403."""
-    try:
-        control.check_text(scope[GRANT])
-    except ProblemError as error:
-        control.refusals.note(scope, error)
-        raise
+def _bill(grant: Grant, control: AccessControl, kind: str) -> Bill:
+    return Bill(control.limits, CONTROLLERS if grant.can_control else READERS, kind)
 
 
 def refuse_url_tokens(scope: Scope, access: Access | None) -> None:
@@ -194,24 +180,10 @@ def refuse_url_tokens(scope: Scope, access: Access | None) -> None:
 
 async def deny(error: ProblemError, scope: Scope, receive: Receive, send: Send) -> None:
     """Respond with the problem document, also to a websocket that is not accepted yet."""
-    response = problem_response(error)
-    if scope["type"] == "http":
-        await response(scope, receive, send)
-    elif DENIAL_EXTENSION in scope.get("extensions", {}):
-        await _deny_websocket(response, send)
+    if scope["type"] == "http" or DENIAL_EXTENSION in scope.get("extensions", {}):
+        await problem_response(error)(scope, receive, send)
     else:
         await send({"type": "websocket.accept"})
         code = CLOSE_CODE_BASE + error.problem.status
         reason = error.problem.detail.encode()[:120].decode(errors="ignore")
         await send({"type": "websocket.close", "code": code, "reason": reason})
-
-
-async def _deny_websocket(response: Response, send: Send) -> None:
-    await send(
-        {
-            "type": "websocket.http.response.start",
-            "status": response.status_code,
-            "headers": response.raw_headers,
-        }
-    )
-    await send({"type": "websocket.http.response.body", "body": bytes(response.body)})

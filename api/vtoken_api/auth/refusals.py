@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from http import HTTPStatus
 
 from starlette.types import Scope
 
 from vtoken_api.auth.access import address_of
 from vtoken_api.log import logger
-from vtoken_api.problems import ProblemError
 
 LOG_PERIOD_S = 10.0
 STATUSES = (401, 403, 429)
@@ -29,9 +29,10 @@ class Refusals:
         self._next_log = -1.0
         self._unlogged = 0
 
-    def note(self, scope: Scope, error: ProblemError) -> None:
-        """Count a refused call and log it, unless a line was logged within LOG_PERIOD_S."""
-        status = error.problem.status
+    def note(self, scope: Scope, status: int) -> None:
+        """Count an answer with one of STATUSES and log it, unless a line was logged within
+        LOG_PERIOD_S.
+        """
         if status not in STATUSES:
             return
         self.counts[status] += 1
@@ -44,13 +45,9 @@ class Refusals:
         logger.warning(
             "vtoken: refused %s %s from %s: %d %s%s",
             scope.get("method", "stream"),
-            _printable(scope["path"]),
+            scope["path"][:128].encode("unicode_escape").decode(),
             address_of(scope.get("client")),
             status,
-            error.problem.field or error.problem.title,
+            HTTPStatus(status).phrase,
             more,
         )
-
-
-def _printable(path: str) -> str:
-    return path[:128].encode("unicode_escape").decode()

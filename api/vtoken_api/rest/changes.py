@@ -15,19 +15,19 @@ from vtoken_api.rest.serving import Asked, Handlers, document
 
 
 async def patch_config(asked: Asked, query: routes.PatchQuery) -> wire.PatchResult:
-    changes, first = asked.service.changes, query.canary_engine
+    changes, caller, dry_run = asked.service.changes, asked.caller(), query.validate_only
+    first = query.canary_engine
     call = commands.PatchConfig(
         patch=asked.body,
         if_match=asked.if_match,
-        validate_only=query.validate_only,
         confirm_within_s=query.confirm_within_s,
         guards=list(query.guards),
         guard_for_s=query.guard_for_s,
     )
     if first is None:
-        return await changes.configure(call, query.engine, asked.caller())
+        return await changes.configure(call, query.engine, caller, dry_run=dry_run)
     if query.engine is None:
-        return await changes.roll_out(call, first, asked.caller())
+        return await changes.roll_out(call, first, caller, dry_run=dry_run)
     raise refuse(
         422,
         "a change goes to one engine, or to one first and then to all",
@@ -38,13 +38,19 @@ async def patch_config(asked: Asked, query: routes.PatchQuery) -> wire.PatchResu
 
 
 async def confirm(asked: Asked, query: routes.ChangeQuery) -> wire.PatchResult:
-    call = commands.Confirm(if_match=asked.if_match, validate_only=query.validate_only)
-    return await asked.service.changes.configure(call, query.engine, asked.caller())
+    return await _settled(asked, query, commands.Confirm(if_match=asked.if_match))
 
 
 async def undo(asked: Asked, query: routes.ChangeQuery) -> wire.PatchResult:
-    call = commands.Undo(if_match=asked.if_match, validate_only=query.validate_only)
-    return await asked.service.changes.configure(call, query.engine, asked.caller())
+    return await _settled(asked, query, commands.Undo(if_match=asked.if_match))
+
+
+async def _settled(
+    asked: Asked, query: routes.ChangeQuery, call: commands.ConfigCall
+) -> wire.PatchResult:
+    return await asked.service.changes.configure(
+        call, query.engine, asked.caller(), dry_run=query.validate_only
+    )
 
 
 async def sync(asked: Asked, query: routes.SyncQuery) -> wire.PatchResult:

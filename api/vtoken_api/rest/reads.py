@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from vtoken import wire
 from vtoken.wire import commands, routes
-from vtoken_api.auth.check import permit_text
+from vtoken_api.auth.check import GRANT
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest.serving import Asked, Handlers, ask, document
 
@@ -62,7 +62,7 @@ async def blocks(asked: Asked, query: routes.OneEngine) -> Response:
 
 async def text(asked: Asked, query: routes.TokensQuery) -> Response:
     service = asked.service
-    permit_text(asked.request.scope, service.auth)
+    service.auth.check_text(asked.request.scope[GRANT])
     engine, name = await service.fleet.holder(
         query.engine, asked.names["request_id"], running=asked.route.running
     )

@@ -53,7 +53,6 @@ async def stream(websocket: WebSocket) -> None:
             grant = await _authenticated(websocket, service.auth)
         await _serve(websocket, service, query, grant)
     except ProblemError as error:
-        service.auth.refusals.note(websocket.scope, error)
         await _refuse(websocket, error)
     except TimeoutError:
         await _close(websocket, 1008, "the client reads too slowly")

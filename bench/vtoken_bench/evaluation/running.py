@@ -22,6 +22,7 @@ from vtoken_bench.evaluation.points import Comparison, EngineSpec, Point, Run
 from vtoken_bench.evaluation.prose import Prose, set_arrivals
 from vtoken_bench.evaluation.variants import configuration
 from vtoken_bench.log import Log
+from vtoken_bench.progress import Progress
 from vtoken_bench.target import DEMO, Target, model_folder
 
 WARM_UP = Prose(64, 8)
@@ -100,22 +101,6 @@ def _question(point: Point, repeat: int) -> dict[str, Any]:
     if not point.engine.stock:
         question["config"] = configuration(point.config, point.engine.num_blocks)
     return question
-
-
-class Progress:
-    """One line a step on stderr: how many of how many, and how long the rest may take."""
-
-    def __init__(self, title: str, total: int, known: int) -> None:
-        self._title, self._total, self._done, self._known = title, total, 0, known
-        self._started = time.monotonic()
-
-    def step(self, what: str, count: int) -> None:
-        self._done += count
-        spent = time.monotonic() - self._started
-        rest = spent / self._done * (self._total - self._known - self._done)
-        at = f"{self._known + self._done} of {self._total}"
-        line = f"{self._title}: {at}, about {rest / 60:.0f} min left; {what}"
-        print(line, file=sys.stderr, flush=True)
 
 
 def measure(comparisons: Sequence[Comparison], log: Log, loads: Loads, title: str) -> list[Run]:

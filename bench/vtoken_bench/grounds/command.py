@@ -11,18 +11,16 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from hashlib import sha256
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from msgspec import convert
 
 import vtoken
-import vtoken_bench
 from vtoken.base.errors import ProfileError, RefusedError
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target
@@ -41,13 +39,14 @@ from vtoken_bench.grounds.settings import (
     settings,
 )
 from vtoken_bench.grounds.texts import docstrings
-from vtoken_bench.log import Key, Log
-from vtoken_bench.output import FOLDER, Result, commit_of, finish, new_result, read
+from vtoken_bench.log import Entry, Key, Log
+from vtoken_bench.output import FOLDER, Result, finish, new_result, read
+from vtoken_bench.progress import Progress
 from vtoken_bench.target import DEMO, TRAINED
 
+KEEP = ("1/2", "1/3", "1/6")  # of the prompt
 NEW_TOKENS = 32  # of an answer
 BATCH = 48  # requests of a group
-PROGRESS_S = 20.0
 FAILURES = (
     TrainedModelError,
     ProfileError,
@@ -56,42 +55,34 @@ FAILURES = (
     OSError,
     ValueError,
 )
-QUICK = {"policies": ["snapkv", "streaming_llm"], "samples": 4, "keep": [0.3333], "tokens": 300}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--cases", nargs="+", choices=CASES, help="(default: chat)")
+    add("--cases", nargs="+", choices=CASES, default=["chat"], help="(default: chat)")
     add(
         "--policies",
         nargs="+",
         metavar="NAME[:PARAM=VALUE,…]",
         help="(default: all, and the papers' parameters where defaults differ)",
     )
-    add("--keep", nargs="+", type=target.share, help="of the prompt (default: 1/2 1/3 1/6)")
-    add("--samples", type=int, help="per case (default: 200)")
+    keep = [target.share(text) for text in KEEP]
+    add("--keep", nargs="+", type=target.share, default=keep, help=f"(default: {' '.join(KEEP)})")
+    add("--samples", type=int, default=200, help="per case (default: 200)")
     add("--seed", type=int, default=0, help="other prompts (default: 0)")
-    add("--tokens", type=int, help="of the text in a prompt (default: 500)")
+    add("--tokens", type=int, default=500, help="of the text in a prompt (default: 500)")
     add("--probe-layers", nargs="+", type=int, help="(default: the profile's, or by depth)")
     add("--calibration", type=Path, help="the model's profile (default: none)")
     add("--against", type=Path, metavar="JSON", help="pair the rows with those of another run, too")
     add("--engines", type=int, default=2, help="processes of one thread (default: 2)")
-    add("--minutes", type=float, help="stop after this long, with tables")
     add("--model", default=TRAINED, help=f"{DEMO}, {TRAINED} or a folder (default: {TRAINED})")
     target.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    defaults = {
-        "policies": None,
-        "cases": ["chat"],
-        "keep": [target.share(keep) for keep in ("1/2", "1/3", "1/6")],
-        "samples": 200,
-        "tokens": 500,
-    }
-    for name, value in (defaults | (QUICK if args.quick else {})).items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    if args.quick:
+        args.samples, args.keep, args.tokens = 4, [target.share("1/3")], 300
+        args.policies = args.policies or ["snapkv", "streaming_llm"]
     try:
         model = target.model_folder(args.model)
         policies = [parsed(p) for p in args.policies] if args.policies else every_policy()
@@ -139,7 +130,6 @@ class Bench:
             "new": NEW_TOKENS,
             **numbers_key(self.where),
         }
-        self._commit = commit_of(Path(vtoken.__file__).parent, Path(vtoken_bench.__file__).parent)
         self._evicting: Key = {"layers": args.probe_layers or []}
         if args.calibration is not None:
             profile = args.calibration.read_bytes()
@@ -180,27 +170,19 @@ class Bench:
         return self.log.get(self.key(case, number, setting)) is not None
 
     def _run(self, engines: Engines, samples: list[Sample]) -> None:
-        """Answer `samples` in groups that fill an engine's batch."""
+        """Answer `samples` in groups that fill an engine's batch; what is answered is logged."""
         size = max(1, BATCH // len(self.settings))
         groups = [samples[i : i + size] for i in range(0, len(samples), size)]
-        started, shown, waiting, done = time.monotonic(), 0.0, iter(groups), 0
+        progress = Progress("grounds", len(groups), 0)
         with ThreadPoolExecutor(self.args.engines) as pool:
-            first = islice(waiting, self.args.engines)
-            running = {pool.submit(self._answer, engines, group) for group in first}
-            while running:
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
+            answers = [pool.submit(self._answer, engines, group) for group in groups]
+            try:
+                for future in as_completed(answers):
                     for key, value, seconds in future.result():
                         self.log.add(key, value, seconds)
-                    done += 1
-                    passed = time.monotonic() - started
-                    late = self.args.minutes is not None and passed > 60 * self.args.minutes
-                    if not late and (after := next(waiting, None)) is not None:
-                        running.add(pool.submit(self._answer, engines, after))
-                    if passed - shown > PROGRESS_S:
-                        shown, left = passed, passed / done * (len(groups) - done)
-                        text = f"{done} of {len(groups)} groups, {left / 60:.0f} min left"
-                        print(text, file=sys.stderr)
+                    progress.step("groups of samples")
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def _answer(self, engines: Engines, group: list[Sample]) -> list[tuple[Key, Any, float]]:
         """Log entries of the group's samples; the time is shared equally."""
@@ -222,11 +204,8 @@ class Bench:
         return [(key, value, seconds) for key, value in values]
 
     def _value(self, prompt: Prompt, ids: list[int]) -> dict[str, Any]:
-        text = self.maker.answer_text(ids)
-        found = prompt.fact.is_in(text)
-        fact, now = prompt.fact, datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        value = {"found": found, "text": text, "gold": fact.gold, "kind": fact.kind}
-        return value | {"commit": self._commit, "at": now}
+        text, fact = self.maker.answer_text(ids), prompt.fact
+        return {"found": fact.is_in(text), "text": text, "gold": fact.gold, "kind": fact.kind}
 
     # ------------------------------------------------------------ results
 
@@ -247,7 +226,9 @@ class Bench:
             "profile": "none" if args.calibration is None else args.calibration.name,
         }
         result = new_result("grounds", "make bench-grounds", setup)
-        result.started, result.commit = self._measured()
+        entries = list(self._entries())
+        result.started = min((entry.at for entry in entries), default="")
+        result.commit = ", ".join(sorted({entry.commit for entry in entries}))
         rows = [row for case in args.cases for row in self._rows(case)]
         result.tables, result.charts = tables.tables(rows), tables.charts(rows)
         if other is not None:
@@ -256,7 +237,7 @@ class Bench:
                     raise ValueError(f"--against has {name} {other.setup[name]}, not {setup[name]}")
             result.tables.append(tables.against(rows, convert(other.raw, list[tables.Row])))
         result.raw = rows
-        result.seconds = self._seconds()
+        result.seconds = sum(entry.seconds for entry in entries) / args.engines
         return result
 
     def _rows(self, case: Case) -> list[tables.Row]:
@@ -277,22 +258,13 @@ class Bench:
             for i, setting in enumerate(self.settings)
         ]
 
-    def _keys(self) -> Iterator[Key]:
+    def _entries(self) -> Iterator[Entry]:
+        """What the log has of this run."""
         for case, number in product(self.args.cases, range(self.args.samples)):
             for setting in self.settings:
-                yield self.key(case, number, setting)
-
-    def _measured(self) -> tuple[str, str]:
-        """When the first of the samples was answered, and by which commits."""
-        values = [value for key in self._keys() if (value := self.log.get(key)) is not None]
-        times = [value["at"] for value in values if "at" in value]
-        commits = {value["commit"] for value in values if "commit" in value}
-        return min(times, default=""), ", ".join(sorted(commits))
-
-    def _seconds(self) -> float:
-        total: float = sum(self.log.seconds(key) for key in self._keys())
-        engines: int = self.args.engines
-        return total / engines
+                entry = self.log.entry(self.key(case, number, setting))
+                if entry is not None:
+                    yield entry
 
 
 def _bits(found: Sequence[bool | None]) -> str:

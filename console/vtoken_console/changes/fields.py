@@ -90,8 +90,7 @@ def make_fields(
     if info is not None:
         fields += _params(info, desired["policy"], effective["policy"])
     names = [n for n in LEADING if n in bounds]
-    repeated = wire.Experiment.__struct_fields__ if "experiment" in bounds else ()
-    others = (*LEADING, "policy", "shadow", *PARTS, *repeated)
+    others = (*LEADING, "policy", "shadow", *PARTS)
     names += [n for n in bounds if n not in others]
     fields += [
         _field((name,), name, bounds[name], desired.get(name), effective.get(name))

@@ -12,7 +12,7 @@ from typing import Generic
 
 from vtoken import wire
 from vtoken.client import AsyncClient, NotVToken, ProblemError, StreamGap, TLSFailed
-from vtoken.client.reader import ALL_TOPICS, Topic, backoff_s
+from vtoken.client.stream import ALL_TOPICS, Topic, backoff_s
 from vtoken.wire.reducer import ResyncNeeded
 from vtoken_console.feed.connection import State
 from vtoken_console.feed.feed import D, Feed

@@ -125,7 +125,11 @@ class LiveEngine:
         return reply
 
     def ask(self, op: str, *, actor: str = "local", **args: Any) -> Reply:
-        """Run a command with the checks of the bus."""
+        """Run a command with the checks of the bus. With `validate_only`, a change of the
+        configuration is previewed, as over HTTP.
+        """
+        if args.pop("validate_only", False):
+            op, args = "preview", {"change": {"op": op, **args}}
         payload = msgspec.msgpack.encode({"call": {"op": op, **args}, "actor": actor})
         try:
             return self.handle(read_command(payload))
@@ -273,7 +277,7 @@ def make_quiet(
         model=model,
         **{"num_layers": 2, "prefix_caching": False, "check_every_step": True, **options},
     )
-    live.runtime.policy_runner.vocabulary = Words()
+    live.runtime.ranking.vocabulary = Words()
     return live
 
 

@@ -67,7 +67,7 @@ class Prompt:
 class RequestRules:
     """The rules of one request; None where it follows the live configuration.
 
-    `forget`: tokens that die before all others, see `vtoken.core.runtime.policy_runner`. `report`:
+    `forget`: tokens that die before all others, see `vtoken.core.runtime.ranking`. `report`:
     the answer says what the request kept. `session`: it is a streaming-input session.
     """
 

@@ -18,7 +18,6 @@ from vtoken.wire import (
     Bound,
     Configuration,
     ConfigValues,
-    Experiment,
     PolicyChoice,
     pool_limits,
 )
@@ -98,7 +97,6 @@ def merge_patch(
     if not isinstance(patch, dict):
         raise _refuse("body", patch, "a JSON object")
     before = config.values()
-    patch = _under_experiment(patch, before.experiment)
     document = _merged(_target(before, patch), patch)
     values = _converted(document, bounds(num_blocks, num_layers), num_layers, num_heads)
     probe = structs.replace(
@@ -123,25 +121,6 @@ def merge_patch(
                 f"at least {min_budget}, which {role} {chosen.name} needs with these parameters",
             )
     return merged
-
-
-def _under_experiment(patch: dict[str, Any], now: Experiment) -> dict[str, Any]:
-    """`patch` with the settings of `experiment` in it; a client may name them at the top, too.
-
-    A client may send a whole document with one of the two edited: that one counts.
-    """
-    given = {name: patch[name] for name in Experiment.__struct_fields__ if name in patch}
-    inner = patch.get("experiment", {})
-    if not given or not isinstance(inner, dict):
-        return patch
-    for name, value in given.items():
-        current = getattr(now, name)
-        if inner.get(name, current) == current:
-            inner = inner | {name: value}
-        elif value not in (current, inner[name]):
-            raise _refuse(name, value, f"{inner[name]!r}, the experiment.{name} of the same patch")
-    others = {name: value for name, value in patch.items() if name not in given}
-    return others | {"experiment": inner}
 
 
 def _converted(

@@ -16,12 +16,13 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vtoken.base.arrays import Ints
 from vtoken.base.compiled import kernel
 
 DIGEST_BYTES = 16
-WORD = 32  # slots per word of a slot set
+Bytes = npt.NDArray[np.uint8]
 LayerBytes = tuple[Any, Any]  # K and V of one layer, contiguous buffers
 
 
@@ -73,51 +74,28 @@ def difference(before: Fingerprint, after: Fingerprint) -> str | None:
 
 
 @kernel
-def _word_of(words: Ints, slot: int) -> int:
-    """The index of `slot`'s word in the open-addressed hash table `words` [2^m], or a free index
-    (-1 in `words`) for it."""
-    word = slot // WORD
-    i = ((word & 0x7FFFFFFF) * 0x9E3779B) & (len(words) - 1)
-    while words[i] >= 0 and words[i] != word:
-        i = (i + 1) & (len(words) - 1)
-    return i
-
-
-@kernel
-def _count_overlaps(source: Ints, destination: Ints) -> tuple[int, int]:
+def _count_overlaps(source: Ints, destination: Ints, marks: Bytes) -> tuple[int, int]:
     """|{i : source[i] is in destination}| and |{i : destination[i] is in destination[:i]}|.
 
-    The set of slots >= 0 is a bitmap of `WORD`-bit words; neighbouring slots reuse the last lookup.
+    `marks`: by slot, 0 before and after.
     """
-    num_words, size = 1, 2
-    for i in range(1, len(destination)):
-        num_words += 1 if destination[i] // WORD != destination[i - 1] // WORD else 0
-    while size < 2 * num_words:
-        size *= 2
-    words = np.full(size, -1, dtype=np.int64)
-    bits = np.zeros(size, dtype=np.int64)
-    both, twice, at = 0, 0, 0
+    both = twice = 0
     for slot in destination:
-        if words[at] != slot // WORD:
-            at = _word_of(words, slot)
-            words[at] = slot // WORD
-        bit = 1 << (slot % WORD)
-        twice += 1 if bits[at] & bit else 0
-        bits[at] |= bit
+        twice += marks[slot]
+        marks[slot] = 1
     for slot in source:
-        if words[at] != slot // WORD:
-            at = _word_of(words, slot)
-        if words[at] >= 0 and bits[at] & (1 << (slot % WORD)):
-            both += 1
+        both += marks[slot]
+    for slot in destination:
+        marks[slot] = 0
     return both, twice
 
 
-def order_dependence(source: Ints, destination: Ints) -> str | None:
+def order_dependence(source: Ints, destination: Ints, marks: Bytes) -> str | None:
     """Describe why the copies `source` [k] -> `destination` [k] depend on their order; None if not.
 
-    Takes O(k) time, independent of the pool's size.
+    Takes O(k) time. `marks` [number of slots] is scratch, 0 before and after.
     """
-    both, twice = _count_overlaps(source, destination)
+    both, twice = _count_overlaps(source, destination, marks)
     if both or twice:
         return f"reads and writes {both} slots, and writes {twice} more than once"
     return None

@@ -19,11 +19,10 @@ from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.due import is_due, phases
 from vtoken.core.runtime.losses import Losses
-from vtoken.core.runtime.policy_runner import PolicyRunner
+from vtoken.core.runtime.ranking import Ranking
 from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables import kernels
 from vtoken.core.tables.token_table import TokenTable
-from vtoken.policies import Policy
 from vtoken.sentences import counted
 
 REFUSED = {
@@ -53,7 +52,7 @@ class Evictor:
     _requests: Requests
     _active: ActiveConfig
     _current: CurrentStep
-    _policy_runner: PolicyRunner
+    _ranking: Ranking
     _losses: Losses
 
     def __post_init__(self) -> None:
@@ -106,7 +105,10 @@ class Evictor:
         """Evict from the due `rows`, down to the target of each."""
         if len(rows) == 0:
             return NOTHING_DIED
-        rows, victims = self.choose(rows)
+        due = rows
+        rows, victims = self._ranking.choose(due)
+        if len(rows) < len(due):
+            self._wait(np.setdiff1d(due, rows))
         rows, victims, emptied = self._apply(rows, victims)
         if len(victims.values) == 0:
             return NOTHING_DIED
@@ -117,28 +119,6 @@ class Evictor:
             freed += self._drop_dead_blocks(table, table.block_live() == 0)
         self._note_reclaimed(freed)
         return Evicted(True, freed)
-
-    def choose(self, rows: Ints) -> tuple[Ints, Ragged]:
-        """The due `rows` [k] whose policy can choose, and their victims."""
-        runner = self._policy_runner
-        asked = [runner.victims(policy, own) for policy, own in self._by_policy(rows).items()]
-        (chosen, victims), *others = asked
-        for able, found in others:
-            chosen, victims = np.append(chosen, able), victims.followed_by(found)
-        if len(chosen) < len(rows):
-            self._wait(np.setdiff1d(rows, chosen))
-        runner.compare(chosen, victims)
-        return chosen, victims
-
-    def _by_policy(self, rows: Ints) -> dict[Policy, Ints]:
-        """The `rows` [k] of each policy."""
-        requests = self._requests
-        if not requests.own_policies:
-            return {self._active.config.policy: rows}
-        found: dict[Policy, list[int]] = {}
-        for row in rows.tolist():
-            found.setdefault(requests.rules(requests.tables.names[row]).policy, []).append(row)
-        return {policy: np.array(own) for policy, own in found.items()}
 
     def _apply(self, rows: Ints, victims: Ragged) -> tuple[Ints, Ragged, Ints]:
         """Mark the victims of `rows` [k] dead. Returns the rows where they died, their victims, and
@@ -159,7 +139,7 @@ class Evictor:
         for i in np.flatnonzero(~died).tolist():
             name = tables.names[rows[i]]
             why = f"victims of {name} are {REFUSED[int(codes[i])]}"
-            self._policy_runner.refuse(self._requests.rules(name).policy, why)
+            self._ranking.refuse(self._requests.rules(name).policy, why)
         emptied = rows[died & (num_emptied > 0)]
         if died.all():
             return rows, victims, emptied

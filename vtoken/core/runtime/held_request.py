@@ -118,11 +118,10 @@ class HeldRequest:
     # Relocator
     moved_tokens: int = 0
     last_moves: LastMoves | None = None  # None until a token was relocated
-    # Scoring: what the policy and the shadow read, and what it was set for: rules, shadow, whether
+    # Ranking: what the policy and the shadow read, and what it was set for: rules, shadow, whether
     # the signals are kept at all
     signals: dict[Signal, SignalState] = field(default_factory=dict)
     signals_for: tuple[VTokenConfig, Policy | None, bool] | None = None
-    # PolicyRunner
     profiles: dict[Policy, Any] = field(default_factory=dict)  # of the prompt, by policy
     compared: ShadowComparison | None = None  # the newest eviction with a shadow
 

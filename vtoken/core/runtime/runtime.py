@@ -49,14 +49,13 @@ from vtoken.core.runtime.growth import Scheduled, TokenAppender
 from vtoken.core.runtime.latency import LatencyMeter
 from vtoken.core.runtime.losses import Losses
 from vtoken.core.runtime.other_groups import OtherGroups
-from vtoken.core.runtime.policy_runner import PolicyRunner
 from vtoken.core.runtime.prices import Prices
+from vtoken.core.runtime.ranking import Ranking
 from vtoken.core.runtime.relocation.operations import Operations, record_operation
 from vtoken.core.runtime.relocation.relocator import Relocator
 from vtoken.core.runtime.relocation.round_planner import RoundPlanner
 from vtoken.core.runtime.request_rows import describe_rules, request_row
 from vtoken.core.runtime.requests import Announced, Requests
-from vtoken.core.runtime.scoring import Scoring
 from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
 from vtoken.policies import Policy, make_policy
 from vtoken.policies.shadow import ShadowTally
@@ -119,9 +118,8 @@ class Runtime:
         self.operations = Operations(partial(record_operation, current))
         self.appender = TokenAppender(shape, store, requests, active, current)
         self.required_extent = self.appender.required_extent
-        self.scoring = Scoring(shape, requests, active, current, self.shadow, calibration)
-        self.policy_runner = PolicyRunner(
-            requests, active, current, self.shadow, self.scoring, vocabulary
+        self.ranking = Ranking(
+            shape, requests, active, current, self.shadow, vocabulary, calibration
         )
         self.demand = DemandBook(shape, store, requests, active, other_groups)
         self.admission = Admission(shape, store, requests, active, current, self.demand)
@@ -136,7 +134,7 @@ class Runtime:
             self.prices,
             other_groups,
         )
-        self.evictor = Evictor(store, requests, active, current, self.policy_runner, self.losses)
+        self.evictor = Evictor(store, requests, active, current, self.ranking, self.losses)
         self.round_planner = RoundPlanner(shape, store, requests, self.prices)
         self.relocator = Relocator(
             shape,
@@ -204,7 +202,7 @@ class Runtime:
         A worker without a plan drops its state of all requests, those that are not scheduled in
         this step included.
         """
-        return bool(plan.signals) or self.tables.any_virtual or self.scoring.keeps_signals
+        return bool(plan.signals) or self.tables.any_virtual or self.ranking.keeps_signals
 
     # ------------------------------------------------------------ requests come and go
 
@@ -344,11 +342,11 @@ class Runtime:
     def _evict(self, names: list[str], shortage: Shortage) -> Evicted:
         """Evict what is due among the requests `names`, and what they give for `shortage`."""
         rows = self.tables.rows_of(names)
-        self.policy_runner.take_profiles(rows)
+        self.ranking.take_profiles(rows)
         due = self.evictor.due_by_length(rows)
         if shortage.blocks:
             able = self.requests.due.select(rows, self.tables.columns, gives=True)
-            giving = self.shortages.share(able, self.policy_runner.least, shortage)
+            giving = self.shortages.share(able, self.ranking.least, shortage)
             due = np.append(due, giving)
         return self.evictor.evict(due)
 
@@ -356,10 +354,10 @@ class Runtime:
         """Append the tokens of the scheduled requests; returns the plan for the worker."""
         rows, grown = self.appender.append(scheduled)
         plan = StepPlan(self.current.number, requests=self.appender.plan(rows, grown))
-        if self.scoring.has_readers():
+        if self.ranking.has_readers():
             before = self.tables.columns.num_tokens[rows] - np.diff(grown.starts)
             giving = self.shortages.soon(rows)
-            self.scoring.request_signals(plan, scheduled.request_ids, rows, before, giving)
+            self.ranking.request_signals(plan, scheduled.request_ids, rows, before, giving)
         self.relocator.hand_over(plan)
         self._count_commit()
         return plan
@@ -426,7 +424,7 @@ class Runtime:
             self.current.violated(InvariantViolation("I1", report.violation))
         if report.disagreement is not None:
             self.current.violated(InvariantViolation("ranks", report.disagreement))
-        self.scoring.receive(report)
+        self.ranking.receive(report)
 
     def truncate(self, rejected: Mapping[str, int]) -> None:
         """Take back the drafts of the newest step that were rejected, by request how many.

@@ -29,7 +29,7 @@ every `probe.every_steps`-th step: these are the *probed* queries.
 3. A signal over several queries is not reported before `warm_queries` of them were probed, or every
    query since the request's first token.
 4. Equal signals have equal numbers: layers and heads are part of a signal. A policy leaves them
-   empty, and `vtoken.core.runtime.scoring` fills them in.
+   empty, and `vtoken.core.runtime.ranking` fills them in.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ def max_chunk_tokens(scheduling: Any) -> int:
 def _require(runtime: Runtime) -> None:
     """Raises UnsupportedError when this engine cannot serve its initial configuration."""
     try:
-        runtime.policy_runner.require_all(runtime.config)
+        runtime.ranking.require_all(runtime.config)
     except RefusedError as error:
         raise UnsupportedError(f"initial configuration: {error.detail}") from None
 

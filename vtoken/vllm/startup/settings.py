@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     them (`vtoken_api.settings`); contains file names, never secrets. `calibration`: the file of the
     model's calibration profile; "": the one in the user's cache, if any; "off": none.
     `chat_template`: the API server's `--chat-template`, used to find the parts of prompts; "": the
-    tokenizer's own. `copy_sync`: the same as `experiment.copy_sync`, which it was called in 0.2.
+    tokenizer's own.
     """
 
     config: dict[str, Any] = {}
@@ -42,11 +42,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chat_template: str = ""
     api: dict[str, Any] = {}
     experiment: FixedExperiment = FixedExperiment()
-    copy_sync: bool = False
-
-    def __post_init__(self) -> None:
-        if self.copy_sync:
-            msgspec.structs.force_setattr(self, "experiment", FixedExperiment(copy_sync=True))
 
 
 def read_settings(additional_config: dict[str, Any]) -> Settings:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -31,6 +32,15 @@ MAX_KEPT = 256
 MAX_DRY_KEPT = 32  # separate, so read-only clients cannot displace other operations
 
 
+@dataclass(slots=True)
+class _Running:
+    """A started operation. `parts_left`: requests whose relocation is not reported yet."""
+
+    started: float
+    parts_left: int = 0
+    fault: str | None = None
+
+
 class Operations:
     """The newest operations by id; finished ones are dropped beyond MAX_KEPT, MAX_DRY_KEPT.
 
@@ -40,9 +50,7 @@ class Operations:
     def __init__(self, on_change: Callable[[Operation], None] = lambda _: None) -> None:
         self._on_change = on_change
         self._all: OrderedDict[str, Operation] = OrderedDict()
-        self._parts_left: dict[str, int] = {}
-        self._faults: dict[str, str] = {}
-        self._started: dict[str, float] = {}
+        self._running: dict[str, _Running] = {}
 
     @property
     def pending(self) -> bool:
@@ -92,13 +100,14 @@ class Operations:
 
     def start(self, operation: Operation) -> None:
         self._move(operation, "running")
-        self._started[operation.id] = time.perf_counter()
+        self._running[operation.id] = _Running(time.perf_counter())
 
     def planned(self, operation: Operation, found: Round, bytes_per_token: int) -> None:
         """Record the operation's planned round."""
         operation.plan = describe_round(found, bytes_per_token)
         operation.result = _no_result()
-        self._parts_left[operation.id] = len(found.plans)
+        if not operation.dry_run:
+            self._running[operation.id].parts_left = len(found.plans)
         self._notify(operation)
 
     def part_ended(
@@ -109,34 +118,31 @@ class Operations:
 
         After the last one the operation is done, or failed if any had a fault.
         """
-        operation = self._all[operation_id]
+        operation, running = self._all[operation_id], self._running[operation_id]
         if fault is not None:
-            self._faults.setdefault(operation_id, fault)
+            running.fault = running.fault or fault
         elif moved is not None and operation.result is not None:
             operation.result.moved_tokens += moved.moved_tokens
             operation.result.moved_bytes += moved.moved_bytes
             operation.result.freed_blocks += moved.freed_blocks
-        self._parts_left[operation_id] -= 1
-        if self._parts_left[operation_id] > 0:
+        running.parts_left -= 1
+        if running.parts_left > 0:
             return
-        why = self._faults.pop(operation_id, None)
-        if why is None:
+        if running.fault is None:
             self.finish(operation)
         else:
-            self.fail(operation, why)
+            self.fail(operation, running.fault)
 
     def finish(self, operation: Operation) -> None:
         operation.result = operation.result or _no_result()
-        started = self._started.pop(operation.id, None)
-        if started is not None:
-            operation.result.duration_ms = (time.perf_counter() - started) * 1e3
-        self._parts_left.pop(operation.id, None)
+        running = self._running.pop(operation.id, None)
+        if running is not None:
+            operation.result.duration_ms = (time.perf_counter() - running.started) * 1e3
         self._move(operation, "done")
 
     def fail(self, operation: Operation, why: str) -> None:
         operation.error = why
-        self._started.pop(operation.id, None)
-        self._parts_left.pop(operation.id, None)
+        self._running.pop(operation.id, None)
         self._move(operation, "failed")
 
     def _move(self, operation: Operation, state: OperationState) -> None:

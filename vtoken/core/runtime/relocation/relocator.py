@@ -9,7 +9,6 @@ Independent of policies and of the engine. Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -54,6 +53,8 @@ class Relocator:
     def __post_init__(self) -> None:
         self._handed_over: list[InFlight] = []  # in the plan of the newest step
         self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
+        geometry = self._shape.geometry
+        self._marks = np.zeros(geometry.num_blocks * geometry.block_size, dtype=np.uint8)
         self._verify_credit = 0.0
         self._last_round_step = 0
         self._last_round_empty = False
@@ -68,11 +69,12 @@ class Relocator:
 
         `missing_blocks` and the result as in `plan_step`.
         """
-        if self.num_excess_blocks() == 0:
+        if self._last_round_empty or self._active.config.reclamation != "auto":
             return []
-        if missing_blocks > 0:
-            return self._reclaim(batch_size=self._shape.geometry.num_blocks)[1]
-        return self._reclaim()[1]
+        if not len(self._planner.movable_rows()):
+            return []
+        batch_size = self._shape.geometry.num_blocks if missing_blocks > 0 else None
+        return self._reclaim(batch_size=batch_size)[1]
 
     def plan_step(
         self, *, new_holes: bool, missing_blocks: int, short_blocks: int = 0
@@ -96,14 +98,6 @@ class Relocator:
             return self._reclaim(batch_size=self._shape.geometry.num_blocks)[1]
         self._closed_gate = first_closed(self._active.config, self.pressure())
         return [] if self._closed_gate is not None else self._run_round()
-
-    def num_excess_blocks(self) -> int:
-        """Blocks beyond their need that requests hold and that a round may reclaim now; 0 if the
-        last one found nothing, or none runs automatically.
-        """
-        if self._last_round_empty or self._active.config.reclamation != "auto":
-            return 0
-        return int(self._planner.num_excess(self._planner.movable_rows()).sum())
 
     def forget_step(self) -> None:
         """Reset the plans for a new step."""
@@ -137,7 +131,7 @@ class Relocator:
                 self._current.violated(
                     InvariantViolation("I4", f"{name} has released the blocks of its plan")
                 )
-        if wrong := order_dependence(plan.source_slots, plan.destination_slots):
+        if wrong := order_dependence(plan.source_slots, plan.destination_slots, self._marks):
             self._current.violated(InvariantViolation("I4", f"step {step} {wrong}"))
 
     def steps_in_flight(self, before: int) -> list[int]:
@@ -189,20 +183,15 @@ class Relocator:
     def num_in_flight_tokens(self) -> int:
         return sum(f.relocation.moved_tokens for fs in self._in_flight.values() for f in fs)
 
-    def pressure(
-        self, *, ahead: int = 0, count_low_utilization: Callable[[], int] | None = None
-    ) -> Pressure:
-        """The gates' input in this step, or `ahead` steps later if nothing else changes.
-
-        `count_low_utilization`: returns a cached count.
-        """
+    def pressure(self, *, ahead: int = 0) -> Pressure:
+        """The gates' input in this step, or `ahead` steps later if nothing else changes."""
         pool = self._requests.tables.pool
         return Pressure(
             f=pool.fragmentation,
             free_blocks=self._store.num_free_blocks(),
             steps_since_round=self._current.number + ahead - self._last_round_step,
             last_round_empty=self._last_round_empty,
-            count_low_utilization=count_low_utilization or pool.num_low_utilization,
+            count_low_utilization=pool.num_low_utilization,
             wanted_blocks=self._current.wanted_blocks,
             short_blocks=self._short_blocks,
             ask_worth=partial(self._planner.worth, self._active.config),
