@@ -33,17 +33,10 @@ FAMILIES: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFigures:
-    """What a server counts once, however many engines it has."""
-
-    refused: Mapping[int, int]
-    audit_failing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One engine in one scrape; `status` and `config`, `age_s` old, are None if it is dead or has
-    not answered yet.
+    not answered yet. `refused` and `audit_failing` are of the server, and in the snapshot of one of
+    its engines.
     """
 
     status: wire.Status | None
@@ -55,7 +48,8 @@ class Snapshot:
     dropped_events: int = 0
     recorder_faults: int = 0
     recording: bool = False
-    server: ServerFigures | None = None  # in the snapshot of one engine
+    refused: Mapping[int, int] | None = None
+    audit_failing: bool | None = None
 
 
 def full_name(metric: Metric[Any]) -> str:
@@ -70,48 +64,42 @@ def _of_engine(metric: Metric[wire.Status]) -> Metric[Snapshot]:
     return Metric(metric.name, metric.kind, metric.help, values, metric.labels)
 
 
-def _of_server(read: Callable[[Snapshot], float]) -> Callable[[Snapshot], Values]:
-    return lambda snapshot: [((), float(read(snapshot)))]
+def _one(read: Callable[[Snapshot], float | None]) -> Callable[[Snapshot], Values]:
+    """The only series of a metric; it is absent while `read` has nothing."""
+
+    def values(snapshot: Snapshot) -> Values:
+        found = read(snapshot)
+        return () if found is None else [((), float(found))]
+
+    return values
 
 
 def _refused(snapshot: Snapshot) -> Values:
-    server = snapshot.server
-    return () if server is None else [((str(code),), n) for code, n in server.refused.items()]
-
-
-def _audit_failing(snapshot: Snapshot) -> Values:
-    return () if snapshot.server is None else [((), float(snapshot.server.audit_failing))]
-
-
-def _age(snapshot: Snapshot) -> Values:
-    age_s = None if snapshot.status is None else snapshot.age_s
-    return () if age_s is None else [((), age_s)]
-
-
-def _trial(snapshot: Snapshot) -> Values:
-    return () if snapshot.config is None else [((), float(snapshot.config.trial is not None))]
+    return [((str(code),), n) for code, n in (snapshot.refused or {}).items()]
 
 
 METRICS: tuple[Metric[Snapshot], ...] = (
     Metric("up", "gauge", "1 while the engine is alive; if 0, its other metrics are absent",
-           _of_server(lambda s: s.alive)),
+           _one(lambda s: s.alive)),
     Metric("age_seconds", "gauge",
-           "Age of the engine's other values; above 1 while a step keeps it from answering", _age),
+           "Age of the engine's other values; above 1 while a step keeps it from answering",
+           _one(lambda s: None if s.status is None else s.age_s)),
     *map(_of_engine, metrics.METRICS),
-    Metric("trial_active", "gauge", "1 while a change is on trial", _trial),
+    Metric("trial_active", "gauge", "1 while a change is on trial",
+           _one(lambda s: None if s.config is None else s.config.trial is not None)),
     # This server process
     Metric("server_stream_clients", "gauge", "Clients of the stream",
-           _of_server(lambda s: s.clients)),
+           _one(lambda s: s.clients)),
     Metric("server_dropped_events", "counter", "Events that clients of the stream have missed",
-           _of_server(lambda s: s.dropped_events)),
+           _one(lambda s: s.dropped_events)),
     Metric("server_refused_calls", "counter", "Refused calls by HTTP status: 401, 403, 429",
            _refused, {"status": ("401", "403", "429")}),
     Metric("server_audit_failing", "gauge", "1 while the audit log cannot be written to disk",
-           _audit_failing),
+           _one(lambda s: s.audit_failing)),
     Metric("server_recording", "gauge", "1 while the flight recording is written",
-           _of_server(lambda s: s.recording)),
+           _one(lambda s: s.recording)),
     Metric("server_recorder_faults", "counter", "Failed writes of the flight recorder",
-           _of_server(lambda s: s.recorder_faults)),
+           _one(lambda s: s.recorder_faults)),
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtoken_api.engine import Engine
-from vtoken_api.metrics import ServerFigures, Snapshot, exposition
+from vtoken_api.metrics import Snapshot, exposition
 from vtoken_api.problems import ProblemError
 from vtoken_api.service import Service
 
@@ -51,16 +52,15 @@ def attach(app: FastAPI, page: Callable[[], Awaitable[bytes]]) -> None:
 
 
 async def exposed(service: Service) -> bytes:
-    """vToken's metrics."""
-    engines = service.fleet.engines
-    taken = await asyncio.gather(*(snapshot(service, engine) for engine in engines))
-    return exposition(taken, service.model_name)
+    """vToken's metrics. Those of the server as a whole are with the first engine's."""
+    first, *others = await asyncio.gather(*map(snapshot, service.fleet.engines))
+    failing = bool(service.journal.audit.error)
+    first = replace(first, refused=service.auth.refusals.counts, audit_failing=failing)
+    return exposition([first, *others], service.model_name)
 
 
-async def snapshot(service: Service, engine: Engine) -> Snapshot:
-    """The newest values of an engine, and those of the API. Those of the server as a whole are in
-    the first engine's snapshot.
-    """
+async def snapshot(engine: Engine) -> Snapshot:
+    """The newest values of an engine, and those of the API about it."""
     hub = engine.hub
     with contextlib.suppress(ProblemError, TimeoutError):
         async with asyncio.timeout(SCRAPE_S):
@@ -76,9 +76,6 @@ async def snapshot(service: Service, engine: Engine) -> Snapshot:
         dropped_events=hub.num_dropped,
         recorder_faults=engine.recorder.num_faults,
         recording=engine.recorder.recording,
-        server=ServerFigures(service.auth.refusals.counts, bool(service.journal.audit.error))
-        if engine is service.fleet.engines[0]
-        else None,
     )
 
 
