@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
 from itertools import product
 from pathlib import Path
 
@@ -31,13 +30,6 @@ from vtoken_api.stream import endpoint
 API_KEY = "the-api-key-0123"
 ROOT = "/vtoken/v1"
 CHANGES = (("PATCH", "config"), ("POST", "undo"), ("POST", "compactions"))
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    engine = ScriptedEngine()
-    yield engine
-    engine.close()
 
 
 # The rights of each caller: "-" none (401), "r" read, "c" control, "." if the server has no such
@@ -123,10 +115,8 @@ async def test_every_route_is_guarded_and_every_change_needs_the_control_token(
 async def test_api_key_guards_unknown_paths_and_leaves_the_rest_of_the_server_alone(
     engine: ScriptedEngine,
 ) -> None:
-    async with (
-        serve(engine.handle, api_key=[API_KEY]) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle, api_key=[API_KEY]) as served:
+        http = served.http
         answer = await http.get("/vtoken/v1/nowhere")
         assert answer.status_code == 401
         assert answer.headers["Content-Type"] == "application/problem+json"
@@ -204,10 +194,8 @@ async def test_token_in_a_url_is_refused_even_where_none_is_needed(
     engine: ScriptedEngine, tmp_path: Path, name: str
 ) -> None:
     files = token_files(tmp_path, read=False, control=True)
-    async with (
-        serve(engine.handle, **files) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle, **files) as served:
+        http = served.http
         answer = await http.get("/vtoken/v1/events", params={name: CONTROL})
         assert answer.status_code == 401
         assert "URL" in answer.json()["detail"]
@@ -231,10 +219,8 @@ async def test_server_bound_to_more_than_loopback_is_read_only_and_says_so(
 async def test_loopback_server_takes_changes(
     engine: ScriptedEngine, host: str, server_log: pytest.LogCaptureFixture
 ) -> None:
-    async with (
-        serve(engine.handle, host=host) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle, host=host) as served:
+        http = served.http
         answer = await http.patch("/vtoken/v1/config", json={})
         assert answer.json()["detail"] == "patch_config"  # the scripted engine has been asked
         assert "read-only" not in server_log.text
@@ -256,10 +242,8 @@ async def test_loopback_server_takes_changes(
 async def test_foreign_pages_and_rebound_names_are_refused(
     engine: ScriptedEngine, headers: dict[str, str], field: str
 ) -> None:
-    async with (
-        serve(engine.handle) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle) as served:
+        http = served.http
         for method in ("GET", "POST"):
             answer = await http.request(method, "/vtoken/v1/undo", headers=headers)
             assert answer.status_code == 403
@@ -271,10 +255,8 @@ async def test_foreign_pages_and_rebound_names_are_refused(
 
 
 async def test_pages_of_the_same_host_are_served(engine: ScriptedEngine) -> None:
-    async with (
-        serve(engine.handle) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle) as served:
+        http = served.http
         for origin in (served.url, "http://localhost:3000", "http://[::1]:1"):
             answer = await http.get("/vtoken/v1/events", headers={"Origin": origin})
             assert answer.status_code == 200
@@ -331,10 +313,8 @@ async def test_refused_calls_are_counted_all_and_logged_seldom_without_what_was_
     engine: ScriptedEngine, tmp_path: Path, server_log: pytest.LogCaptureFixture
 ) -> None:
     files = token_files(tmp_path, read=True, control=True)
-    async with (
-        serve(engine.handle, **files) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle, **files) as served:
+        http = served.http
         for _ in range(20):
             await http.get("/vtoken/v1/status", headers=bearer("guess-0123456789"))
         await http.post("/vtoken/v1/undo", headers=bearer(READ))
@@ -348,8 +328,6 @@ async def test_refused_calls_are_counted_all_and_logged_seldom_without_what_was_
 
 
 async def test_path_with_a_line_break_does_not_pass_by_the_guard(engine: ScriptedEngine) -> None:
-    async with (
-        serve(engine.handle, api_key=[API_KEY]) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle, api_key=[API_KEY]) as served:
+        http = served.http
         assert (await http.get("/vtoken/v1/requests/a%0Ab")).status_code == 401

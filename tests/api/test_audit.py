@@ -364,10 +364,8 @@ async def test_server_without_a_usable_state_directory_serves_and_says_so(
     core: LiveEngine, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    async with (
-        serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served:
+        http = served.http
         pass_guard(core, 0.5)
         assert await own_acts(served, 1) == [("guard", "revert", 3)]
         page = msgspec.json.decode(

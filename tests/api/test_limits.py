@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 import websockets
 
@@ -20,13 +18,6 @@ from vtoken_api.rest import inputs
 from vtoken_api.stream.endpoint import MAX_CLIENT_MESSAGES
 
 CONFIG = "/vtoken/v1/config"
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    engine = ScriptedEngine()
-    yield engine
-    engine.close()
 
 
 @pytest.mark.parametrize("how", ["reset", "closed"])
@@ -119,10 +110,8 @@ def test_memory_is_bounded_whatever_addresses_come() -> None:
 async def test_address_that_calls_too_often_is_told_when_to_come_back(
     engine: ScriptedEngine,
 ) -> None:
-    async with (
-        serve(engine.handle) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle) as served:
+        http = served.http
         served.service.auth.limits = RateLimits(
             {"change": Rate(0.001, 2), "stream": Rate(0.001, 1)}
         )

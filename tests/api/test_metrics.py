@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,6 @@ NAME = re.compile(r"vllm:\w+")
 PARTS = ("_bucket", "_sum", "_count")  # the samples of a histogram
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    engine = ScriptedEngine()
-    yield engine
-    engine.close()
-
-
 def families(text: str) -> dict[str, Any]:
     """The metric families by name, as Prometheus parses them; a family may appear only once."""
     parsed = list(text_string_to_metric_families(text))
@@ -56,10 +48,8 @@ async def scraped(http: httpx.AsyncClient) -> dict[str, Any]:
 async def test_every_metric_is_scraped_with_its_type_help_and_vllms_labels(
     engine: ScriptedEngine,
 ) -> None:
-    async with (
-        serve(engine.handle) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle) as served:
+        http = served.http
         await http.post("/vtoken/v1/undo", headers={"Host": "evil.example"})
         found = await scraped(http)
         assert set(found) == {PREFIX + metric.name for metric in METRICS}
@@ -170,10 +160,8 @@ async def test_engine_in_a_long_step_is_up_and_its_values_say_how_old_they_are(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrape, "SCRAPE_S", 0.1)
-    async with (
-        serve(engine.handle) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle) as served:
+        http = served.http
         before = await scraped(http)
         assert value(before, "up") == 1
         assert (value(before, "age_seconds") or 0.0) <= hub.FRESH_S
@@ -192,10 +180,8 @@ def test_engine_that_has_not_answered_yet_is_up_without_values() -> None:
 
 
 async def test_dead_engine_is_down_and_leaves_no_stale_value(engine: ScriptedEngine) -> None:
-    async with (
-        serve(engine.handle) as served,
-        httpx.AsyncClient(base_url=served.url) as http,
-    ):
+    async with serve(engine.handle) as served:
+        http = served.http
         await scraped(http)
         served.client.errored = True
         found = await scraped(http)

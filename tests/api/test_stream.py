@@ -23,13 +23,6 @@ from vtoken_api.stream.endpoint import parse_query
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    engine = ScriptedEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
 async def served(engine: ScriptedEngine) -> AsyncIterator[Served]:
     async with serve(engine.handle) as served:
         yield served

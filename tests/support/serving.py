@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import httpx
 import msgspec
 import uvicorn
 from fastapi import FastAPI
@@ -153,9 +154,12 @@ class Other:
 
 @dataclass
 class Served:
-    """A running server; `others`: further API processes, each with a port of its own."""
+    """A running server, and a client of it; `others`: further API processes, each with a port of
+    its own.
+    """
 
     url: str
+    http: httpx.AsyncClient
     app: FastAPI
     client: EngineClient
     service: Service
@@ -230,7 +234,9 @@ async def serve(
             _, _, its_url = await stack.enter_async_context(process)
             others.append(Other(its_url, other))
         stop = partial(_stop_listening, plugin)
-        yield Served(url, app, client, app.state.vtoken, server, others, stop)
+        http = httpx.AsyncClient(base_url=url, verify=False)
+        await stack.enter_async_context(http)
+        yield Served(url, http, app, client, app.state.vtoken, server, others, stop)
 
 
 @contextlib.asynccontextmanager
