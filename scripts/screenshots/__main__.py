@@ -30,9 +30,9 @@ WARM_UP_S, EXERCISE_S = 10.0, 30.0
 def demo_server() -> Iterator[str]:
     """The URL of the demo's server, with traffic on it, after every control was used."""
     with tempfile.TemporaryDirectory(prefix="vtoken-screenshots-") as folder:
-        arguments, flags = demo.parse(["--headless", "--out", folder])
-        server = demo.make_server(arguments, flags)
-        with server, demo.traffic(server, arguments, drain_s=0.0):
+        options = demo.parse(["--headless", "--out", folder])
+        server = demo.make_server(options)
+        with server, demo.traffic(server, options, drain_s=0.0):
             time.sleep(WARM_UP_S)  # traffic alone
             with demo.first_engine(server) as client:
                 exercise(client, time.monotonic() + EXERCISE_S, print)

@@ -33,8 +33,8 @@ def fleet_server() -> Iterator[tuple[str, Silence]]:
     with tempfile.TemporaryDirectory(prefix="vtoken-screenshots-") as folder:
         words = ["--headless", "--out", folder, "--workers", NUM_CLIENTS]
         words += ["--engines", f"{NUM_ENGINES}", "--startup-timeout", STARTUP_S]
-        arguments, flags = demo.parse(words)
-        server = demo.make_server(arguments, flags)
+        options = demo.parse(words)
+        server = demo.make_server(options)
         with server:
             with Client(Server(server.url, engine=DIFFERS), timeout_s=60.0) as client:
                 client.patch_config({"theta_f": 0.4})
@@ -48,7 +48,7 @@ def fleet_server() -> Iterator[tuple[str, Silence]]:
                 finally:
                     os.kill(process, signal.SIGCONT)
 
-            with demo.traffic(server, arguments, drain_s=0.0):
+            with demo.traffic(server, options, drain_s=0.0):
                 time.sleep(TRAFFIC_S)
                 yield server.url, silence
 

@@ -33,9 +33,9 @@ def test_without_a_network_one_line_says_so_and_the_random_model_is_served(
 
 
 def test_a_model_that_is_named_gets_flags_that_serve_takes_and_the_users_win() -> None:
-    arguments, flags = parse(["--model=some/model", "--", "--dtype=float16", "--vtoken-policy=h2o"])
-    choice = choose(arguments.model, Path("unused"))
-    command = server_command([choice.model, *choice.flags, *flags])
+    options = parse(["--model=some/model", "--", "--dtype=float16", "--vtoken-policy=h2o"])
+    choice = choose(options.model, Path("unused"))
+    command = server_command([choice.model, *choice.flags, *options.server_flags])
     assert command[command.index("--model") + 1] == "some/model"
     assert [flag for flag in command if flag.startswith("--dtype")][-1] == "--dtype=float16"
 
@@ -51,9 +51,9 @@ def test_engines_share_cores_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_engines_that_start_side_by_side_get_the_time_of_each() -> None:
-    limits = [parse([f"--engines={number}"])[0].startup_timeout for number in (1, 2)]
+    limits = [parse([f"--engines={number}"]).startup_timeout for number in (1, 2)]
     assert limits == [300.0, 600.0]
-    assert parse(["--engines=2", "--startup-timeout=60"])[0].startup_timeout == 60.0
+    assert parse(["--engines=2", "--startup-timeout=60"]).startup_timeout == 60.0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Every process started here is stopped here, also on Ctrl-C and SIGTERM.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -13,11 +12,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import click
 from anyio.from_thread import start_blocking_portal
+from click import FloatRange, IntRange, Option
 
 from vtoken.client import Client, ProblemError
 from vtoken.client import Server as Address
@@ -35,70 +37,68 @@ DRAIN_S = 8.0  # for requests in flight at the end of a headless run
 RECORDING = "recording.jsonl.gz"  # of a headless run
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vtoken demo",
-        description="Start a vToken-enabled vLLM server, send it traffic, open the console on it.",
-        epilog="Arguments after -- are passed to `vtoken serve`, after the demo's own flags.",
-    )
-    parser.add_argument(
-        "--model",
-        help="a folder or hub id (default: SmolLM2-135M-Instruct, 4-bit weights in float32)",
-    )
-    parser.add_argument("--port", type=int, help="(default: 8000, or a free one if it is taken)")
-    parser.add_argument(
-        "--headless", action="store_true", help="without a terminal: exercise and report"
-    )
-    parser.add_argument(
-        "--duration", type=float, metavar="SECONDS", help="of a headless run (default: 60)"
-    )
-    parser.add_argument(
-        "--engines", type=int, default=1, metavar="N", help="data-parallel engines (default: 1)"
-    )
-    parser.add_argument("--workers", type=int, default=16, help="concurrent clients (default: 16)")
-    parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
-    parser.add_argument(
-        "--out", type=Path, default=Path(".demo"), metavar="DIR", help="(default: .demo)"
-    )
-    parser.add_argument(
-        "--guide", action="store_true", help="show the guide even if it was seen before"
-    )
-    parser.add_argument(
-        "--startup-timeout",
-        type=float,
-        metavar="SECONDS",
-        help=f"(default: {STARTUP_S:g} an engine)",
-    )
-    return parser
+COMMAND = click.Command(
+    "demo",
+    help="Start a vToken-enabled vLLM server, send it traffic, open the console on it.",
+    epilog="Arguments after -- are passed to `vtoken serve`, after the demo's own flags.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        Option(["--model"], help="a folder or hub id (SmolLM2-135M-Instruct, 4-bit in float32)"),
+        Option(["--port"], type=int, help="(8000, or a free one if it is taken)"),
+        Option(["--headless"], is_flag=True, help="without a terminal: exercise and report"),
+        Option(
+            ["--duration"],
+            metavar="SECONDS",
+            type=FloatRange(min=0, min_open=True),
+            help=f"of a headless run ({DEFAULT_DURATION_S:g})",
+        ),
+        Option(["--engines"], type=IntRange(min=1), default=1, help="data-parallel engines (1)"),
+        Option(["--workers"], type=IntRange(min=1), default=16, help="concurrent clients (16)"),
+        Option(["--seed"], type=int, default=0, help="of the traffic (0)"),
+        Option(["--out"], metavar="DIR", type=Path, default=Path(".demo"), help="(.demo)"),
+        Option(["--guide"], is_flag=True, help="show the guide even if it was seen before"),
+        Option(
+            ["--startup-timeout"],
+            metavar="SECONDS",
+            type=float,
+            help=f"({STARTUP_S:g} an engine)",
+        ),
+        click.Argument(["server_flags"], nargs=-1, type=click.UNPROCESSED),
+    ],
+)
 
 
-def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The demo's arguments, and those for the server that follow `--`."""
-    own, server = list(argv), []
-    if "--" in own:
-        at = own.index("--")
-        own, server = own[:at], own[at + 1 :]
-    parser = make_parser()
-    arguments = parser.parse_args(own)
-    if arguments.workers < 1:
-        parser.error(f"--workers {arguments.workers} must be at least 1")
-    if arguments.engines < 1:
-        parser.error(f"--engines {arguments.engines} must be at least 1")
-    if arguments.duration is not None and not arguments.headless:
-        parser.error("--duration needs --headless; the console runs until you quit")
-    if arguments.duration is None:
-        arguments.duration = DEFAULT_DURATION_S
-    if arguments.startup_timeout is None:
-        arguments.startup_timeout = STARTUP_S * arguments.engines
-    if not arguments.duration > 0:
-        parser.error(f"--duration {arguments.duration} must be above 0")
-    return arguments, server
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The demo's options; `server_flags` follow the demo's own for the server, and win."""
+
+    model: str | None
+    port: int | None
+    headless: bool
+    duration: float
+    engines: int
+    workers: int
+    seed: int
+    out: Path
+    guide: bool
+    startup_timeout: float
+    server_flags: tuple[str, ...]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0: done; 1: failed; 2: usage; 130: interrupted."""
-    arguments, server_flags = parse(sys.argv[1:] if argv is None else argv)
-    if not arguments.headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
+def parse(argv: Sequence[str]) -> Options:
+    """Raises click.ClickException."""
+    values = COMMAND.make_context("vtoken demo", [*argv]).params
+    if values["duration"] is not None and not values["headless"]:
+        raise click.UsageError("--duration needs --headless; the console runs until you quit")
+    values["duration"] = values["duration"] or DEFAULT_DURATION_S
+    values["startup_timeout"] = values["startup_timeout"] or STARTUP_S * values["engines"]
+    return Options(**values)
+
+
+def main(argv: Sequence[str]) -> int:
+    """0: done; 1: failed; 2: no terminal; 130: interrupted. Raises click.ClickException."""
+    options = parse(argv)
+    if not options.headless and not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("vtoken demo: no terminal; use --headless (make demo HEADLESS=1)", file=sys.stderr)
         return 2
     # Processes started here inherit an ignored SIGINT, as a shell's background jobs have it.
@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _exit)
     try:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        return run(arguments, server_flags)
+        options.out.mkdir(parents=True, exist_ok=True)
+        return run(options)
     except DemoError as error:
         print(f"vtoken demo: {error}", file=sys.stderr)
         return 1
@@ -124,12 +124,12 @@ def _exit(signum: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
-def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
+def run(options: Options) -> int:
     """Run the demo. Raises DemoError, with the server's first error if there is one."""
-    server = make_server(arguments, server_flags)
+    server = make_server(options)
     try:
         with server:
-            return (run_headless if arguments.headless else run_console)(server, arguments)
+            return (run_headless if options.headless else run_console)(server, options)
     except (DemoError, ProblemError) as error:
         cause = server.first_error()
         if cause is None:
@@ -137,31 +137,29 @@ def run(arguments: argparse.Namespace, server_flags: Sequence[str]) -> int:
         raise DemoError(f"{error}\n\nfirst error in {server.log}:\n{cause}") from error
 
 
-def make_server(arguments: argparse.Namespace, server_flags: Sequence[str]) -> Server:
-    """The demo's server, not started yet. `server_flags` follow the demo's own and win."""
-    port = pick_port(arguments.port)
-    choice = choose(arguments.model, arguments.out, arguments.engines)
+def make_server(options: Options) -> Server:
+    """The demo's server, not started yet."""
+    port = pick_port(options.port)
+    choice = choose(options.model, options.out, options.engines)
     usage = os.environ.get("VLLM_NO_USAGE_STATS", "1")
-    state = f"--vtoken-state-dir={arguments.out / 'state'}"
+    state = f"--vtoken-state-dir={options.out / 'state'}"
     return Server(
         choice.model,
         port=port,
-        arguments=[state, *choice.flags, *server_flags],
-        log=arguments.out / "server.log",
+        arguments=[state, *choice.flags, *options.server_flags],
+        log=options.out / "server.log",
         environment={"VLLM_NO_USAGE_STATS": usage, **choice.environment},
-        startup_timeout_s=arguments.startup_timeout,
+        startup_timeout_s=options.startup_timeout,
     )
 
 
 @contextmanager
-def traffic(
-    server: Server, arguments: argparse.Namespace, *, drain_s: float
-) -> Iterator[TrafficReport]:
+def traffic(server: Server, options: Options, *, drain_s: float) -> Iterator[TrafficReport]:
     """Run clients on `server` within the block; their report is complete afterwards.
 
     Raises DemoError if they did not run.
     """
-    clients = Traffic(server.url, num_workers=arguments.workers, seed=arguments.seed)
+    clients = Traffic(server.url, num_workers=options.workers, seed=options.seed)
     with start_blocking_portal() as portal:  # an error in the block cancels what runs in it
         running = portal.start_task_soon(partial(clients.run, drain_s=drain_s))
         yield clients.report
@@ -172,10 +170,10 @@ def traffic(
             raise DemoError(f"the clients failed: {error}") from error
 
 
-def run_console(server: Server, arguments: argparse.Namespace) -> int:
+def run_console(server: Server, options: Options) -> int:
     """Run the console in the foreground until the user quits."""
-    with traffic(server, arguments, drain_s=0.0):
-        guide = "always" if arguments.guide else "once"
+    with traffic(server, options, drain_s=0.0):
+        guide = "always" if options.guide else "once"
         command = [*VTOKEN, "console", "--url", server.url, f"--guide={guide}"]
         console = subprocess.Popen(command)
         try:
@@ -187,7 +185,7 @@ def run_console(server: Server, arguments: argparse.Namespace) -> int:
     return status
 
 
-def run_headless(server: Server, arguments: argparse.Namespace) -> int:
+def run_headless(server: Server, options: Options) -> int:
     """Use every control while clients send; then print the status and what the clients got."""
     start = time.monotonic()
     failures: list[str] = []
@@ -197,13 +195,13 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
         if not row.ok:
             failures.append(f"{row.control}: {row.outcome}")
 
-    with first_engine(server) as client, record(server, arguments.out) as recording:
-        with traffic(server, arguments, drain_s=DRAIN_S) as report:
-            warm_up_s = arguments.duration * WARM_UP_SHARE
+    with first_engine(server) as client, record(server, options.out) as recording:
+        with traffic(server, options, drain_s=DRAIN_S) as report:
+            warm_up_s = options.duration * WARM_UP_SHARE
             say(f"traffic alone for {warm_up_s:.0f} s")
             time.sleep(warm_up_s)
-            exercise(client, start + arguments.duration, on_row)
-            take_screenshots(server, arguments.out / "screenshots")
+            exercise(client, start + options.duration, on_row)
+            take_screenshots(server, options.out / "screenshots")
             subprocess.run([*VTOKEN, "status", "--url", server.url], check=False)
             say("waiting for requests in flight")
         server.check_alive()
@@ -220,7 +218,7 @@ def run_headless(server: Server, arguments: argparse.Namespace) -> int:
     for failure in failures:
         print(f"failed: {failure}")
     print(f"{'FAILED' if failures else 'passed'} after {time.monotonic() - start:.0f} s")
-    print(f"recording {arguments.out / RECORDING}, screenshots {arguments.out / 'screenshots'}")
+    print(f"recording {options.out / RECORDING}, screenshots {options.out / 'screenshots'}")
     return 1 if failures else 0
 
 
@@ -267,7 +265,3 @@ def show_traffic(report: TrafficReport) -> None:
     for kind in ("chat", "passage"):
         for answer in [answer for answer in report.answers if answer.kind == kind][:1]:
             print(f"question ({kind}): {answer.question}\nanswer: {answer.text}\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
