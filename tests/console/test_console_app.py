@@ -136,7 +136,7 @@ async def test_refused_value_shows_field_value_and_bound_and_changes_nothing(
             assert part in text
         assert core.runtime.config.batch_size == 32
         await pilot.pause(0.2)
-        assert "999999" in screen_text(app)  # the draft stays for correction
+        assert "999999" in screen_text(app)  # the edits stay for correction
 
 
 async def test_text_in_a_number_field_is_refused_by_the_server(

@@ -76,7 +76,7 @@ async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: 
         await until(lambda: expected in outcome(app), "no calibration")
 
 
-async def test_what_ifs_never_queue_and_the_newest_draft_gets_a_result(served: Served) -> None:
+async def test_what_ifs_never_queue_and_the_newest_edits_get_a_result(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t")
         rest, held, under_way = app.source.rest, asyncio.Event(), []
@@ -306,7 +306,7 @@ async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
         await pilot.press("t")
         await until(lambda: isinstance(app.screen, ControlScreen), "no page")
         await pilot.press("right")
-        await until(lambda: app.screen.patch, "no draft")
+        await until(lambda: app.screen.patch, "no edits")
         server.answers_late, served.engine.bus.timeout_s = True, 0.3
         await pilot.press("enter")
         await until(lambda: "Looking it up" in outcome(app), "unsaid")

@@ -71,15 +71,15 @@ def test_the_canarys_rows_are_those_of_its_struct(fields: list[Field]) -> None:
     rows = {field.path[1]: field for field in fields if field.path[0] == "canary"}
     assert list(rows) == list(wire.Canary.__struct_fields__)
     assert rows["share"].bound_text == "0..1"
-    draft = {rows["share"].path: parse_value(rows["share"], "0.1")}
-    assert make_patch(fields, draft) == {"canary": {"share": 0.1}}
+    edits = {rows["share"].path: parse_value(rows["share"], "0.1")}
+    assert make_patch(fields, edits) == {"canary": {"share": 0.1}}
 
 
 def test_patch_holds_only_what_differs(fields: list[Field]) -> None:
     assert make_patch(fields, {}) == {}
     assert make_patch(fields, {("theta_f",): 0.25}) == {}
-    draft = {("theta_f",): 0.1, ("policy", "params", "sinks"): 8}
-    assert make_patch(fields, draft) == {
+    edits = {("theta_f",): 0.1, ("policy", "params", "sinks"): 8}
+    assert make_patch(fields, edits) == {
         "theta_f": 0.1,
         "policy": {"name": "h2o", "params": {"sinks": 8}},
     }

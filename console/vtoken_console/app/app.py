@@ -364,7 +364,7 @@ class ConsoleApp(App[int]):
             Facts(
                 page=PAGES.get(page, page),
                 cursor=cursor,
-                drafted=bool(getattr(self.screen, "patch", None)),
+                edited=bool(getattr(self.screen, "patch", None)),
                 revision=config.revision if config is not None else 0,
                 relocations=status.reclamation.relocations if status is not None else 0,
                 wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,

@@ -1,6 +1,6 @@
 """Settings as rows of a form, built from the server's bounds and the policies' JSON schemas.
 
-A draft maps path -> value. The server validates it, not the form: text that cannot be parsed is
+Edits map path -> value. The server validates it, not the form: text that cannot be parsed is
 sent as typed.
 """
 
@@ -216,16 +216,16 @@ def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
     return int(stepped) if field.kind == "int" else float(stepped)
 
 
-def make_patch(fields: Sequence[Field], draft: Mapping[Path, Any]) -> dict[str, Any]:
-    """The merge patch of the draft; empty if it changes nothing."""
+def make_patch(fields: Sequence[Field], edits: Mapping[Path, Any]) -> dict[str, Any]:
+    """The merge patch of the edits; empty if they change nothing."""
     patch: dict[str, Any] = {}
     for field in fields:
-        if field.path not in draft or draft[field.path] == field.desired:
+        if field.path not in edits or edits[field.path] == field.desired:
             continue
         parent = patch
         for part in field.path[:-1]:
             parent = parent.setdefault(part, {})
-        parent[field.path[-1]] = draft[field.path]
+        parent[field.path[-1]] = edits[field.path]
     if "policy" in patch and "name" not in patch["policy"]:
         # Parameters are always sent with the name of their policy.
         patch["policy"] = {"name": fields[0].desired, **patch["policy"]}

@@ -18,7 +18,7 @@ class Facts:
 
     page: str = ""
     cursor: int = 0
-    drafted: bool = False  # the settings page has an unapplied change
+    edited: bool = False  # the settings page has an unapplied change
     revision: int = 0
     relocations: int = 0
     wasteful: bool = False  # F above theta_F
@@ -57,7 +57,7 @@ STEPS: tuple[Step, ...] = (
     Step(
         "Lower theta with the left arrow. Below is what the engine's own planner would evict, "
         "move and free. Nothing has happened yet.",
-        lambda first, now: now.drafted or now.revision > first.revision,
+        lambda first, now: now.edited or now.revision > first.revision,
     ),
     Step(
         "Press {key:apply} to apply it: in force from the next step on, no request is interrupted.",

@@ -1,6 +1,6 @@
 """The settings page: change a value, see what it would do, then apply it, permanently or on trial.
 
-At most one what-if is in flight. The next one is for the newest draft; drafts in between are
+At most one what-if is in flight. The next one is for the newest edits; those in between are
 skipped.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from vtoken_console.changes.watch import ChangeWatch
     from vtoken_console.feed.source import Source
 
-DEBOUNCE_S = 0.15  # from a change of the draft to its what-if
+DEBOUNCE_S = 0.15  # from a change of the edits to its what-if
 OUTCOME_LINES = 10  # its border included
 
 
@@ -69,10 +69,10 @@ class ControlScreen(ModalScreen[None]):
         self._guide = GuidePanel(id="guide")
         self._debounce: Timer | None = None
         self._height = 0
-        self._idling = True  # nothing is drafted and no result is shown
-        self._draft_number = 0  # incremented with every change of the draft
+        self._idling = True  # nothing is edited and no result is shown
+        self._edit_number = 0  # incremented with every change of the edits
         self._querying = False  # a what-if is in flight
-        self._settled = False  # the outcome is that of an action, until the draft changes
+        self._settled = False  # the outcome is that of an action, until the edits change
 
     def compose(self) -> ComposeResult:
         with self._page:
@@ -89,7 +89,7 @@ class ControlScreen(ModalScreen[None]):
         self._idle()
 
     def show(self, view: View) -> None:
-        """Updates desired and effective values; the draft stays."""
+        """Updates desired and effective values; the edits stay."""
         self._read_only_reason = view.read_only_reason
         keys = f"{view.key('apply')} apply   {view.key('trial')} on trial   esc close"
         if view.read_only_reason:
@@ -109,7 +109,7 @@ class ControlScreen(ModalScreen[None]):
         config = model.config
         if config is None or model.hello is None:
             return
-        chosen = self._form.draft.get(POLICY, config.desired.policy.name)
+        chosen = self._form.edits.get(POLICY, config.desired.policy.name)
         self._form.set_fields(make_fields(config, model.hello.policies, str(chosen)))
         room = self.app.size.height * 96 // 100 - OUTCOME_LINES - 2 - (config.trial is not None)
         room -= GUIDE_LINES if self._guide.display else 0
@@ -125,8 +125,8 @@ class ControlScreen(ModalScreen[None]):
 
     @property
     def patch(self) -> dict[str, Any]:
-        """The patch that applying the draft sends."""
-        return make_patch(self._form.rows, self._form.draft)
+        """The patch that applying the edits sends."""
+        return make_patch(self._form.rows, self._form.edits)
 
     @property
     def _gates(self) -> list[wire.Gate]:
@@ -149,7 +149,7 @@ class ControlScreen(ModalScreen[None]):
         self._refill()
         if self._debounce is not None:
             self._debounce.stop()
-        self._draft_number += 1
+        self._edit_number += 1
         self._settled = False
         if not self.patch:
             self._idle()
@@ -163,17 +163,17 @@ class ControlScreen(ModalScreen[None]):
             self.run_worker(self._query_newest(), group="what-if")
 
     async def _query_newest(self) -> None:
-        """Runs what-ifs until the newest draft has a result."""
+        """Runs what-ifs until the newest edits have a result."""
         try:
             number = -1
-            while number != self._draft_number and self.patch and not self._settled:
-                number = self._draft_number
+            while number != self._edit_number and self.patch and not self._settled:
+                number = self._edit_number
                 try:
                     result = await self._source.rest.patch_config(self.patch, validate_only=True)
                     paragraphs = what_if_paragraphs(result, self._gates)
                 except ProblemError as error:
                     paragraphs = _refusal(error.problem)
-                if number == self._draft_number and not self._settled:
+                if number == self._edit_number and not self._settled:
                     self._outcome.set_paragraphs(*paragraphs)
         finally:
             self._querying = False
@@ -203,7 +203,7 @@ class ControlScreen(ModalScreen[None]):
         desired = {f.path: f.desired for f in self._form.rows}
         changes = ", ".join(
             f"{path[-1]} {show_value(desired[path])} → {show_value(value)}"
-            for path, value in self._form.draft.items()
+            for path, value in self._form.edits.items()
         )
         status = self._source.feed.model.status
         p95 = status.latency.inter_token.p95_ms if status and status.latency else None
@@ -229,7 +229,7 @@ class ControlScreen(ModalScreen[None]):
             self._outcome.set_paragraphs(*_refusal(error.problem))
 
     def show_lookup(self, text: str) -> None:
-        """Shows that the outcome of the applied draft is unknown and is looked up."""
+        """Shows that the outcome of the applied edits is unknown and is looked up."""
         self._outcome.set_paragraphs((text, palette.WARN_STYLE))
 
     def _show_no_change(self) -> None:
@@ -238,7 +238,7 @@ class ControlScreen(ModalScreen[None]):
         )
 
     def _settle(self) -> None:
-        """Reserves the outcome for an action's result until the draft changes."""
+        """Reserves the outcome for an action's result until the edits change."""
         self._settled, self._idling = True, False
         if self._debounce is not None:
             self._debounce.stop()
@@ -274,7 +274,7 @@ class ControlScreen(ModalScreen[None]):
         except ProblemError as error:
             self._outcome.set_paragraphs(*_refusal(error.problem))
             return
-        self._form.draft.clear()
+        self._form.edits.clear()
         self._form.cursor_moved()
         self._outcome.set_paragraphs(*applied_paragraphs(result))
 

@@ -1,7 +1,7 @@
 """The settings form: a row per setting with new, desired and effective value and bounds.
 
 Details of the setting under the cursor are below the rows (`setting_detail`). The screen reads
-`draft` and receives `Changed` for every change. A row is a line: as an Input or a Select between
+`edits` and receives `Changed` for every change. A row is a line: as an Input or a Select between
 labels, Textual's own widgets take about ten times as long to open.
 """
 
@@ -37,14 +37,14 @@ class Form(Scroller[Field]):
     ]
 
     class Changed(Message):
-        """The draft has changed."""
+        """The edits have changed."""
 
         def can_replace(self, message: Message) -> bool:
             return isinstance(message, Form.Changed)
 
     def __init__(self, first: str, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.draft: dict[Path, Any] = {}
+        self.edits: dict[Path, Any] = {}
         self._typed: tuple[Path, str] | None = None
         self._first = first
         self._detail: list[Line] = []
@@ -56,13 +56,13 @@ class Form(Scroller[Field]):
             self.choose(next(first, None))
         self.set_rows(fields)
         known = {field.path for field in fields}
-        self.draft = {p: v for p, v in self.draft.items() if p in known}
+        self.edits = {p: v for p, v in self.edits.items() if p in known}
 
     def key_of(self, row: Field) -> Path:
         return row.path
 
     def value_of(self, field: Field) -> Any:
-        return self.draft.get(field.path, field.desired)
+        return self.edits.get(field.path, field.desired)
 
     def cursor_moved(self) -> None:
         super().cursor_moved()
@@ -131,9 +131,9 @@ class Form(Scroller[Field]):
 
     def _set(self, field: Field, value: Any) -> None:
         if value == field.desired:
-            self.draft.pop(field.path, None)
+            self.edits.pop(field.path, None)
         else:
-            self.draft[field.path] = value
+            self.edits[field.path] = value
         self.redraw()
         self.post_message(self.Changed())
 

@@ -29,7 +29,7 @@ MAX_LINES = 4  # of a setting that is not a policy
 def detail_lines(
     field: Field, value: Any, budget_tokens: Any, model: StreamState, width: int, height: int
 ) -> list[Line]:
-    """At most `height` lines, the first a rule; `value` and `budget_tokens` are the draft's."""
+    """At most `height` lines, the first a rule; `value` and `budget_tokens` are the edited ones."""
     about: list[Span] = [(f" {field.summary}", palette.MUTED_STYLE)]
     if field.path[-1] != "name":
         about += _bounds(field, value)
