@@ -10,6 +10,7 @@ from typing import Any
 
 from vtoken.base.arrays import Floats
 from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
@@ -86,7 +87,8 @@ class Decoding:
         self.scores = scores
         config = self.merged(default_config(num_blocks), {"evict_when": "always"} | patch)
         geometry = Geometry(num_blocks, BLOCK_SIZE, LAYERS, KV_HEADS, HEAD_SIZE, KV_BYTES)
-        self.runtime = Runtime(geometry, self.store, config, borrows_blocks=borrows_blocks)
+        shape = EngineShape(geometry, borrows_blocks=borrows_blocks)
+        self.runtime = Runtime(shape, self.store, config)
         self.ids = [f"cmpl-{i:012x}-0" for i in range(num_requests)]
         self.calls = Calls(self.runtime, self.store, self.ids)
         self.num_tokens = dict.fromkeys(self.ids, 0)

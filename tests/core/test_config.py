@@ -352,7 +352,7 @@ def test_what_if_predicts_exactly_what_applying_then_does(
         ready = [r.id for r in live.core.running if r.num_computed >= r.num_prompt_tokens]
         runtime.begin_step(ready)
         freed = runtime.store.num_free_blocks() - free
-        moved = sum(bound.num_moved_tokens for bound, _ in runtime.relocator.planned.values())
+        moved = sum(moving.plan.num_moved_tokens for moving in runtime.relocator.planned.values())
         assert predicted.evicted_tokens == runtime.counters.tokens.evicted - evicted
         assert predicted.freed_blocks == freed
         assert predicted.moved_tokens == moved

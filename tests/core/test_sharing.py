@@ -459,10 +459,10 @@ def test_a_sharer_preempted_in_its_group_takes_its_plan_along(victim: int) -> No
 
     def begin_then_preempt(ready: Any) -> None:
         begin(ready)
-        assert all(plan.shared_blocks for plan, _ in planned.values())
-        promised = sum(flight.relocation.freed_blocks for _, flight in planned.values())
+        assert all(moving.plan.shared_blocks for moving in planned.values())
+        promised = sum(moving.relocation.freed_blocks for moving in planned.values())
         engine.preempt(engine.running[victim])
-        rest = sum(flight.relocation.freed_blocks for _, flight in planned.values())
+        rest = sum(moving.relocation.freed_blocks for moving in planned.values())
         assert (len(planned), rest) == (2, promised)
         assert promised > 0
 

@@ -98,7 +98,7 @@ def test_applying_a_change_does_what_was_predicted(
         blocks = {table.request_id: set(table.blocks) for table in runtime.tables}
         runtime.begin_step(live.core.due_requests())
         freed = held - runtime.tables.pool.num_used
-        plans = [bound for bound, _ in runtime.relocator.planned.values()]
+        plans = [moving.plan for moving in runtime.relocator.planned.values()]
         moved = sum(plan.num_moved_tokens for plan in plans)
         assert predicted.evicted_tokens == runtime.counters.tokens.evicted - evicted
         is_open = all(gate.open for gate in predicted.gates[: len(CONDITIONS)])
@@ -111,7 +111,7 @@ def test_applying_a_change_does_what_was_predicted(
         assert sum(len(plan.source_blocks) for plan in plans) == predicted.source_blocks
         fresh = {
             block
-            for name, (_, flight) in runtime.relocator.planned.items()
+            for name, flight in runtime.relocator.planned.items()
             for block in set(flight.relocation.destination_blocks) - blocks[name]
         }
         assert len(fresh) == predicted.destination_blocks

@@ -268,7 +268,7 @@ def test_a_preempted_sharer_takes_its_plan_out_of_the_group(
     def begin_then_preempt(*upcoming: Any) -> None:
         begin(*upcoming)
         assert len(planned) == 3
-        assert all(plan.shared_blocks for plan, _ in planned.values())
+        assert all(moving.plan.shared_blocks for moving in planned.values())
         victim = scheduler.running.pop()
         scheduler._preempt_request(victim, 0.0)
         assert len(planned) == 2
@@ -326,7 +326,7 @@ def test_a_dry_run_predicts_the_compaction(tier: str, llm: Any, session: Any) ->
     def measured(*upcoming: Any) -> None:
         begin(*upcoming)
         freed.append(runtime.store.num_free_blocks() - free)
-        moved = [plan.num_moved_tokens for plan, _ in runtime.relocator.planned.values()]
+        moved = [moving.plan.num_moved_tokens for moving in runtime.relocator.planned.values()]
         assert predicted.moved_tokens == sum(moved)
 
     runtime.begin_step = measured

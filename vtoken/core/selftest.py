@@ -18,6 +18,7 @@ import numpy as np
 from vtoken.base.compiled import describe_kernels
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.config.values import default_config, merge_patch
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import WorkerReport
 from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
@@ -120,7 +121,7 @@ class _Serving:
             default_config(NUM_BLOCKS), patch, num_blocks=NUM_BLOCKS, num_layers=NUM_LAYERS
         )
         geometry = Geometry(NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS, 1, 4, 64)
-        self.runtime = Runtime(geometry, self.pool, config, check_every_step=True)
+        self.runtime = Runtime(EngineShape(geometry), self.pool, config, check_every_step=True)
         self.num_tokens = {"a": 0, "b": 0}
         self.runtime.announce("b", RequestRules(protect=PROTECTED), num_prompt_tokens=PROMPT_TOKENS)
 

@@ -163,7 +163,7 @@ class HostEngine:
         core = self.engine.engine_core.engine_core
         assert core.batch_queue is not None  # asynchronous scheduling
         self.scheduler = core.scheduler
-        self.scheduler.vtoken.borrows_blocks = False  # as on CUDA
+        self.scheduler.vtoken.shape.borrows_blocks = False  # as on CUDA
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.counts: Counts | None = None
         self._scores, self._scatters = torch.Generator(), True

@@ -22,6 +22,7 @@ from tests.support.shipped import shipped
 from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.admission import NO_REQUIREMENT
 from vtoken.core.runtime.growth import NewRequest, Scheduled
@@ -110,14 +111,13 @@ class CoreEngine:
                 num_heads=geometry.num_heads,
             )
         self.runtime = Runtime(
-            geometry,
+            EngineShape(geometry, max_drafts=max_drafts),
             self.store,
             config,
             strict=strict,
             check_every_step=check_every_step,
             calibration=calibration,
             other_groups=self.other_groups,
-            max_drafts=max_drafts,
             num_sampled=self._num_sampled,
         )
         # How many drafts a request gets next, up to `max_drafts`, and how many of them are right.

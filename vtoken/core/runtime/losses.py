@@ -36,11 +36,9 @@ class Losses:
         counters.tokens.evicted += num_tokens
         counters.pressure.given_tokens += num_given
         counters.reclamation.moved_then_evicted_tokens += self._num_wasted(rows, victims)
-        names = [self._requests.tables.names[row] for row in rows.tolist()]
         most = np.argsort(-counts, kind="stable")[:NUM_NAMED].tolist()
-        largest = {names[i]: int(counts[i]) for i in most}
-        used = {self._requests.rules(name).policy for name in names}
-        policies = ", ".join(sorted(policy.name for policy in used))
+        largest = {self._requests.tables.names[rows[i]]: int(counts[i]) for i in most}
+        policies = ", ".join(sorted(policy.name for policy in self._requests.by_policy(rows)))
         verb = "gave" if num_given == num_tokens else "lost"
         text = f"{counted(len(rows), 'request')} {verb} {counted(num_tokens, 'token')} ({policies})"
         if 0 < num_given < num_tokens:
@@ -72,6 +70,8 @@ class Losses:
     def _num_wasted(self, rows: Ints, victims: Ragged) -> int:
         """Those of the `victims` of `rows` [k] that were moved shortly before."""
         wasted = 0
+        if not self._current.counters.reclamation.moved_tokens:
+            return wasted
         for i, row in enumerate(rows.tolist()):
             moves = self._requests.held[self._requests.tables.names[row]].last_moves
             if moves is not None:

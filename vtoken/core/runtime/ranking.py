@@ -124,22 +124,14 @@ class Ranking:
         """Those of the due `rows` [k] whose policy can choose now, and their victims, down to the
         target of each. A policy that fails is suspended.
         """
-        asked = [self._victims(policy, own) for policy, own in self._by_policy(rows).items()]
+        asked = [
+            self._victims(policy, own) for policy, own in self._requests.by_policy(rows).items()
+        ]
         (chosen, victims), *others = asked
         for able, found in others:
             chosen, victims = np.append(chosen, able), victims.followed_by(found)
         self._compare(chosen, victims)
         return chosen, victims
-
-    def _by_policy(self, rows: Ints) -> dict[Policy, Ints]:
-        """The `rows` [k] of each policy."""
-        requests = self._requests
-        if not requests.own_policies:
-            return {self._active.config.policy: rows}
-        found: dict[Policy, list[int]] = {}
-        for row in rows.tolist():
-            found.setdefault(requests.rules(requests.tables.names[row]).policy, []).append(row)
-        return {policy: np.array(own) for policy, own in found.items()}
 
     def _victims(self, policy: Policy, rows: Ints) -> tuple[Ints, Ragged]:
         """`choose` for the requests of one policy."""

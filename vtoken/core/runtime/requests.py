@@ -152,6 +152,15 @@ class Requests:
             return NOTHING
         return request.rules.protection(self._active.config if config is None else config)
 
+    def by_policy(self, rows: Ints) -> dict[Policy, Ints]:
+        """The `rows` [k] of each policy."""
+        if not self.own_policies:
+            return {self._active.config.policy: rows}
+        found: dict[Policy, list[int]] = {}
+        for row in rows.tolist():
+            found.setdefault(self.rules(self.tables.names[row]).policy, []).append(row)
+        return {policy: np.array(own) for policy, own in found.items()}
+
     @property
     def may_evict(self) -> bool:
         """Whether the configuration, or a request's own policy, may evict anything."""

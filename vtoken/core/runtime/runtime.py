@@ -60,7 +60,7 @@ from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
 from vtoken.policies import Policy, make_policy
 from vtoken.policies.shadow import ShadowTally
 from vtoken.policies.tokenizer_info import Vocabulary
-from vtoken.wire import MAX_TOKENS, Geometry, RequestDetail
+from vtoken.wire import RequestDetail
 
 
 class Runtime:
@@ -69,22 +69,17 @@ class Runtime:
     Three parts own state that others read: `requests`, the step being planned `current`, and the
     configuration `active`. `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`:
     the layers and heads of this model's signals, if measured. `num_sampled`: how many tokens a
-    request that holds blocks has given its client. Other arguments as in `EngineShape`.
+    request that holds blocks has given its client.
     """
 
     def __init__(
         self,
-        geometry: Geometry,
+        shape: EngineShape,
         store: BlockStore,
         config: VTokenConfig,
         *,
         strict: bool = True,
         check_every_step: bool = False,
-        report_lag_steps: int = 0,
-        max_drafts: int = 0,
-        max_chunk_tokens: int = MAX_TOKENS,
-        max_step_tokens: int = MAX_TOKENS,
-        borrows_blocks: bool = True,
         vocabulary: Vocabulary | None = None,
         calibration: CalibrationProfile | None = None,
         other_groups: OtherGroups = (),
@@ -94,18 +89,11 @@ class Runtime:
         self.num_sampled = num_sampled
         self.other_groups = other_groups
         self.store = store
-        self.geometry = geometry
-        self.shape = shape = EngineShape(
-            geometry,
-            report_lag_steps,
-            max_drafts,
-            max_chunk_tokens,
-            max_step_tokens,
-            borrows_blocks,
-        )
+        self.shape = shape
+        self.geometry = shape.geometry
         self.active = active = ActiveConfig(config)
         self.current = current = CurrentStep(strict=strict)
-        self.requests = requests = Requests(geometry, active, self._note_missing_words)
+        self.requests = requests = Requests(shape.geometry, active, self._note_missing_words)
         self.tables = requests.tables  # after the newest step
         self.counters = current.counters
         self.events = current.events

@@ -29,6 +29,7 @@ from vtoken.control.report import Reporter
 from vtoken.control.telemetry import Publisher
 from vtoken.core import selftest
 from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
+from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.runtime.given import answer_report
 from vtoken.core.runtime.growth import NewRequest, Scheduled
 from vtoken.core.runtime.runtime import Runtime
@@ -100,17 +101,20 @@ class VTokenSchedulerMixin(Scheduler):
         calibration = load_calibration(settings.calibration, config)
         if calibration.profile is None:
             log.info("vToken: no calibration profile: %s", calibration.detail)
-        self.vtoken = Runtime(
+        shape = EngineShape(
             geometry,
-            VLLMBlockStore(manager, others),
-            initial_config(settings, geometry),
-            strict=settings.strict,
-            check_every_step=settings.check_every_step,
             report_lag_steps=config.max_concurrent_batches - 1,
             max_drafts=config.num_speculative_tokens,
             max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
             borrows_blocks=config.device_config.device_type == "cpu",
+        )
+        self.vtoken = Runtime(
+            shape,
+            VLLMBlockStore(manager, others),
+            initial_config(settings, geometry),
+            strict=settings.strict,
+            check_every_step=settings.check_every_step,
             vocabulary=VLLMVocabulary(config.model_config, self.requests),
             calibration=calibration.profile,
             other_groups=others,

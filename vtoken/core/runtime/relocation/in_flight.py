@@ -23,6 +23,7 @@ class InFlight:
     which this request was the last holder.
     """
 
+    plan: RelocationPlan  # with its fresh blocks
     relocation: Relocation
     operation_id: str | None
     shared_tokens: int = 0
@@ -32,6 +33,7 @@ class InFlight:
     def of(
         cls,
         plan: RelocationPlan,
+        bound: RelocationPlan,
         destinations: list[int],
         *,
         bytes_per_token: int,
@@ -40,7 +42,9 @@ class InFlight:
         plan_us: int,
         operation_id: str | None,
     ) -> InFlight:
-        """Describe `plan` after the tables applied it; `holders` [N] are those afterwards."""
+        """Describe `plan` after the tables applied it, `bound` to its fresh blocks; `holders` [N]
+        are those afterwards.
+        """
         relocation = Relocation(
             request_id=plan.request_id,
             moved_tokens=plan.num_moved_tokens,
@@ -54,7 +58,7 @@ class InFlight:
             shared_blocks=len(plan.shared_blocks),
             retaken_blocks=plan.retaken_blocks,
         )
-        moving = cls(relocation, operation_id)
+        moving = cls(bound, relocation, operation_id)
         if plan.shared_blocks:
             from_shared = np.isin(plan.source_slots // block_size, plan.shared_blocks)
             moving.shared_tokens = int(np.count_nonzero(from_shared))

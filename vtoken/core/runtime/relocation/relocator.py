@@ -52,7 +52,7 @@ class Relocator:
 
     def __post_init__(self) -> None:
         self._handed_over: list[InFlight] = []  # in the plan of the newest step
-        self.planned: dict[str, tuple[RelocationPlan, InFlight]] = {}
+        self.planned: dict[str, InFlight] = {}
         geometry = self._shape.geometry
         self._marks = np.zeros(geometry.num_blocks * geometry.block_size, dtype=np.uint8)
         self._verify_credit = 0.0
@@ -114,10 +114,9 @@ class Relocator:
         """Write the step's copies into the worker's plan."""
         if not self.planned:
             return
-        bounds = [bound for bound, _ in self.planned.values()]
-        in_flight = [moving for _, moving in self.planned.values()]
-        plan.source_slots = np.concatenate([b.source_slots for b in bounds])
-        plan.destination_slots = np.concatenate([b.destination_slots for b in bounds])
+        in_flight = [*self.planned.values()]
+        plan.source_slots = np.concatenate([f.plan.source_slots for f in in_flight])
+        plan.destination_slots = np.concatenate([f.plan.destination_slots for f in in_flight])
         self._check_one_pass(plan)
         self._in_flight[self._current.number] = in_flight
         self._handed_over = in_flight
@@ -147,9 +146,9 @@ class Relocator:
         """Remove a request that releases its blocks from the step's plan; fail its operations."""
         planned = self.planned.pop(request_id, None)
         if planned is not None:
-            self._transfer_gain(*planned)
-            if planned[1].operation_id is not None:
-                self._operations.part_ended(planned[1].operation_id)
+            self._transfer_gain(planned)
+            if planned.operation_id is not None:
+                self._operations.part_ended(planned.operation_id)
         for operation in self._operations.list_pending():
             if operation.request_id == request_id:
                 self._operations.fail(operation, f"request {request_id} is no longer running")
@@ -164,12 +163,12 @@ class Relocator:
         """Tokens that the plan of `step` copies; 0 after its report."""
         return sum(f.relocation.moved_tokens for f in self._in_flight.get(step, ()))
 
-    def _transfer_gain(self, plan: RelocationPlan, dropped: InFlight) -> None:
+    def _transfer_gain(self, dropped: InFlight) -> None:
         """A group's gain is recorded on one of its plans; if that plan is dropped, another takes it
         over."""
-        blocks = set(plan.shared_blocks)
-        for other, target in self.planned.values():
-            if not blocks.isdisjoint(other.shared_blocks):
+        blocks = set(dropped.plan.shared_blocks)
+        for target in self.planned.values():
+            if not blocks.isdisjoint(target.plan.shared_blocks):
                 target.relocation.freed_blocks += dropped.relocation.freed_blocks
                 target.relocation.retaken_blocks += dropped.relocation.retaken_blocks
                 return
@@ -313,8 +312,9 @@ class Relocator:
         request.moved_tokens += plan.num_moved_tokens
         request.last_moves = request.last_moves or LastMoves()
         request.last_moves.moved(bound.token_ids, self._current.number)
-        moving = InFlight.of(
+        self.planned[plan.request_id] = InFlight.of(
             plan,
+            bound,
             destinations,
             bytes_per_token=self._shape.geometry.bytes_per_token,
             block_size=size,
@@ -322,7 +322,6 @@ class Relocator:
             plan_us=plan_us,
             operation_id=operation_id,
         )
-        self.planned[plan.request_id] = (bound, moving)
         return dropped
 
     def _samples(self) -> bool:
