@@ -216,10 +216,9 @@ class Changes:
         first = min(changes, key=lambda change: order.index(change.state))
         return structs.replace(first, engines=changes)
 
-    async def follow(self, rank: int, event: wire.Event) -> None:
-        """Let the other engines follow engine `rank` if the event is the end of a trial."""
-        if (end := wire.TrialEnd.of(event.data)) is not None:
-            self._start(uuid.uuid4().hex, self._follow(rank, end))
+    def follow(self, rank: int, end: wire.TrialEnd) -> None:
+        """Let the other engines follow engine `rank`, in the background."""
+        self._start(uuid.uuid4().hex, self._follow(rank, end))
 
     async def _follow(self, rank: int, end: wire.TrialEnd) -> None:
         caller = Caller(f"{end.actor} of engine {rank}")

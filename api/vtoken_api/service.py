@@ -28,7 +28,7 @@ class Service:
     def start(self) -> None:
         """Start following and recording the engines."""
         for engine in self.fleet.engines:
-            engine.recorder.on_action = partial(self.changes.follow, engine.rank)
+            engine.recorder.on_end = partial(self.changes.follow, engine.rank)
             engine.start()
 
     async def close(self) -> None:

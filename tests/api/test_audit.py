@@ -207,23 +207,6 @@ async def test_what_the_engine_takes_back_is_entered_once_with_its_event_and_tim
         assert (entry.event_seq, entry.ts) == (event.seq, event.ts)
 
 
-async def test_engines_acts_are_entered_once_also_after_restarts(
-    core: LiveEngine, tmp_path: Path
-) -> None:
-    state = {"state_dir": str(tmp_path)}
-    async with serve(core.handle, **state) as served:
-        pass_guard(core, 0.5)
-        await own_acts(served, 1)
-    pass_guard(core, 0.7)  # while no server runs
-    for _ in range(2):
-        async with serve(core.handle, **state) as again:
-            acts = await own_acts(again, 2)
-            assert [revision for _, _, revision in acts] == [3, 5]
-    async with serve(core.handle, **state) as again:
-        pass_guard(core, 0.8)
-        assert len(await own_acts(again, 3)) == 3
-
-
 async def test_engine_that_ended_with_a_change_on_trial_has_an_entry(tmp_path: Path) -> None:
     trial = ("PATCH", "/config?confirm_within_s=600", {"theta_f": 0.7})
     confirm, undo = ("POST", "/confirm", None), ("POST", "/undo", None)
@@ -272,63 +255,6 @@ async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
         for number, theta_f in enumerate((0.5, 0.6), 1):
             pass_guard(core, theta_f)
             assert len(await own_acts(served, number)) == number
-
-
-async def test_act_that_cannot_be_passed_on_is_entered_once_and_passed_on_later(
-    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
-    passed: list[int] = []
-
-    async def fail_at_first(event: wire.Event) -> None:
-        passed.append(event.seq)
-        if passed.count(event.seq) == 1:
-            raise RuntimeError("not now")
-
-    async with serve(core.handle, state_dir=str(tmp_path)) as served:
-        pass_guard(core, 0.5)
-        await own_acts(served, 1)
-        served.engine.recorder.on_action = fail_at_first
-        pass_guard(core, 0.6)
-        await until(lambda: passed.count(max(passed, default=0)) > 1, "not passed on again")
-        assert len(await own_acts(served, 2)) == 2
-
-
-async def test_entry_that_never_reached_the_disk_is_made_up_for_by_the_next_process(
-    core: LiveEngine, tmp_path: Path
-) -> None:
-    (tmp_path / AUDIT_FILE).symlink_to("/dev/full")
-    async with serve(core.handle, state_dir=str(tmp_path)) as one:
-        pass_guard(core, 0.5)
-        await own_acts(one, 1)
-        assert "No space left" in one.service.journal.audit.error
-    (tmp_path / AUDIT_FILE).unlink()
-    async with serve(core.handle, state_dir=str(tmp_path)) as two:
-        assert await own_acts(two, 1) == [("guard", "revert", 3)]
-        assert two.service.journal.audit.error == ""
-
-
-async def test_acts_of_an_earlier_engine_are_not_taken_for_those_of_this_one(
-    core: LiveEngine, tmp_path: Path
-) -> None:
-    old = wire.AuditEntry(
-        ts=1.0,
-        actor="trial",
-        action="keep",
-        changes={},
-        revision=9,
-        dry_run=False,
-        epoch="an earlier one",
-        event_seq=10**6,
-    )
-    (tmp_path / AUDIT_FILE).write_bytes(msgspec.json.encode(old) + b"\n")
-    async with serve(core.handle, state_dir=str(tmp_path)) as served:
-        pass_guard(core, 0.5)
-
-        async def entries() -> list[wire.AuditEntry]:
-            return (await served.service.journal.entries(10)).entries[1:]
-
-        await until(entries, "taken for one that is entered already")
 
 
 async def test_entries_in_memory_are_written_as_soon_as_the_disk_takes_them_without_another(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -154,9 +155,14 @@ async def test_guards_on_one_engine_decide_whether_the_other_follows(
     known = 0
     known = len(await entered())
     chats = [asyncio.create_task(chat(rank)) for rank in (0, 1)]
-    terms = "?canary_engine=1&guard_for_s=2&guard_inter_token_p95_ms="
+
+    async def try_first(theta_f: float, p95_s: float) -> httpx.Response:
+        guard = {"metric": "latency_seconds{kind=inter_token,quantile=0.95}", "above": p95_s}
+        terms = {"canary_engine": 1, "guard_for_s": 2, "guards": json.dumps([guard])}
+        return await http.patch("/vtoken/v1/config", json={"theta_f": theta_f}, params=terms)
+
     try:
-        answer = await http.patch(f"/vtoken/v1/config{terms}3600000", json={"theta_f": 0.6})
+        answer = await try_first(0.6, 3600)
         assert answer.status_code == 200, answer.text
         result = msgspec.json.decode(answer.content, type=wire.PatchResult)
         assert result.engine == 1
@@ -164,7 +170,7 @@ async def test_guards_on_one_engine_decide_whether_the_other_follows(
         assert result.trial.followers == [0]
         await until(rolled_out, "engine 0 does not follow", every_s=0.1)
         assert await thetas() == [0.6, 0.6]
-        answer = await http.patch(f"/vtoken/v1/config{terms}0.001", json={"theta_f": 0.9})
+        answer = await try_first(0.9, 1e-6)
         assert answer.status_code == 200, answer.text
         await until(reverted, "engine 1 keeps the change", every_s=0.1)
         assert await thetas() == [0.6, 0.6]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from vtoken.wire.doc import Doc, OfEngine, PackedArray
 from vtoken.wire.settings import (
     ConfigValues,
@@ -339,6 +341,30 @@ class Event(Doc):
     kind: EventKind
     summary: str  # one line for people
     data: dict[str, Any] = {}
+
+
+class TrialEnd(Doc, omit_defaults=True):
+    """How a trial ended, in the data of its event.
+
+    One of `reverted`, `kept` and `confirmed` is the revision that was on trial.
+    """
+
+    actor: str  # "trial" (not confirmed in time), "guard", or who confirmed it
+    revision: int = 0  # the newest then
+    reverted: int | None = None
+    kept: int | None = None  # its guards did not revert it
+    confirmed: int | None = None
+    reason: str = ""  # of a reverted or kept one, with value and limit
+    unevaluated: list[str] | None = None  # of a kept one: guards that never had a value
+    engines: list[int] = []  # of a reverted one: engines that tried it together
+    followers: list[int] = []  # of another: engines that make the change now
+    patch: dict[str, Any] = {}  # which they make
+
+    @staticmethod
+    def of(event: Event) -> TrialEnd | None:
+        """The end that an event tells; None if no trial ended."""
+        ends = not event.data.keys().isdisjoint(("reverted", "kept", "confirmed"))
+        return msgspec.convert(event.data, TrialEnd) if ends and event.kind == "config" else None
 
 
 class EventPage(OfEngine, kw_only=True):

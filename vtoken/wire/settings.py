@@ -289,31 +289,6 @@ class Trial(Doc):
     followers: list[int] = []  # engines that make the change when it is kept here
 
 
-class TrialEnd(Doc, omit_defaults=True):
-    """How a trial ended, in the data of its event.
-
-    One of `reverted`, `kept` and `confirmed` is the revision that was on trial.
-    """
-
-    actor: str  # "trial" (not confirmed in time), "guard", or who confirmed it
-    revision: int = 0  # the newest then
-    reverted: int | None = None
-    kept: int | None = None  # its guards did not revert it
-    confirmed: int | None = None
-    reason: str = ""  # of a reverted or kept one, with value and limit
-    unevaluated: list[str] | None = None  # of a kept one: guards that never had a value
-    engines: list[int] = []  # of a reverted one: engines that tried it together
-    followers: list[int] = []  # of another: engines that make the change now
-    patch: dict[str, Any] = {}  # which they make
-
-    @staticmethod
-    def of(data: dict[str, Any]) -> TrialEnd | None:
-        """The end in the data of an event of kind `config`; None if no trial ended."""
-        if data.keys().isdisjoint(("reverted", "kept", "confirmed")):
-            return None
-        return msgspec.convert(data, TrialEnd)
-
-
 class Made(Doc):
     """The change that made a revision."""
 

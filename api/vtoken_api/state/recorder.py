@@ -6,9 +6,8 @@ second, less often while the engine is idle.
 1. After an error the recording continues with the events that it missed.
 2. An error of disk or engine stops the recording, not the server: `problem` has the reason,
    `num_faults` counts those of the disk, and recording resumes by itself.
-3. No call ends a trial that the engine reverts or keeps. Its entry has the epoch and `seq` of its
-   event, so it is entered once. Such events are fetched from the engine, so none is missed; an
-   arriving event only triggers the fetch.
+3. No call ends a trial that the engine reverts or keeps. Such events are fetched from the engine,
+   so none is missed; an arriving event only triggers the fetch.
 4. A trial that ended with its engine has no event. The next engine's recorder finds it in the audit
    log, by the entry of its begin alone, and enters its end.
 """
@@ -18,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from vtoken import wire
 from vtoken.recording import RecordingError
@@ -39,8 +38,7 @@ PERIOD_S = 5.0  # between two attempts to record, and two fetches of actions wit
 
 class Recorder:
     """Of one engine; `start` once, inside the event loop. Each session, and the recorder itself,
-    subscribes to the hub. `on_action`: called with each event of the configuration, in order; the
-    newest before this process may come again.
+    subscribes to the hub. `on_end`: called with the end of each trial, in order.
     """
 
     wants_state = False
@@ -55,10 +53,9 @@ class Recorder:
         self._journal = journal
         self._flight = journal.flights[engine]
         self._engine = engine
-        self.on_action: Callable[[wire.Event], Awaitable[None]] | None = None
+        self.on_end: Callable[[wire.TrialEnd], None] = lambda _: None
         self._resume: tuple[str, int] | None = None
-        self._entered_to: int | None = None  # `seq` of the last event that needs no entry
-        self._passed_to = 0  # of the last that was passed to `on_action`
+        self._seen: int | None = None  # `seq` of the newest event; None before the first look
         self._acted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -139,8 +136,8 @@ class Recorder:
     # ------------------------------------------------------------ the engine's own actions
 
     def offer(self, events: list[wire.Event], lost: int) -> None:
-        """Note whether the engine may have acted; called by the hub."""
-        if lost or any(_is_engine_action(e) or "followers" in e.data for e in events):
+        """Note whether a trial may have ended; called by the hub."""
+        if lost or any(wire.TrialEnd.of(event) for event in events):
             self._acted.set()
 
     def wake(self) -> None:
@@ -161,28 +158,22 @@ class Recorder:
                     await self._acted.wait()
 
     async def _catch_up(self) -> None:
+        """Enter how trials ended, and pass it on."""
         described = await self._hub.describe()
-        epoch = described.epoch
-        if self._entered_to is None:
+        if self._seen is None:
             entries = (await self._journal.entries(RECENT_ENTRIES)).entries
             self._enter_ended(entries, described.started_ts)
-            known = [entry.event_seq or 0 for entry in entries if entry.epoch == epoch]
-            self._entered_to = max(known, default=0)
-            # Whether an earlier process passed it on, after its entry, is not known.
-            self._passed_to = max(0, self._entered_to - 1)
-        page = await self._hub.config_events(self._passed_to)
+            self._seen = 0
+        page = await self._hub.config_events(self._seen)
         while page.events:
             for event in page.events:
-                if event.seq > self._entered_to:
-                    self._entered_to = event.seq
-                    if _is_engine_action(event):
-                        self._journal.enter(_entry(event, epoch, self._engine))
-                if self.on_action is not None:
-                    await self.on_action(event)
-                self._passed_to = event.seq
-            page = await self._hub.config_events(self._passed_to)
-        self._entered_to = max(self._entered_to, page.last_seq)
-        self._passed_to = max(self._passed_to, page.last_seq)
+                self._seen = event.seq
+                if (end := wire.TrialEnd.of(event)) is not None:
+                    if end.confirmed is None:
+                        self._journal.enter(_entry(event, end, described.epoch, self._engine))
+                    self.on_end(end)
+            page = await self._hub.config_events(self._seen)
+        self._seen = max(self._seen, page.last_seq)
 
     def _enter_ended(self, entries: Sequence[wire.AuditEntry], started_ts: float) -> None:
         """Enter the end of a trial that began before this engine and that nothing has ended."""
@@ -208,18 +199,13 @@ class Recorder:
             )
 
 
-def _is_engine_action(event: wire.Event) -> bool:
-    return event.kind == "config" and event.data.get("actor") in ("trial", "guard")
-
-
-def _entry(event: wire.Event, epoch: str, engine: int) -> wire.AuditEntry:
-    data = event.data
+def _entry(event: wire.Event, end: wire.TrialEnd, epoch: str, engine: int) -> wire.AuditEntry:
     return wire.AuditEntry(
         ts=event.ts,
-        actor=data["actor"],
-        action="revert" if "reverted" in data else "keep",
-        changes=data["changes"],
-        revision=data["revision"],
+        actor=end.actor,
+        action="keep" if end.reverted is None else "revert",
+        changes=event.data["changes"],
+        revision=end.revision,
         dry_run=False,
         epoch=epoch,
         event_seq=event.seq,
