@@ -253,7 +253,6 @@ class Bench:
                 policy=setting.label,
                 keep=setting.keep,
                 found=_bits([values[i].get("found") for values in whole.values()]),
-                kinds=" ".join(values[0]["kind"] for values in whole.values()),
             )
             for i, setting in enumerate(self.settings)
         ]

@@ -29,15 +29,12 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Row:
-    """Answers of one setting. `found`: a character a sample, `1`, `0`, or `-` if it cannot run.
-    `kinds`: the samples' kinds of fact, a word each.
-    """
+    """Answers of one setting. `found`: a character a sample, `1`, `0`, or `-` if it cannot run."""
 
     case: str
     policy: str
     keep: float
     found: str
-    kinds: str
 
     @property
     def flags(self) -> list[bool]:
@@ -49,14 +46,14 @@ class Row:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Of each case one table of all policies and shares kept, and one by kind of fact."""
+    """Of each case one table of all policies and shares kept."""
     found = []
     for case in dict.fromkeys(row.case for row in rows):
         of_case = [row for row in rows if row.case == case]
         full = next(row for row in of_case if row.policy == FULL_CACHE)
         if full.found:
             evicting = [row for row in of_case if row is not full]
-            found += [_table(case, full, evicting), _by_kind(case, full, evicting)]
+            found.append(_table(case, full, evicting))
     if found:
         found[-1].notes += NOTES
     return found
@@ -120,21 +117,6 @@ def against(rows: Sequence[Row], others: Sequence[Row]) -> Table:
         difference = _percent(pair.difference(), signed=True)
         name = f"{row.policy}, {_share(row.keep)}"
         table.rows.append([name, *shares, difference, pair.gained, pair.lost, word])
-    return table
-
-
-def _by_kind(case: str, full: Row, rows: Sequence[Row]) -> Table:
-    """At the share kept that is nearest to a third."""
-    keep = min((row.keep for row in rows), key=lambda keep: abs(keep - 1 / 3), default=1.0)
-    kinds = full.kinds.split()
-    counts = Counter(kinds)
-    columns = [f"{kind}, {count} samples" for kind, count in counts.items()]
-    title = f"{TITLES[case]}: found by kind of fact [%], {_share(keep)} kept"
-    table = Table(title, ["policy", *columns], [])
-    able = [row for row in rows if row.keep == keep and row.ran]
-    for row in [full, *sorted(able, key=lambda row: (-sum(row.flags), row.policy))]:
-        hits = Counter(kind for kind, hit in zip(kinds, row.flags, strict=True) if hit)
-        table.rows.append([row.policy, *(f"{100 * hits[k] / n:.0f}" for k, n in counts.items())])
     return table
 
 
