@@ -61,6 +61,10 @@ def main(argv: list[str]) -> int:
 def _results(args: argparse.Namespace) -> int:
     """Publish the last runs, and write the page. Return 1 if charts could not be drawn."""
     shown = contents()
+    unknown = [name for name in args.names if name not in shown.files]
+    if unknown:
+        print(f"{CONTENTS} does not name {', '.join(unknown)}", file=sys.stderr)
+        return 1
     try:
         for line in publish(args.names or shown.files, args.folder, KEPT):
             print(line, file=sys.stderr)

@@ -89,9 +89,16 @@ def _chosen(result: Result, shown: Shown) -> Iterator[Table]:
         columns = [0, *map(table.columns.index, shown.columns)]
         if not shown.columns:
             columns = [*range(len(table.columns))]
+        hidden = [name for n, name in enumerate(table.columns) if n not in columns]
         yield Table(
             table.title,
             [table.columns[number] for number in columns],
             [[row[number] for number in columns] for row in table.rows],
-            list(table.notes),
+            [note for note in table.notes if not _is_of(note, hidden)],
         )
+
+
+def _is_of(note: str, columns: list[str]) -> bool:
+    """Whether the note is of one of these columns: it begins with "NAME: "."""
+    name = note.partition(":")[0]
+    return any(column.startswith(name) for column in columns)

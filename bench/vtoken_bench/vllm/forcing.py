@@ -1,4 +1,4 @@
-"""A logits processor that forces the tokens of a request; only for `vtoken bench quality`.
+"""A logits processor that forces the tokens of a request; only for `vtoken bench grounds`.
 
 `vtoken serve MODEL --logits-processors vtoken_bench.vllm.forcing:ForcedTokens`; a request lists its
 tokens in `vllm_xargs`. Token i of the output is the i-th of the list; after the list, sampling is
