@@ -3,8 +3,8 @@
 1. a document is a struct of the wire. `--json` prints it as one line; else a function of `show`
    makes the parts of its text
 2. a part is a line or a Table; a text may be coloured, with `coloured`
-3. every line is flushed. Colours are for terminals that want them (NO_COLOR, TERM). A table is
-   wrapped to the width of a terminal, and never in a pipe
+3. every line is flushed. Colours are for terminals that want them (NO_COLOR, TERM). The last column
+   of a table is wrapped to the width of a terminal, and never in a pipe. No text is cut off
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import click
 T = TypeVar("T")
 
 COLOURS = {"ok": "green", "fragmented": "yellow", "full": "red", "violation": "red"}
+MIN_COLUMNS = 20  # of a last column that is wrapped
 PIPE_COLUMNS = 1_000_000
 
 
@@ -83,18 +84,24 @@ class Printer:
 
     def rendered(self, part: Part) -> list[str]:
         """The lines of `part` as standard output shows them."""
+        from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table as Grid
         from rich.text import Text
 
-        is_terminal = sys.stdout.isatty()
-        width = None if is_terminal else PIPE_COLUMNS
         text = io.StringIO()
-        console = Console(file=text, force_terminal=is_terminal, width=width)
+        console = Console(file=text, force_terminal=sys.stdout.isatty())
         if isinstance(part, str):
             console.print(Text.from_ansi(part), soft_wrap=True)
-        else:
-            grid = Grid(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        elif part.rows:
+            *fixed, _last = zip(*part.rows, strict=True)
+            left = console.width - sum(max(map(cell_len, map(click.unstyle, c))) + 2 for c in fixed)
+            if not console.is_terminal or left < MIN_COLUMNS:  # the terminal breaks lines itself
+                console.width = PIPE_COLUMNS
+            grid = Grid.grid(padding=(0, 2, 0, 0))
+            for _ in fixed:
+                grid.add_column(no_wrap=True)
+            grid.add_column(overflow="fold")
             for row in part.rows:
                 grid.add_row(*map(Text.from_ansi, row))
             console.print(grid)
