@@ -7,9 +7,10 @@ Inserts needles into real prose, measures the attention of every layer, and writ
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+import click
 
 from vtoken.base.errors import ProfileError
 from vtoken.cli.errors import CommandError, engine_modules
@@ -44,7 +45,6 @@ def measured(
     from vtoken.calibration.observe import Observer
     from vtoken.calibration.prompts import needle_prompts
 
-    started = time.monotonic()
     folder = _download(model)
     weights = fingerprint(folder)
     path = output or store.default_path(weights)
@@ -61,11 +61,15 @@ def measured(
             f"--tokens = {num_tokens} makes prompts of {longest} tokens; "
             f"{model} takes at most {observer.max_tokens}: choose fewer"
         )
-    profile = measure(
-        observer, prompts, model=model, fingerprint=weights, progress=_Progress(num_prompts)
-    )
+    with click.progressbar(length=num_prompts, label="calibrate", file=sys.stderr) as bar:
+        profile = measure(
+            observer,
+            prompts,
+            model=model,
+            fingerprint=weights,
+            progress=lambda num_done: bar.update(num_done - bar.pos),
+        )
     store.write(profile, path)
-    _log(f"done in {time.monotonic() - started:.0f} s")
     return profile, path
 
 
@@ -81,27 +85,6 @@ def _download(model: str) -> Path:
         raise ProfileError(
             f"{model} is not a folder and cannot be downloaded from the hub: {error}"
         ) from None
-
-
-class _Progress:
-    """Progress on stderr: a line every 8 prompts, or one line that is overwritten on a terminal."""
-
-    def __init__(self, num_prompts: int) -> None:
-        self._num_prompts = num_prompts
-        self._started = time.monotonic()
-
-    def __call__(self, done: int) -> None:
-        left = (time.monotonic() - self._started) / done * (self._num_prompts - done)
-        text = f"prompt {done} of {self._num_prompts}, {left:.0f} s left"
-        if sys.stderr.isatty():
-            last = "\n" if done == self._num_prompts else ""
-            print(f"\rcalibrate: {text:<40}", end=last, file=sys.stderr, flush=True)
-        elif done % 8 == 0:
-            _log(text)
-
-
-def _log(text: str) -> None:
-    print(f"calibrate: {text}", file=sys.stderr, flush=True)
 
 
 def parts(profile: CalibrationProfile) -> list[Part]:
