@@ -127,6 +127,8 @@ class FleetTable(Table["FleetRow"]):
         self.filter = ""
         self.painters = {STATE: self._paint_state, POOL: self._paint_pool}
         self._pools = Strips()
+        self._built: dict[object, tuple[object, Line]] = {}  # key -> what a row shows, its line
+        self._layout: tuple[object, ...] = ()
         self._places: dict[tuple[str, int | None], int] = {}
         self._placed = -REORDER_S  # when the rows were sorted, monotonic [s]
 
@@ -171,6 +173,7 @@ class FleetTable(Table["FleetRow"]):
         pressure = any(status.pressure is not None for status in statuses)
         self.gap = "  " if width >= WIDE_FROM - 2 else " "
         self.fit(everything, width, pressure=pressure)
+        self._layout = (*self.widths.items(), view.theme, view.ramp)
         self.set_titles(title, self.range_text)
         if not self.rows:
             self.set_titles(title)
@@ -180,6 +183,18 @@ class FleetTable(Table["FleetRow"]):
         self.cursor_moved()
         end = self.HEAD + min(len(self.rows), self.page_rows)
         return [*lines[:end], *lines[-self.FOOT :], *lines[end : -self.FOOT]]  # sums below the rows
+
+    def build_row(self, view: View, row: FleetRow, width: int, *, selected: bool) -> Line:
+        """The line of a row, built again only if it shows something else: once a second."""
+        shown = (
+            (row.version, row.condition, int(row.since_s), row.problem, row.faults, [*row.drift]),
+            (selected and (1 + self.has_focus), width, self._layout),
+        )
+        known = self._built.get(row.key)
+        if known is None or known[0] != shown:
+            line = super().build_row(view, row, width, selected=selected)
+            known = self._built[row.key] = shown, line
+        return known[1]
 
     def ink_of(self, row: FleetRow) -> Style:
         return palette.TEXT_STYLE if row.answers else palette.MUTED_STYLE
