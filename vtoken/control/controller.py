@@ -65,7 +65,7 @@ class Controller:
         self.revisions = Revisions(reporter.engine_status, self.dry_runs, clock)
         self.changes = Changes()
         # What charts need of the last quarter of an hour, from the statuses that frames have
-        # anyway; the points outlive every API process.
+        # anyway.
         self.history: deque[Point] = deque(maxlen=NUM_POINTS)
         self._rows_version = -1  # `num_changes` of the tables when rows were last sent
 
