@@ -308,7 +308,7 @@ class Dashboard(Screen[None]):
         self.notify("All panels." if name == "all" else alone)
 
     def action_sort(self) -> None:
-        self.notify(f"Requests sorted by {self.query_one(Requests).next_sort()}.")
+        self.notify(f"Requests sorted by {self.query_one(Requests).next_order()}.")
 
     def action_event_kinds(self) -> None:
         all_kinds = self.query_one(Events).toggle_kinds()

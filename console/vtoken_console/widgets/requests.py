@@ -116,11 +116,12 @@ def _stacked(
 
 
 class Requests(Table["RequestRow"]):
+    NOUN = "requests"
     COLUMNS: ClassVar[tuple[Column[RequestRow], ...]] = COLUMNS
+    ORDERS: ClassVar[tuple[str, ...]] = tuple(SORTS)
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.sort = "arrival"
         self._scale = 1
         self.painters = {
             ID: lambda _, row, width, cursor: [
@@ -135,27 +136,15 @@ class Requests(Table["RequestRow"]):
     def key_of(self, row: RequestRow) -> str:
         return row.id
 
-    def next_sort(self) -> str:
-        names = list(SORTS)
-        self.sort = names[(names.index(self.sort) + 1) % len(names)]
-        self.redraw()
-        return self.sort
-
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         if view.model is None:
             return []
-        self.set_rows(sorted(view.filter.rows(view.model), key=SORTS[self.sort]))
+        self.set_rows(sorted(view.filter.rows(view.model), key=SORTS[self.order]))
         self._scale = max((max(r.naive_blocks, r.blocks) for r in self.rows), default=1)
         status = view.model.status
         self.fit(self.rows, width, pressure=status is not None and status.pressure is not None)
-        title = f"requests · {len(self.rows)}"
-        if view.filter:
-            title += f" of {len(view.model.requests)} match “{view.filter.text}”"
-        if self.sort != "arrival":
-            title += f" · by {self.sort}"
-        self.set_titles(title, self.range_text)
+        self.entitle(len(view.model.requests), view.filter.text if view.filter else "")
         if not self.rows:
-            self.set_titles(title)
             return _empty(view, view.filter.text, width, height)
         return super().build_lines(view, width, height)
 

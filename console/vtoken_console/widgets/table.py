@@ -68,13 +68,29 @@ class Table(Scroller[R]):
 
     HEAD = 1
     FOOT = 1
+    NOUN: ClassVar[str]  # what the rows are
     COLUMNS: ClassVar[Sequence[Column[Any]]]
+    ORDERS: ClassVar[Sequence[str]]  # names; the first is the order in which the rows come
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
+        self.order = self.ORDERS[0]
         self.gap = " "  # before each column but the first
         self.widths: dict[Column[R], int] = {}  # of the columns that are shown, in order
         self.painters: dict[Column[R], Painter[R]] = {}
+
+    def next_order(self) -> str:
+        """Sorts by the next of ORDERS; returns its name."""
+        self.order = self.ORDERS[(self.ORDERS.index(self.order) + 1) % len(self.ORDERS)]
+        self.redraw()
+        return self.order
+
+    def entitle(self, total: int, match: str) -> None:
+        """Sets the title: how many rows of `total` match a filter, and by what they are sorted."""
+        title = f"{self.NOUN} · {len(self.rows)}"
+        title += f" of {total} match “{match}”" if match else ""
+        title += f" · by {self.order}" if self.order != self.ORDERS[0] else ""
+        self.set_titles(title, self.range_text if self.rows else "")
 
     def double_clicked(self) -> None:
         self.app.simulate_key("enter")

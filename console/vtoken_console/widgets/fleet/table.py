@@ -119,11 +119,12 @@ COLUMNS: tuple[Column[FleetRow], ...] = (
 
 
 class FleetTable(Table["FleetRow"]):
+    NOUN = "engines"
     COLUMNS: ClassVar[tuple[Column[FleetRow], ...]] = COLUMNS
+    ORDERS: ClassVar[tuple[str, ...]] = ORDERS
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.order = ORDERS[0]
         self.filter = ""
         self.painters = {STATE: self._paint_state, POOL: self._paint_pool}
         self._pools = Strips()
@@ -138,10 +139,8 @@ class FleetTable(Table["FleetRow"]):
         return row.key
 
     def next_order(self) -> str:
-        self.order = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
         self._places = {}
-        self.redraw()
-        return self.order
+        return super().next_order()
 
     def set_filter(self, text: str) -> None:
         self.filter = text.strip()
@@ -164,19 +163,13 @@ class FleetTable(Table["FleetRow"]):
             return []
         everything = self._placed_rows(fleet, view.monotonic)
         self.set_rows([row for row in everything if not self.filter or matches(row, self.filter)])
-        title = f"engines · {len(self.rows)}"
-        if self.filter:
-            title += f" of {len(everything)} match “{self.filter}”"
-        if self.order != ORDERS[0]:
-            title += f" · by {self.order}"
         statuses = [row.status for row in everything if row.status is not None]
         pressure = any(status.pressure is not None for status in statuses)
         self.gap = "  " if width >= WIDE_FROM - 2 else " "
         self.fit(everything, width, pressure=pressure)
         self._layout = (*self.widths.items(), view.theme, view.ramp)
-        self.set_titles(title, self.range_text)
+        self.entitle(len(everything), self.filter)
         if not self.rows:
-            self.set_titles(title)
             text = f" No engine matches “{self.filter}”.  / changes the filter, esc clears it."
             return [EMPTY, ((text, palette.MUTED_STYLE),)]
         lines = super().build_lines(view, width, height)
