@@ -222,21 +222,14 @@ def goals_table(claims: Sequence[Claim]) -> Table:
 
 
 def publish(names: Sequence[str], runs: Path, kept: Path) -> list[str]:
-    """Copy the runs to `kept`, and draw the charts that a page shows.
+    """Copy the runs to `kept`, and draw their charts.
 
-    A copy has no raw measurements, except of `SHOWN_RAW`.
+    A copy has the charts that a page shows, and no raw measurements, except of `SHOWN_RAW`.
     Returns one line for each run that was skipped. Raises ImportError if a chart needs matplotlib
     and it is missing.
     """
-    skipped = [line for name in names for line in _copy_run(name, runs, kept)]
     shown = shown_charts(kept)
-    for name in names:
-        path = kept / f"{name}.json"
-        charts = file_names(name, read(path).charts) if path.exists() else {}
-        for file, chart in charts.items():
-            if file in shown:
-                draw(chart, kept / file, source=digest(chart))
-    return skipped
+    return [line for name in names for line in _copy_run(name, runs, kept, shown)]
 
 
 def shown_charts(kept: Path) -> set[str]:
@@ -246,8 +239,8 @@ def shown_charts(kept: Path) -> set[str]:
     return set(re.findall(rf"\b{kept.name}/([\w-]+\.svg)", text))
 
 
-def _copy_run(name: str, runs: Path, kept: Path) -> Iterator[str]:
-    """Yields a line if the run was not copied."""
+def _copy_run(name: str, runs: Path, kept: Path, shown: set[str]) -> Iterator[str]:
+    """Yields a line if the run was not copied. `shown`: the SVGs that are drawn."""
     run, copy = runs / f"{name}.json", kept / f"{name}.json"
     if not run.exists():
         return
@@ -258,8 +251,12 @@ def _copy_run(name: str, runs: Path, kept: Path) -> Iterator[str]:
     kept.mkdir(exist_ok=True, parents=True)
     if result.bench not in SHOWN_RAW:
         result.raw = None
+    charts = {f: chart for f, chart in file_names(name, result.charts).items() if f in shown}
+    result.charts = list(charts.values())
     _write(result, copy)
     _publish_loads(name.removeprefix("evaluation-"), runs, kept)
+    for file, chart in charts.items():
+        draw(chart, kept / file, source=digest(chart))
 
 
 def _publish_loads(part: str, runs: Path, kept: Path) -> None:

@@ -45,7 +45,7 @@ MEASURED = re.compile(
     rf"|(?<= \.\. ){SHOWN}|(?<=\| ){SHOWN}(?= \|)"
 )
 NOT_PROSE = re.compile(
-    r"^```.*?^```$|`[^`\n]+`|<!-- bench:.*?<!-- /bench -->|<!-- claims.*?<!-- /claims -->"
+    r"^```.*?^```$|`[^`\n]+`"
     r"|<!-- table: .*?<!-- end of table -->|\]\([^)]*\)|^\|[^\n]*\n(?=\|---)",
     re.DOTALL | re.MULTILINE,
 )

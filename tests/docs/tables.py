@@ -1,8 +1,7 @@
 """The tables of docs/ that are made from code.
 
 Each is between `<!-- table: NAME, made by make tables -->` and `<!-- end of table -->`. The tables
-of faults (`python -m tests.faults`) and of benchmarks (`vtoken bench results`) need engines and
-have markers and commands of their own.
+of faults need engines, and have markers and a command of their own (`python -m tests.faults`).
 """
 
 from __future__ import annotations
