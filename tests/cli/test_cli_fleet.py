@@ -233,6 +233,10 @@ async def test_a_server_of_other_fields_is_a_row_that_says_so_and_makes_changes(
             "name all of them in one way",
         ),
         (("pause", "--all", "--fleet", "nowhere"), "cannot read the fleet file"),
+        (
+            ("undo", "--all", "--fleet", "FILE", "--if-revision", "2"),
+            "--if-revision is about one server",
+        ),
         (("console", "http://h", "--url", "http://h"), "name all of them in one way"),
         (("console", "http://h", "http://h/"), "http://h is named twice"),
         (("console", "http://h", "--fleet", "FILE", "--engine", "1"), "--engine is of one server"),

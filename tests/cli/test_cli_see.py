@@ -129,7 +129,7 @@ async def test_requests_are_listed_and_shown(served: Served, core: LiveEngine) -
     shown = await run("request", "a", *url)
     assert "random, budget 64 tokens" in shown.out
     first = core.store.tables["a"][0]
-    assert f"  {first}:" in shown.out
+    assert row_of(shown.out, "block:live").startswith(f"{first}:")
     detail = (await run("request", "a", "--json", *url)).json(wire.RequestDetail)
     assert detail.block_table == core.store.tables["a"]
 
@@ -278,7 +278,7 @@ async def test_a_finished_request_says_what_it_kept_and_why_it_lost_the_rest(
     assert row_of(text, "kept").endswith(f": {detail.live} of 80 tokens")
     assert row_of(text, "lost") == f"{detail.dead} gave way because memory was short"
     assert row_of(text, "policy") == "streaming_llm, floor 24 tokens"
-    assert "block table" not in text
+    assert "block:live" not in text
     calm = (await run("request", "calm", *url)).out
     assert (row_of(calm, "kept"), row_of(calm, "lost")) == ("100.0%: 24 of 24 tokens", "nothing")
     fixed = (await run("request", "fixed", *url)).out

@@ -16,7 +16,6 @@ FLAG_WORDS = {
     wire.FLAG_OTHER: "held by another group of layers",
     wire.FLAG_NULL: "vLLM's null block",
 }
-BLOCKS_A_LINE = 16
 
 
 def request_parts(rows: list[wire.RequestRow]) -> list[Part]:
@@ -58,6 +57,7 @@ def request_detail_parts(detail: wire.RequestDetail) -> list[Part]:
     """One request, and its block table as block:live pairs; of a finished one, what it kept."""
     if detail.state == "finished":
         return [_finished(detail)]
+    held = zip(detail.block_table, detail.block_live, strict=False)
     rows = facts(
         ("request", f"{detail.id}, {state_text(detail)}"),
         ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
@@ -76,16 +76,9 @@ def request_detail_parts(detail: wire.RequestDetail) -> list[Part]:
             f"{detail.moved_tokens:,} tokens moved, {detail.recycled_slots:,} slots recycled, "
             f"{detail.preemptions:,} preemptions",
         ),
+        ("block:live", " ".join(f"{block}:{live}" for block, live in held)),
     )
-    pairs = [
-        f"{block}:{live}"
-        for block, live in zip(detail.block_table, detail.block_live, strict=False)
-    ]
-    lines = [
-        " ".join(pairs[start : start + BLOCKS_A_LINE])
-        for start in range(0, len(pairs), BLOCKS_A_LINE)
-    ]
-    return [rows, "block table, as block:live", *(f"  {line}" for line in lines)]
+    return [rows]
 
 
 def _policy(detail: wire.RequestDetail) -> str:
