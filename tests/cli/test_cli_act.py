@@ -196,7 +196,7 @@ async def test_forgotten_tokens_are_told_and_die_first(served: Served, core: Liv
         f"forgotten: tokens 3-8, 60-98, {len(live & {*range(3, 9), *range(60, 99)})} of them live",
     ]
     shown = await run("request", "a", *url)
-    assert "forgotten  tokens 3-8, 60-98" in shown.out
+    assert "tokens 3-8, 60-98\n" in shown.out
     rows = (await run("request", "a", "--tokens", *url)).out.splitlines()
     assert [n for n, row in enumerate(rows) if row.endswith("forgotten")] == [
         *range(3, 9),

@@ -12,7 +12,20 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
 from vtoken import wire
+from vtoken.cli.doctor import Finding
 from vtoken.policies import policy_names
+
+
+async def findings(served: Served) -> dict[str, Finding]:
+    """Check -> what `doctor` found."""
+    ran = await run("doctor", "--json", "--url", served.url)
+    found = [msgspec.json.decode(line, type=Finding) for line in ran.out.splitlines()]
+    assert ran.code == any(one.verdict == "FAIL" for one in found)
+    return {one.check: one for one in found}
+
+
+def failed(found: dict[str, Finding]) -> set[str]:
+    return {check for check, one in found.items() if one.verdict == "FAIL"}
 
 
 async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
@@ -24,10 +37,7 @@ async def test_doctor_tells_whether_eviction_and_reclamation_have_fired(
     assert "paused: 0 blocks reclaimed" in ran.out
     assert "changes allowed" in ran.out
     core.runtime.counters.invariants.violations = 1
-    ran = await run("doctor", "--json", "--url", served.url)
-    findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
-    assert [f["check"] for f in findings if f["verdict"] == "FAIL"] == ["invariants"]
-    assert ran.code == 1
+    assert failed(await findings(served)) == {"invariants"}
 
 
 async def test_doctor_notes_that_holes_cost_more_than_the_round_that_nobody_lets_run(
@@ -35,19 +45,12 @@ async def test_doctor_notes_that_holes_cost_more_than_the_round_that_nobody_lets
 ) -> None:
     core.core.worker.hole_us = 500
     core.steps(4)
-    ran = await run("doctor", "--json", "--url", served.url)
-    (found,) = [
-        f for line in ran.out.splitlines() if (f := msgspec.json.decode(line))["check"] == "prices"
-    ]
-    assert found["verdict"] == "note"
-    assert "hole 500 µs a token" in found["found"]
-    assert "vtoken resume" in found["todo"]
+    found = (await findings(served))["prices"]
+    assert found.verdict == "note"
+    assert "hole 500 µs a token" in found.found
+    assert "vtoken resume" in found.todo
     core.configure(reclamation="auto")
-    ran = await run("doctor", "--json", "--url", served.url)
-    (found,) = [
-        f for line in ran.out.splitlines() if (f := msgspec.json.decode(line))["check"] == "prices"
-    ]
-    assert found["verdict"] == "ok"
+    assert (await findings(served))["prices"].verdict == "ok"
 
 
 @pytest.mark.parametrize(("wasted", "verdict"), [(200, "ok"), (300, "note")])
@@ -58,29 +61,21 @@ async def test_doctor_notes_many_moves_in_vain(
     done = core.runtime.counters.reclamation
     done.reclaimed_blocks, done.moved_tokens, done.copy_us = 9, 1000, 50_000
     done.moved_then_evicted_tokens = wasted
-    ran = await run("doctor", "--json", "--url", served.url)
-    findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
-    (found,) = [finding for finding in findings if finding["check"] == "reclamation"]
-    assert found["verdict"] == verdict
+    found = (await findings(served))["reclamation"]
+    assert found.verdict == verdict
     cost = f"{wasted // 10}% of 1,000 moved tokens were evicted within 64 steps ({wasted // 20} ms"
-    assert cost in found["found"]
-    assert ("interval_tokens=N" in found["todo"]) == (verdict == "note")
+    assert cost in found.found
+    assert ("interval_tokens=N" in found.todo) == (verdict == "note")
 
 
 async def test_doctor_notes_a_signal_from_layers_that_nobody_measured(
     served: Served, core: LiveEngine
 ) -> None:
-    async def finding() -> dict[str, str]:
-        ran = await run("doctor", "--json", "--url", served.url)
-        found = [msgspec.json.decode(line) for line in ran.out.splitlines()]
-        (calibration,) = [f for f in found if f["check"] == "calibration"]
-        return dict(calibration)
-
-    assert (await finding())["verdict"] == "ok"  # the policy in force reads none
+    assert (await findings(served))["calibration"].verdict == "ok"  # the policy reads no signal
     core.configure(policy={"name": "h2o", "params": {}})
-    assert (await finding())["verdict"] == "note"
+    assert (await findings(served))["calibration"].verdict == "note"
     core.configure(probe={"layers": [1]})
-    assert (await finding())["verdict"] == "ok"
+    assert (await findings(served))["calibration"].verdict == "ok"
 
 
 async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
@@ -94,12 +89,9 @@ async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
         assert "FAILS: recorder: stopped: " in shown[1]
         assert "Not a directory" in shown[1]
         assert "(since " in shown[1]
-        ran = await run("doctor", "--json", "--url", served.url)
-        findings = [msgspec.json.decode(line) for line in ran.out.splitlines()]
-        failed = {f["check"]: f["todo"] for f in findings if f["verdict"] == "FAIL"}
-        assert set(failed) == {"audit", "recorder"}
-        assert "vtoken record FILE" in failed["recorder"]
-        assert ran.code == 1
+        found = await findings(served)
+        assert failed(found) == {"audit", "recorder"}
+        assert "vtoken record FILE" in found["recorder"].todo
 
 
 async def test_doctor_without_a_server_fails_and_says_what_to_do() -> None:
