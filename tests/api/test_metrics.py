@@ -19,7 +19,7 @@ from tests.support.core.live import make_pressed, make_quiet
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import serve
 from vtoken import wire
-from vtoken.core.runtime.given import kept_share
+from vtoken.core.runtime.losses import kept_share
 from vtoken_api import scrape
 from vtoken_api.fanout import hub
 from vtoken_api.metrics import FAMILIES, METRICS, PREFIX, Snapshot, exposition, full_name

@@ -14,7 +14,7 @@ from vtoken import wire
 from vtoken.base.errors import RefusedError
 from vtoken.control.guard_watch import RATE_WINDOW_S, Rate
 from vtoken.core.runtime.canary import Check
-from vtoken.core.runtime.given import kept_share
+from vtoken.core.runtime.losses import kept_share
 from vtoken.wire import GUARD_COUNT, Guard, Trial
 from vtoken.wire.guards import checked, guard_text, held_text, offered, parse_guard, series_of
 from vtoken.wire.metrics import METRICS

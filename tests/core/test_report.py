@@ -15,7 +15,7 @@ from tests.support.core.live import LiveEngine, make_engine, make_quiet
 from vtoken.base.quantities import time_text
 from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.core.config.request_rules import RequestRules
-from vtoken.core.runtime.given import answer_report
+from vtoken.core.runtime.losses import answer_report
 from vtoken.sentences import budget_text, policy_text
 from vtoken.sentences.situation import situation
 from vtoken.wire import (

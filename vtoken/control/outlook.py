@@ -19,7 +19,7 @@ from vtoken.base.arrays import Ints
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.giving import Givers, share_out
 from vtoken.core.runtime.admission import Demand
-from vtoken.core.runtime.given import KEPT_SHARES, WINDOW_S
+from vtoken.core.runtime.losses import KEPT_SHARES, WINDOW_S
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage
 from vtoken.core.tables.token_table import TokenTable

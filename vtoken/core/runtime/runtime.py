@@ -44,10 +44,9 @@ from vtoken.core.runtime.canary import CanaryTally
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.demand import DemandBook
 from vtoken.core.runtime.eviction import Evicted, Evictor
-from vtoken.core.runtime.given import FinishedLog
 from vtoken.core.runtime.growth import Scheduled, TokenAppender
 from vtoken.core.runtime.latency import LatencyMeter
-from vtoken.core.runtime.losses import Losses
+from vtoken.core.runtime.losses import FinishedLog, Losses
 from vtoken.core.runtime.other_groups import OtherGroups
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.ranking import Ranking

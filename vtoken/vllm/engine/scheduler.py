@@ -30,8 +30,8 @@ from vtoken.control.telemetry import Publisher
 from vtoken.core import selftest
 from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
 from vtoken.core.planning.engine_shape import EngineShape
-from vtoken.core.runtime.given import answer_report
 from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.losses import answer_report
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
 from vtoken.vllm.drafts import num_drafts, num_rejected
