@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from tests.support.core.tables import evict_tokens, hole_of, sync_new_tokens
 from vtoken.base.errors import InvariantViolation, UnsupportedError
+from vtoken.control.status import naive_blocks
 from vtoken.core.tables.kernels import MAX_HOLDERS
 from vtoken.core.tables.pool import MAX_BLOCK_SIZE
 from vtoken.core.tables.token_tables import TokenTables
@@ -312,7 +313,8 @@ class Tables(RuleBasedStateMachine):
             written = table.written_ids()
             assert (written[grid >= 0] == grid[grid >= 0]).all()
             naive = {t // self.size for t in shadow.slots} if table.virtual else shadow.blocks
-            assert table.num_naive_blocks() == len(naive)
+            facts = self.tables.columns.facts[[table.row]]
+            assert naive_blocks(facts).tolist() == [len(naive)]
 
     @invariant()
     def pool_equals_the_shadow(self) -> None:

@@ -79,21 +79,6 @@ class TokenTable:
         """Identifies the request in `pool.owner`; 0: none assigned."""
         return int(self._columns.number[self.row])
 
-    @property
-    def num_recycled(self) -> int:
-        """Tokens written into a dead slot of this request."""
-        return int(self._columns.facts["num_recycled"][self.row])
-
-    def num_dead_slots(self) -> int:
-        """Dead tokens that still occupy a slot of a held block."""
-        return int(self._columns.facts["num_dead_slots"][self.row])
-
-    def num_naive_blocks(self) -> int:
-        """Blocks this request would hold if tokens never moved and slots were never reused."""
-        if not self.virtual:
-            return self.num_blocks
-        return int(self._columns.facts["num_naive"][self.row])
-
     # ------------------------------------------------------------ by token
 
     @property

@@ -19,9 +19,9 @@ from vtoken.vllm.spec import ManagedGroup
 class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instances can change theirs
     """Put before the class of a vLLM coordinator.
 
-    `managed`: the manager of the group with token tables. The scheduler sets `num_withheld`, which
-    returns the free blocks that vLLM's watermark currently withholds from waiting requests, and
-    `waits`, which returns whether a request waits to be scheduled.
+    `managed`: the manager of the group with token tables. `num_withheld` returns the free blocks
+    that vLLM's watermark currently withholds from waiting requests, `waits` whether a request waits
+    to be scheduled.
     """
 
     managed: VTokenAttentionManager
@@ -29,13 +29,18 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
     waits: Callable[[str], bool]
 
     @classmethod
-    def adopt(cls, coordinator: Any, group: ManagedGroup) -> Any:
+    def adopt(
+        cls,
+        coordinator: Any,
+        group: ManagedGroup,
+        num_withheld: Callable[[], int],
+        waits: Callable[[str], bool],
+    ) -> Any:
         """Turn a constructed `coordinator` into this one."""
         base = type(coordinator)
         coordinator.__class__ = type(f"VToken{base.__name__}", (cls, base), {})
         coordinator.managed = coordinator.single_type_managers[group.index]
-        coordinator.num_withheld = lambda: 0
-        coordinator.waits = lambda _: False
+        coordinator.num_withheld, coordinator.waits = num_withheld, waits
         return coordinator
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:

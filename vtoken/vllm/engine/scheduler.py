@@ -92,7 +92,9 @@ class VTokenSchedulerMixin(Scheduler):
         num_stages = config.parallel_config.pipeline_parallel_size
         support.check_kv_cache(kv_cache_config, VTokenAttentionSpec, num_stages=num_stages)
         group = ManagedGroup.of(kv_cache_config)
-        coordinator = VTokenCoordinatorMixin.adopt(self.kv_cache_manager.coordinator, group)
+        coordinator = VTokenCoordinatorMixin.adopt(
+            self.kv_cache_manager.coordinator, group, self._num_withheld, self._waits
+        )
         self._manager = manager = coordinator.managed
         others = other_groups(coordinator, group, kv_cache_config, config, self.requests)
         settings = read_settings(config.additional_config or {})
@@ -122,8 +124,6 @@ class VTokenSchedulerMixin(Scheduler):
         )
         self._chats = VLLMChats(config.model_config, settings.chat_template)
         manager.runtime = self.vtoken
-        coordinator.num_withheld = self._num_withheld
-        coordinator.waits = self._waits
         _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],

@@ -232,9 +232,7 @@ class Relocator:
         rows = self._requests.tables.all_rows
         since = self._requests.due.in_flight[rows]
         waiting = rows[(since > 0) & (since < self._current.number)]
-        return any(
-            self._planner.has_excess(self._requests.tables.at(row)) for row in waiting.tolist()
-        )
+        return bool(self._planner.num_excess(waiting).any())
 
     def _reclaim(
         self,

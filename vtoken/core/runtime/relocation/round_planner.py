@@ -124,10 +124,6 @@ class RoundPlanner:
         movable: Ints = np.maximum(excess, 0) * (columns.virtual[rows] != 0)
         return movable
 
-    def has_excess(self, table: TokenTable) -> bool:
-        """Whether the request has evicted and holds excess blocks."""
-        return bool(self.num_excess(np.array([table.row]))[0])
-
     def headroom(self, config: VTokenConfig) -> int:
         """Fresh blocks that one round may take now."""
         return min(config.headroom_blocks, self._store.num_free_blocks())
