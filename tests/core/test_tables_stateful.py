@@ -344,7 +344,10 @@ class Tables(RuleBasedStateMachine):
         rows, held = self.tables.all_rows, self.tables.columns.num_blocks
         before = self.tables.columns.hole.copy()  # a query chooses no place
         for recycling in (False, True):
-            grown = {n: self.tables.growth(rows, n, recycling=recycling) for n in (1, 5)}
+            grown = {
+                n: self.tables.growth(rows, np.full_like(rows, n), recycling=recycling)
+                for n in (1, 5)
+            }
             assert (self.tables.columns.hole == before).all()
             extents = self.tables.choose_places(recycling=recycling).next_extent
             self.tables.columns.hole[:] = before
