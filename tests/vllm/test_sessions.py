@@ -146,7 +146,7 @@ def test_an_idle_session_is_named_and_its_end_frees_its_blocks_for_others(engine
         assert (ended.request_id, ended.freed_blocks) == ("two", 4)
         step(llm, tokens)
         assert len(tokens["plain"]) == NUM_NEW
-        assert call(commands.Request, id="two").value.state == "finished"
+        assert call(commands.Request, request_id="two").value.state == "finished"
         runtime_of(llm).check()
 
 
