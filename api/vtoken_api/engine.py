@@ -1,16 +1,21 @@
-"""One engine of this server, as the API sees it."""
+"""One engine of this server, as the API sees it, and the health of that, part by part.
+
+Operators must see a failure before an incident: a recorder that has stopped has nothing on it.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from vtoken import wire
 from vtoken.sentences.situation import situation
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
-from vtoken_api.health import health
 from vtoken_api.state.journal import Journal
 from vtoken_api.state.recorder import Recorder
+
+STALE_FRAME_S = 10.0  # a followed engine sends a frame at least every IDLE_STATE_S
 
 
 @dataclass(slots=True)
@@ -37,11 +42,49 @@ class Engine:
         await self.hub.close()
 
     def health(self) -> list[wire.Health]:
-        """The health of the engine and of what is kept of it, part by part."""
-        return health(self.hub, self.journal.audit, self.recorder)
+        """The health of the engine and of what is kept of it."""
+        return [self._engine(), self._frames(), self._audit(), self._recorder()]
 
     def complete(self, status: wire.Status) -> None:
         """Add what the engine leaves to this process: its rank, the health, and the sentence."""
         status.engine = self.rank
         status.health = self.health()
         status.fragmentation.sentence = situation(status)
+
+    # ------------------------------------------------------------ parts
+
+    def _engine(self) -> wire.Health:
+        hub = self.hub
+        detail = "running" if hub.alive else "stopped"
+        status = None if hub.view is None else hub.view.status
+        if hub.alive and status is not None and status.scheduling != "running":
+            detail = "running; scheduling is paused"
+        return wire.Health(name="engine", ok=hub.alive, detail=detail)
+
+    def _frames(self) -> wire.Health:
+        age_s = self.hub.view_age_s
+        if age_s is None:
+            return wire.Health(name="frames", ok=True, detail="none yet")
+        followed = self.hub.wants_state or self.recorder.recording
+        detail = f"the newest is {age_s:.1f} s old" + ("" if followed else "; no subscribers")
+        ok = age_s <= STALE_FRAME_S or not followed
+        since = None if ok else time.time() - age_s
+        return wire.Health(name="frames", ok=ok, detail=detail, since_ts=since)
+
+    def _audit(self) -> wire.Health:
+        audit = self.journal.audit
+        if not audit.error:
+            return wire.Health(name="audit", ok=True, detail="written to disk")
+        detail = f"entries are kept in memory only, until this process ends: {audit.error}"
+        return wire.Health(name="audit", ok=False, detail=detail, since_ts=audit.error_ts)
+
+    def _recorder(self) -> wire.Health:
+        recorder = self.recorder
+        if recorder.recording:
+            return wire.Health(name="recorder", ok=True, detail="recording")
+        if recorder.problem:
+            detail = f"stopped: {recorder.problem}"
+            return wire.Health(
+                name="recorder", ok=False, detail=detail, since_ts=recorder.stopped_ts
+            )
+        return wire.Health(name="recorder", ok=True, detail="starting")

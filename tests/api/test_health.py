@@ -15,7 +15,7 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
-from vtoken_api import health
+from vtoken_api import engine
 from vtoken_api.state import journal, recorder
 from vtoken_api.state.statedir import StateDir
 
@@ -111,7 +111,7 @@ async def test_frames_that_stay_away_and_a_lost_engine_are_told_with_the_age(
 ) -> None:
     await until(lambda: served.engine.recorder.recording, "not recording")
     served.line.hangs = True
-    monkeypatch.setattr(health, "STALE_FRAME_S", 0.5)
+    monkeypatch.setattr(engine, "STALE_FRAME_S", 0.5)
     await until(lambda: not parts(served)["frames"].ok, "not noticed")
     assert "s old" in parts(served)["frames"].detail
     served.line.hangs, served.client.errored = False, True
