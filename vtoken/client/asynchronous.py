@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class AsyncClient(BaseClient):
-    __doc__ = BaseClient.__doc__
+    """One server, for event loops: every method is awaited. Arguments: as of `BaseClient`."""
 
     _http: httpx.AsyncClient | None = None
 

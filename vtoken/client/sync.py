@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 class Client(BaseClient):
-    __doc__ = f"{BaseClient.__doc__}\n    A client is thread-safe.\n    "
+    """One server, for scripts: every method returns the answer. Arguments: as of `BaseClient`.
+
+    A client is thread-safe.
+    """
 
     _http: httpx.Client | None = None
 
