@@ -5,7 +5,9 @@ Schema names have the prefix `VToken`, so that they do not collide with those of
 
 from __future__ import annotations
 
+from functools import cache
 from http import HTTPStatus
+from importlib.resources import files
 from typing import Any, get_args
 
 import msgspec
@@ -14,7 +16,6 @@ from fastapi import FastAPI
 from vtoken import wire
 from vtoken.wire.routes import CHANGE_HEADER, JSON, ROUTES, GuardParameter, Query, Route
 from vtoken_api.problems import PROBLEM_JSON
-from vtoken_api.rest.examples import examples
 from vtoken_api.rest.inputs import CHANGE_ID, JSON_TYPES
 
 PREFIX = "VToken"
@@ -165,6 +166,16 @@ def query_schema(kind: type[Query]) -> dict[str, Any]:
             (given,) = [part for part in schema.pop("anyOf") if part != {"type": "null"}]
             schema.update(given)
     return properties
+
+
+@cache
+def examples() -> dict[str, Any]:
+    """One example a struct, by the struct's name: what a real server answers, sends and accepts.
+
+    `make tables` records `examples.json`. It is read when a description is first requested.
+    """
+    packed = files("vtoken_api.rest").joinpath("examples.json").read_bytes()
+    return msgspec.json.decode(packed, type=dict[str, Any])
 
 
 def components() -> dict[str, Any]:
