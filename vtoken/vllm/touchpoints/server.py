@@ -2,59 +2,40 @@
 
 from __future__ import annotations
 
-from vtoken.vllm.touchpoints.touchpoint import TouchPoint
+from vtoken.vllm.touchpoints.touchpoint import points_at
 
-_ARGUMENTS = (  # since, until, vLLM's module of arguments, and where `cli_env_setup` is
-    ("", "0.33", "launchers.cli_args", "serve.utils.api_utils"),
-    ("0.33", "", "common.cli_args", "common.startup"),
+_calls = points_at("vllm.", "call", device="server")
+_ARGUMENTS = (  # bound, vLLM's module of arguments, and where `cli_env_setup` is
+    ({"until": "0.33"}, "launchers.cli_args", "serve.utils.api_utils"),
+    ({"since": "0.33"}, "common.cli_args", "common.startup"),
 )
 
 SERVER_POINTS = (
-    TouchPoint(
-        "vllm.entrypoints.cli.serve:ServeSubcommand.cmd",
-        "call",
+    _calls(
+        "entrypoints.cli.serve:ServeSubcommand.cmd(args)",
         "start the server in as many API processes as it is told to",
-        ("args",),
         ends_with="vLLM's command runs without a package named vllm",
-        device="server",
     ),
     *(
         point
-        for since, until, arguments, startup in _ARGUMENTS
+        for versions, arguments, startup in _ARGUMENTS
         for point in (
-            TouchPoint(
-                f"vllm.entrypoints.{arguments}:make_arg_parser",
-                "call",
+            _calls(
+                f"entrypoints.{arguments}:make_arg_parser(parser)",
                 "parse the server's arguments; tell which flags take values",
-                ("parser",),
-                device="server",
-                since=since,
-                until=until,
+                **versions,
             ),
-            TouchPoint(
-                f"vllm.entrypoints.{arguments}:validate_parsed_serve_args",
-                "call",
+            _calls(
+                f"entrypoints.{arguments}:validate_parsed_serve_args(args)",
                 "check the server's arguments as vLLM's command does",
-                ("args",),
-                device="server",
-                since=since,
-                until=until,
+                **versions,
             ),
-            TouchPoint(
-                f"vllm.entrypoints.{startup}:cli_env_setup",
-                "call",
+            _calls(
+                f"entrypoints.{startup}:cli_env_setup",
                 "set vLLM's default start method of processes as vLLM's command does",
-                device="server",
-                since=since,
-                until=until,
+                **versions,
             ),
         )
     ),
-    TouchPoint(
-        "vllm.logger:configure_logging_from_args",
-        "call",
-        "set up logging as vLLM's command does",
-        ("args",),
-        device="server",
-    ),
+    _calls("logger:configure_logging_from_args(args)", "set up logging as vLLM's command does"),
 )

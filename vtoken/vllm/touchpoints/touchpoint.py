@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -35,6 +36,21 @@ class TouchPoint:
             (self.since and number < _number(self.since))
             or (self.until and number >= _number(self.until))
         )
+
+
+def points_at(target: str, kind: str, **common: str) -> Callable[..., TouchPoint]:
+    """What makes the touch points whose targets begin with `target`; they share `common` facts.
+
+    It takes the rest of the target with the parameters that vToken relies on, as
+    "name(parameter, …)", the reason and, by name, facts of this point alone.
+    """
+
+    def point(member: str, why: str, **facts: str) -> TouchPoint:
+        name, _, parameters = member.rstrip(")").partition("(")
+        expects = tuple(parameters.split(", ")) if parameters else ()
+        return TouchPoint(target + name, kind, why, expects, **common | facts)
+
+    return point
 
 
 def _number(version: str) -> tuple[int, ...]:

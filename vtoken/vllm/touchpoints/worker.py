@@ -5,170 +5,117 @@ Part of the table in `vtoken.vllm.touchpoints.register`.
 
 from __future__ import annotations
 
-from functools import partial
+from vtoken.vllm.touchpoints.touchpoint import points_at
 
-from vtoken.vllm.touchpoints.touchpoint import TouchPoint
-
-_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-_CPU = "vllm.v1.attention.backends.cpu_attn"
-_on_cpu = partial(TouchPoint, device="cpu")
+_runner = points_at("vllm.v1.worker.gpu_model_runner:GPUModelRunner.", "subclass", device="cpu")
+_worker = points_at("vllm.v1.worker.", "subclass", device="cpu", upstream="worker_cls")
+_attention = points_at(
+    "vllm.v1.attention.backends.cpu_attn:",
+    "subclass",
+    device="cpu",
+    upstream="attention backend registry",
+)
+_output = points_at("vllm.v1.outputs:AsyncModelRunnerOutput.", "subclass")
+_calls_on_cpu = points_at("vllm.", "call", device="cpu")
+_calls = points_at("vllm.", "call")
+_registers = points_at("vllm.", "register")
 
 WORKER_POINTS = (
-    TouchPoint(
-        "vllm.v1.attention.backends.registry:register_backend",
-        "register",
+    _registers(
+        "v1.attention.backends.registry:register_backend(backend, class_path)",
         "select vToken's attention backends",
-        ("backend", "class_path"),
         upstream="attention backend registry",
     ),
-    TouchPoint(
-        "vllm.v1.attention.selector:_cached_get_attn_backend",
-        "call",
+    _calls(
+        "v1.attention.selector:_cached_get_attn_backend",
         "clear the backend that an earlier engine of this process chose",
         ends_with="register_backend() does it",
     ),
-    TouchPoint(
-        f"{_RUNNER}.get_kv_cache_spec",
-        "subclass",
+    _runner(
+        "get_kv_cache_spec",
         "cache the states of Mamba 2 at the ends of steps",
         upstream="worker_cls",
         ends_with="the CPU kernel of Mamba 2 returns states inside a prompt",
-        device="cpu",
     ),
-    TouchPoint(
-        "vllm.v1.kv_cache_interface:MambaSpec",
-        "call",
+    _calls_on_cpu(
+        "v1.kv_cache_interface:"
+        "MambaSpec(num_prefill_checkpoint_blocks, prefill_checkpoint_alignment)",
         "the same",
-        ("num_prefill_checkpoint_blocks", "prefill_checkpoint_alignment"),
-        device="cpu",
     ),
-    TouchPoint(
-        f"{_CPU}:CPUAttentionBackend.customize_spec",
-        "subclass",
+    _attention(
+        "CPUAttentionBackend.customize_spec(spec)",
         "select vToken's KV cache spec",
-        ("spec",),
         upstream="vllm-project/vllm#42449",
         ends_with="backends build their own specs",
-        device="cpu",
     ),
-    TouchPoint(
-        f"{_CPU}:CPUAttentionBackend.get_supported_kernel_block_sizes",
-        "subclass",
+    _attention(
+        "CPUAttentionBackend.get_supported_kernel_block_sizes(kv_cache_spec)",
         "allow block size 16 (isa vec16)",
-        ("kv_cache_spec",),
         upstream="stock requires multiples of 32",
-        device="cpu",
     ),
-    TouchPoint(
-        f"{_CPU}:CPUAttentionMetadataBuilder.build",
-        "subclass",
+    _attention(
+        "CPUAttentionMetadataBuilder.build(common_prefix_len, common_attn_metadata, fast_build)",
         "split off requests with holes",
-        ("common_prefix_len", "common_attn_metadata", "fast_build"),
-        upstream="attention backend registry",
-        device="cpu",
     ),
-    TouchPoint(
-        f"{_CPU}:CPUAttentionBackendImpl.forward",
-        "subclass",
+    _attention(
+        "CPUAttentionBackendImpl."
+        "forward(layer, query, key, value, kv_cache, attn_metadata, output)",
         "run the stock kernel on packed blocks, and the score probe after it",
-        ("layer", "query", "key", "value", "kv_cache", "attn_metadata", "output"),
-        upstream="attention backend registry",
-        device="cpu",
     ),
-    TouchPoint(
-        "vllm._custom_ops:cpu_attn_reshape_and_cache",
-        "call",
+    _calls_on_cpu(
+        "_custom_ops:"
+        "cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, isa)",
         "learn the cache layout",
-        ("key", "value", "key_cache", "value_cache", "slot_mapping", "isa"),
-        device="cpu",
     ),
-    TouchPoint(
-        "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
-        "subclass",
+    _worker(
+        "cpu_worker:CPUWorker.init_device",
         "set the runner's class",
-        upstream="worker_cls",
         ends_with="a runner_cls option exists",
-        device="cpu",
     ),
-    TouchPoint(
-        "vllm.v1.worker.gpu_worker:Worker.execute_model",
-        "subclass",
+    _worker(
+        "gpu_worker:Worker.execute_model(scheduler_output)",
         "learn of an earlier stage's error before waiting for its hidden states",
-        ("scheduler_output",),
-        upstream="worker_cls",
         ends_with="a stage that fails ends the step of the others",
-        device="cpu",
     ),
-    TouchPoint(
-        "vllm.v1.worker.gpu_worker:Worker.sample_tokens",
-        "subclass",
+    _worker(
+        "gpu_worker:Worker.sample_tokens(grammar_output)",
         "answer with the error of a step that failed",
-        ("grammar_output",),
-        upstream="worker_cls",
         ends_with="the engine reads the answer of execute_model first, whatever is in flight",
-        device="cpu",
     ),
-    TouchPoint(
-        f"{_RUNNER}.sync_and_gather_intermediate_tensors",
-        "call",
+    _calls_on_cpu(
+        "v1.worker.gpu_model_runner:GPUModelRunner."
+        "sync_and_gather_intermediate_tensors(num_tokens, intermediate_tensors)",
         "make `intermediate_tensors` on a later stage, which vLLM makes in its warm-up only",
-        ("num_tokens", "intermediate_tensors"),
         ends_with="stages work with --enforce-eager on the CPU",
-        device="cpu",
     ),
-    _on_cpu(
-        f"{_RUNNER}.initialize_kv_cache",
-        "subclass",
-        "learn the cache layout and refuse unsupported ones",
-        ("kv_cache_config",),
+    _runner(
+        "initialize_kv_cache(kv_cache_config)", "learn the cache layout and refuse unsupported ones"
     ),
-    _on_cpu(
-        f"{_RUNNER}._update_states",
-        "subclass",
+    _runner(
+        "_update_states(scheduler_output)",
         "make copies and replace block tables before vLLM appends",
-        ("scheduler_output",),
     ),
-    _on_cpu(
-        f"{_RUNNER}._prepare_inputs",
-        "subclass",
+    _runner(
+        "_prepare_inputs(scheduler_output, num_scheduled_tokens)",
         "set physical sequence lengths and slots",
-        ("scheduler_output", "num_scheduled_tokens"),
     ),
-    _on_cpu(
-        f"{_RUNNER}.execute_model",
-        "subclass",
-        "attach the report of a step without tokens",
-        ("scheduler_output",),
-    ),
-    _on_cpu("vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT", "call", "detect a step without tokens"),
-    _on_cpu(f"{_RUNNER}.sample_tokens", "subclass", "attach the report", ("grammar_output",)),
-    TouchPoint(
-        "vllm.v1.outputs:AsyncModelRunnerOutput.get_output",
-        "subclass",
-        "add scores to the report where vLLM waits for the sampled tokens",
-    ),
-    TouchPoint(
-        "vllm.v1.outputs:AsyncModelRunnerOutput.get_kv_connector_output",
-        "subclass",
+    _runner("execute_model(scheduler_output)", "attach the report of a step without tokens"),
+    _calls_on_cpu("v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT", "detect a step without tokens"),
+    _runner("sample_tokens(grammar_output)", "attach the report"),
+    _output("get_output", "add scores to the report where vLLM waits for the sampled tokens"),
+    _output(
+        "get_kv_connector_output",
         "pass on what vLLM asks an output for besides its tokens",
         since="0.33",
     ),
-    TouchPoint(
-        "vllm.distributed.parallel_state:get_tp_group", "call", "compare and reduce over the ranks"
-    ),
-    TouchPoint(
-        "vllm.distributed.parallel_state:get_pp_group", "call", "send findings and scores on"
-    ),
-    _on_cpu(
-        "vllm.v1.worker.block_table:BlockTable.add_row",
-        "call",
+    _calls("distributed.parallel_state:get_tp_group", "compare and reduce over the ranks"),
+    _calls("distributed.parallel_state:get_pp_group", "send findings and scores on"),
+    _calls_on_cpu(
+        "v1.worker.block_table:BlockTable.add_row(block_ids, row_idx)",
         "replace a row of the block table",
-        ("block_ids", "row_idx"),
     ),
-    _on_cpu(
-        f"{_RUNNER}._zero_block_ids",
-        "call",
+    _calls_on_cpu(
+        "v1.worker.gpu_model_runner:GPUModelRunner._zero_block_ids(block_ids)",
         "zero a block that held a state before tokens are copied to it",
-        ("block_ids",),
     ),
 )
