@@ -174,7 +174,7 @@ def lose_a_reader(engine: CoreEngine, hit: Hit) -> None:
     hit()
 
 
-@TOKENS.fault("mirror", "mirror, `Mirrors.apply`")
+@TOKENS.fault("mirror", "mirror, `Mirrors._change`")
 def lose_an_eviction(engine: CoreEngine, hit: Hit) -> None:
     """The plan to the worker omits one victim."""
 
@@ -234,7 +234,7 @@ def _reject_drafts(engine: CoreEngine, hit: Hit) -> None:
     engine.draft = draft
 
 
-@TOKENS.fault("rejected drafts", "mirror, `Mirrors.apply`", max_drafts=3)
+@TOKENS.fault("rejected drafts", "mirror, `Mirrors._change`", max_drafts=3)
 def keep_rejected_drafts_in_the_mirror(engine: CoreEngine, hit: Hit) -> None:
     """The worker does not take back the drafts that were rejected."""
     engine.worker.takes_back = False

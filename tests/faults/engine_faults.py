@@ -229,7 +229,7 @@ def hash_after_an_eviction(engine: Engine, hit: Hit) -> None:
     engine.replace(coordinator, "cache_blocks", cache_blocks)
 
 
-@ENGINE.fault("mirror", "mirror, `Mirrors.apply`")
+@ENGINE.fault("mirror", "mirror, `Mirrors._change`")
 def lose_an_eviction(engine: Engine, hit: Hit) -> None:
     """The plan to the worker omits one victim."""
 

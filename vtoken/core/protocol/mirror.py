@@ -242,13 +242,7 @@ class Mirrors(Mapping[str, Mirror]):
         for name, count in zip(names, num_tokens.tolist(), strict=True):
             if name not in self._rows:
                 self._take_row(name, count)
-        rows, done = self.rows_of(names), 0
-        while done < len(rows):
-            done = _place(
-                done, rows, self.columns.arrays, num_tokens, block_size, tables, self._fault
-            )
-            if done < len(rows) and not self._grew(int(rows[done])):
-                raise self._mismatch(names[done])
+        self._change(_place, names, num_tokens, block_size, tables)
 
     def apply(self, steps: RequestSteps) -> Ints:
         """Apply evictions, moves and new tokens; returns the rows [R] of the requests.
@@ -256,23 +250,9 @@ class Mirrors(Mapping[str, Mirror]):
         Raises MirrorMismatchError when the plan and a mirror disagree; mirrors may then be partly
         updated.
         """
-        rows, done = self.rows_of(steps.names), 0
-        while done < len(rows):
-            done = _apply(
-                done,
-                rows,
-                self.columns.arrays,
-                steps.num_tokens,
-                steps.num_live,
-                steps.evicted,
-                steps.moved_ids,
-                steps.moved_slots,
-                steps.new_slots,
-                self._fault,
-            )
-            if done < len(rows) and not self._grew(int(rows[done])):
-                raise self._mismatch(steps.names[done])
-        return rows
+        columns = steps.num_tokens, steps.num_live, steps.evicted
+        moves = steps.moved_ids, steps.moved_slots
+        return self._change(_apply, steps.names, *columns, *moves, steps.new_slots)
 
     def truncate(self, rejected: Mapping[str, int]) -> None:
         """Take back the newest tokens of requests, by name how many: drafts that were rejected.
@@ -281,22 +261,23 @@ class Mirrors(Mapping[str, Mirror]):
         are; mirrors before that one are then truncated.
         """
         names = [name for name in rejected if name in self._rows]
-        rows = self.rows_of(names)
         counts = np.array([rejected[name] for name in names], dtype=np.int64)
-        done = _truncate(rows, self.columns.arrays, counts, self._fault)
-        if done < len(rows):
-            raise self._mismatch(names[done])
+        self._change(_truncate, names, counts)
 
-    def _grew(self, row: int) -> bool:
-        """Enlarge `row` if its capacity is why the kernel stopped; returns whether it was."""
-        reason, wanted, _ = self._fault.tolist()
-        if reason == FULL:
-            self.columns.reserve(row, wanted)
-        return bool(reason == FULL)
-
-    def _mismatch(self, name: str) -> MirrorMismatchError:
-        reason, wanted, known = self._fault.tolist()
-        return MirrorMismatchError(f"{name}: {REASONS[reason].format(wanted, known)}")
+    def _change(self, change: Callable[..., int], names: Sequence[str], *arguments: Any) -> Ints:
+        """Run the kernel `change` over the rows [n] of `names`, which it returns; a row that is
+        full grows. Raises MirrorMismatchError for another fault.
+        """
+        rows, done = self.rows_of(names), 0
+        while done < len(rows):
+            done = change(done, rows, self.columns.arrays, *arguments, self._fault)
+            reason, wanted, known = self._fault.tolist()
+            if done < len(rows) and reason != FULL:
+                why = REASONS[reason].format(wanted, known)
+                raise MirrorMismatchError(f"{names[done]}: {why}")
+            if done < len(rows):
+                self.columns.reserve(int(rows[done]), wanted)
+        return rows
 
     # ------------------------------------------------------------ queries
 
@@ -474,11 +455,11 @@ def _apply(
 
 
 @kernel
-def _truncate(rows: Ints, columns: MirrorArrays, counts: Ints, fault: Ints) -> int:
-    """Take back the newest `counts` tokens of `rows`. Returns the index of the first request that
-    has fewer, len(rows) if there is none.
+def _truncate(first: int, rows: Ints, columns: MirrorArrays, counts: Ints, fault: Ints) -> int:
+    """Take back the newest `counts` tokens of `rows[first:]`. Returns the index of the first
+    request that has fewer, len(rows) if there is none.
     """
-    for i in range(len(rows)):
+    for i in range(first, len(rows)):
         fact = columns.facts[rows[i]]
         end = fact.num_tokens
         if counts[i] < 0 or counts[i] > end:
