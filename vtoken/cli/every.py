@@ -19,7 +19,7 @@ from vtoken.cli.printing import Part, Table, coloured
 from vtoken.cli.remote import Remote
 from vtoken.cli.show import change_lines, member_table, patch_lines, verdict
 from vtoken.client import AsyncClient, ProblemError
-from vtoken.client.calls import Call
+from vtoken.client.call import Call
 from vtoken.sentences import counted, fleet_sentence
 from vtoken.wire.fleet import drifts
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from vtoken import wire
 from vtoken.base.documents import Decoder, MalformedError
-from vtoken.client.calls import Call
+from vtoken.client.call import Call
 from vtoken.client.errors import (
     NotVToken,
     OutcomeUnknown,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from vtoken.client.answers import no_answer
 from vtoken.client.base import BaseClient
-from vtoken.client.calls import Call
+from vtoken.client.call import Call, Pages, Steps
 from vtoken.client.errors import OutcomeUnknown, ProblemError
-from vtoken.client.sequences import Pages, Steps, looked_up
+from vtoken.client.sequences import looked_up
 from vtoken.client.stream import ALL_TOPICS, AsyncStream, Format, Topic
 
 if TYPE_CHECKING:

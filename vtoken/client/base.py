@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vtoken.client import request_text, sequences
 from vtoken.client.answers import answer, token_ignored
-from vtoken.client.calls import Call, Calls
+from vtoken.client.call import Call
+from vtoken.client.calls import Calls
 from vtoken.client.errors import OutcomeUnknown
 from vtoken.client.methods import paged, run
 from vtoken.client.server import TIMEOUT_S, Server

@@ -8,43 +8,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from vtoken import wire
 from vtoken.base.documents import Decoder
+from vtoken.client.call import Call
 from vtoken.client.methods import sent
-from vtoken.client.server import Server
 from vtoken.wire import routes
-from vtoken.wire.routes import CHANGE_HEADER, JSON, MERGE_PATCH, OCTETS, Query, Route, fields_of
+from vtoken.wire.routes import CHANGE_HEADER, JSON, MERGE_PATCH, OCTETS, Query, Route
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """One call; `decode` turns the body of a successful response into the answer."""
-
-    route: Route[Any]
-    path: str  # below /vtoken/v1
-    decode: Callable[[bytes], T]
-    params: dict[str, str]
-    headers: dict[str, str]
-    content: bytes | None = None
-    change_id: str | None = None  # names a call that changes something, see `change`
-
-    def query(self, server: Server) -> dict[str, str]:
-        """The query at `server`: that of the call, and the engine that it is about."""
-        if self.route.everywhere or "engine" not in fields_of(self.route.query):
-            return self.params
-        return server.query(changes=self.route.changes) | self.params
 
 
 def status() -> Call[wire.Status]:

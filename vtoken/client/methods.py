@@ -2,7 +2,7 @@
 
 A function that makes a call, or a generator of calls, becomes a method with its name, its
 parameters and its documentation. Of `Client` the method returns the answer, of `AsyncClient` it is
-to be awaited.
+to be awaited. Which of them it is shows in how it is entered.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
-if TYPE_CHECKING:
-    from vtoken.client.asynchronous import AsyncClient
-    from vtoken.client.calls import Call
-    from vtoken.client.sequences import Pages, Steps
-    from vtoken.client.sync import Client
+from vtoken.client.call import Call, Pages, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,10 +24,12 @@ class Answering(Protocol[P, T_co]):
     """A method that returns a T."""
 
     @overload
-    def __get__(self, client: Client, owner: Any = None) -> Callable[P, T_co]: ...
+    def __get__(
+        self, client: AbstractContextManager[Any], owner: Any = None
+    ) -> Callable[P, T_co]: ...
     @overload
     def __get__(
-        self, client: AsyncClient, owner: Any = None
+        self, client: AbstractAsyncContextManager[Any], owner: Any = None
     ) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
 
 
@@ -38,10 +37,12 @@ class Paging(Protocol[P, T_co]):
     """A method that iterates over Ts."""
 
     @overload
-    def __get__(self, client: Client, owner: Any = None) -> Callable[P, Iterator[T_co]]: ...
+    def __get__(
+        self, client: AbstractContextManager[Any], owner: Any = None
+    ) -> Callable[P, Iterator[T_co]]: ...
     @overload
     def __get__(
-        self, client: AsyncClient, owner: Any = None
+        self, client: AbstractAsyncContextManager[Any], owner: Any = None
     ) -> Callable[P, AsyncIterator[T_co]]: ...
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vtoken import wire
 from vtoken.client import calls
-from vtoken.client.sequences import Pages, Steps
+from vtoken.client.call import Pages, Steps
 
 PAGE_TOKENS = 2048
 

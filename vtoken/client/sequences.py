@@ -8,20 +8,15 @@ and the async client share the code.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from vtoken import wire
 from vtoken.client import calls
-from vtoken.client.calls import Call
+from vtoken.client.call import Pages, Steps
 from vtoken.client.errors import NotApplied, OutcomeUnknown, ProblemError, Unreachable
 from vtoken.wire.routes import MAX_EVENTS, MAX_TOKENS
 
 T = TypeVar("T")
-
-Pause: TypeAlias = float  # seconds to sleep before the next call
-Steps: TypeAlias = Generator[Call[Any] | Pause, Any, T]  # is sent the answer; returns the result
-Pages: TypeAlias = Generator[Call[T], T, None]  # is sent the requested page
 
 POLL_S = (0.02, 0.5)  # shortest and longest polling interval of an operation
 RETRIED = (429, 503)  # what passes: too many calls, an engine that does not answer

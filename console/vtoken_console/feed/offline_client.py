@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from vtoken import wire
 from vtoken.client import AsyncClient, ProblemError
-from vtoken.client.calls import Call
+from vtoken.client.call import Call
 
 T = TypeVar("T")
 MISSING = {
