@@ -17,9 +17,9 @@ from vtoken.base.errors import UnsupportedError
 from vtoken.calibration import store
 from vtoken.core.config.values import default_config, merge_patch
 from vtoken.vllm import serve
+from vtoken.vllm.launch import refusals, server_arguments
 from vtoken.vllm.serve import server_command
 from vtoken.vllm.startup import startup_error
-from vtoken.vllm.startup.model_argument import Values
 from vtoken.vllm.startup.settings import read_settings
 
 TOKEN = "the-control-token-0123"
@@ -38,21 +38,6 @@ def test_only_the_names_of_token_files_are_on_the_command_line(
         "control_token_file": str(tmp_path / "control"),
         "state_dir": str(tmp_path / "state"),
     }
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--chat-template", "chat.jinja"],
-        ["--chat-template=chat.jinja"],
-        ["--chat_template=chat.jinja"],
-    ],
-)
-def test_the_engine_learns_the_chat_template_that_the_server_was_given(flags: list[str]) -> None:
-    command = server_command(["m", *flags])
-    assert set(flags) <= set(command)
-    config = json.loads(command[command.index("--additional-config") + 1])
-    assert config["vtoken"]["chat_template"] == "chat.jinja"
 
 
 @pytest.mark.parametrize("content", [None, "", "short", "no spaces in it, please!"])
@@ -91,11 +76,6 @@ def test_a_named_calibration_profile_is_read_before_the_model_loads(
             server_command(["m", "--vtoken-calibration", name])
         assert ended.value.code == 2
         assert name in capsys.readouterr().err
-
-
-def test_a_headless_node_runs_what_vllms_own_command_runs() -> None:
-    command = server_command(["m", "--headless", "--nnodes=2", "--node-rank=1"])
-    assert command[2] == "vtoken.vllm.launch"
 
 
 def test_every_setting_has_a_flag_of_its_type() -> None:
@@ -142,91 +122,85 @@ def test_auto_is_the_recommended_policy_under_pressure() -> None:
         patch("--vtoken-policy-params", "{}")
 
 
-def model_of(command: list[str]) -> tuple[str, list[str]]:
-    """MODEL in vLLM's command line, and the other arguments."""
-    place = command.index("--model")
-    return command[place + 1], command[place + 2 : command.index("--scheduler-cls")]
-
-
 @pytest.mark.parametrize(
     "words",
     [
         ["m", "--port", "8001", "--enforce-eager"],
-        ["--vtoken-policy", "h2o", "m", "--port", "8001"],
-        ["--port=8001", "m", "--served-model-name", "a", "b"],
-        ["--vtoken-recycle", "m"],
+        ["--vtoken-policy", "h2o", "--served-model-name", "a", "b", "--enforce-eager", "m"],
+        ["m", "--headless", "--nnodes=2", "--node-rank=1"],
+        ["--vtoken-recycle", "--config", "file.yaml"],
     ],
 )
-def test_a_model_in_front_of_the_flags_is_known_without_vllm(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "flag_values", None)
-    assert model_of(server_command(words))[0] == "m"
+def test_all_but_its_own_flags_are_passed_on_as_they_are(words: list[str]) -> None:
+    command = server_command(words)
+    passed = command[command.index("vtoken.vllm.launch") + 1 : command.index("--scheduler-cls")]
+    own = ("--vtoken-policy", "h2o", "--vtoken-recycle")
+    assert passed == [word for word in words if word not in own]
 
 
-FLAGS: dict[str, Values] = {
-    "--port": None,
-    "--enforce-eager": 0,
-    "--served-model-name": "+",
-    "--api-key": "?",
-    "--compilation-config": None,
-    "-O": None,
+ARGS = {
+    "model": None,
+    "model_tag": "m",
+    "grpc": False,
+    "data_parallel_multi_port_external_lb": False,
+    "data_parallel_size": 1,
+    "api_server_count": None,
+    "headless": False,
+    "nnodes": 1,
+    "node_rank": 0,
 }
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("others", "said"),
     [
-        ["--port", "8001", "m"],
-        ["--port", "8001", "m", "--enforce-eager"],
-        ["--enforce-eager", "m"],
-        ["--enforce_eager", "m", "--served_model_name", "a", "b"],
-        ["--served-model-name", "a", "b", "--enforce-eager", "m", "--port", "1"],
-        ["--compilation-config.mode", "3", "m"],
-        ["-O", "3", "m"],
-        ["-O3", "m"],
-        ["--port", "-1", "m"],
-    ],
-)
-def test_a_value_of_a_vllm_flag_is_not_taken_for_the_model(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "flag_values", lambda: FLAGS)
-    model, others = model_of(server_command(["--vtoken-theta-f", "0.5", *words]))
-    assert model == "m"
-    assert others[:-2] == [word for word in words if word != "m"]  # but for --host
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["m", "--api-server-count", "0"], "vtoken serve: error: --api-server-count"),
-        (["m", "--api_server_count=0"], "vtoken serve: error: --api-server-count"),
-        (["m", "-asc", "0"], "vtoken serve: error: --api-server-count"),
-        (["m", "--headless"], "vtoken serve: error: --headless"),
-        (["m", "--grpc"], "vtoken serve: error: --grpc"),
-        (["m", "--data-parallel-multi-port-external-lb"], "error: --data-parallel-multi-port-ex"),
-        (["m", "--headless", "--nnodes", "2"], "there would be no API server"),
+        ({}, None),
+        ({"model_tag": None, "model": "m"}, None),
+        ({"model_tag": None}, "MODEL is missing"),
+        ({"api_server_count": 2}, None),
+        ({"api_server_count": 0}, "--api-server-count 0 is not supported"),
+        ({"grpc": True}, "--grpc is not supported"),
+        ({"data_parallel_multi_port_external_lb": True}, "--data-parallel-multi-port-external-lb"),
+        ({"headless": True}, "there would be no API server"),
+        ({"headless": True, "nnodes": 2}, "there would be no API server"),
+        ({"headless": True, "nnodes": 2, "node_rank": 1}, None),
         (
-            ["m", "--headless", "--nnodes=2", "--node-rank=1", "-dp", "2"],
+            {"headless": True, "nnodes": 2, "node_rank": 1, "data_parallel_size": 2},
             "the node would hold an engine",
         ),
-        (["--port", "8001"], "MODEL is missing"),
-        (["--enforce-eager"], "MODEL is missing"),
-        (["--port", "8001", "m", "n"], "more than one MODEL: m n"),
     ],
 )
-def test_what_cannot_be_served_ends_with_2_and_says_why(
-    words: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    others: dict[str, Any], said: str | None
 ) -> None:
-    monkeypatch.setattr(serve, "flag_values", lambda: FLAGS)
+    reasons = [*refusals(argparse.Namespace(**ARGS | others))]
+    assert [said is not None and said in reason for reason in reasons] == [True] * bool(said)
+
+
+@pytest.mark.vllm
+def test_vllms_parser_reads_the_words_that_are_passed_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(*words: str) -> argparse.Namespace:
+        return server_arguments(server_command([*words])[3:])
+
+    for words in (
+        ["m", "--port", "8001"],
+        ["--port", "8001", "m", "--enforce-eager"],
+        ["--enforce_eager", "-tp", "2", "--served_model_name", "a", "b", "--port=1", "m"],
+    ):
+        assert read(*words).model_tag == "m"
+    args = read("m", "--chat_template=chat.jinja")
+    assert read_settings(args.additional_config).chat_template == "chat.jinja"
+    assert args.host == "127.0.0.1"
+    (tmp_path / "file.yaml").write_text("model: m\nhost: 0.0.0.0\nheadless: true\n")
     with pytest.raises(SystemExit) as ended:
-        server_command(words)
+        read("--config", str(tmp_path / "file.yaml"))
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert "vtoken serve: error: --headless is not" in capsys.readouterr().err
+    (tmp_path / "file.yaml").write_text("model: m\nhost: 0.0.0.0\n")
+    args = read("--config", str(tmp_path / "file.yaml"))
+    assert (args.model, args.host) == ("m", "0.0.0.0")
 
 
 def test_front_end_without_python_plugins_ends_with_2(
@@ -237,13 +211,6 @@ def test_front_end_without_python_plugins_ends_with_2(
         server_command(["m"])
     assert ended.value.code == 2
     assert "runs no Python plugin" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flags", [["--api-server-count", "4"], ["-asc=1"], []])
-def test_number_of_api_processes_is_passed_on(flags: list[str]) -> None:
-    command = server_command(["m", *flags])
-    assert set(flags) <= set(command)
-    assert "vtoken.vllm.launch" in command
 
 
 SERVER = """

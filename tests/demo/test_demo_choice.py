@@ -36,7 +36,7 @@ def test_a_model_that_is_named_gets_flags_that_serve_takes_and_the_users_win() -
     options = parse(["--model=some/model", "--", "--dtype=float16", "--vtoken-policy=h2o"])
     choice = choose(options.model, Path("unused"))
     command = server_command([choice.model, *choice.flags, *options.server_flags])
-    assert command[command.index("--model") + 1] == "some/model"
+    assert command[command.index("vtoken.vllm.launch") + 1] == "some/model"
     assert [flag for flag in command if flag.startswith("--dtype")][-1] == "--dtype=float16"
 
 

@@ -25,7 +25,6 @@ from vtoken.policies import make_policy
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import startup_error
 from vtoken.vllm.startup.calibration import OFF
-from vtoken.vllm.startup.model_argument import flag_values, take_model
 from vtoken.wire import Bound, Configuration, Experiment, pool_limits
 from vtoken.wire.bounds import bounds_of, read_json, span
 
@@ -36,14 +35,7 @@ PLUGIN_GROUPS = (
     "vllm.platform_plugins",
     "vllm.stat_logger_plugins",
 )
-UNSUPPORTED_FLAGS = {
-    "--grpc": "/vtoken/v1 is served over HTTP only",
-    "--data-parallel-multi-port-external-lb": "start every replica with a command of its own",
-}
-NO_SERVER = "there would be no API server"
-PROCESS_COUNT = ("--api-server-count", "-asc")
 RUST = "VLLM_USE_RUST_FRONTEND"
-HEADLESS = "--headless"
 RESERVED_FLAGS = ("--scheduler-cls", "--worker-cls", "--additional-config")
 # What docs/quality.md recommends for a model that was not measured.
 AUTO = "auto"
@@ -68,8 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument_group(
         "MODEL",
-        "a Hugging Face model id or folder. Put it before all flags: elsewhere, vLLM must be "
-        "imported to know which of its flags take a value, which takes some seconds",
+        "a Hugging Face model id or folder",
     )
     add = parser.add_argument_group("vToken, initial values that can change live").add_argument
     add("--vtoken-policy", metavar="NAME", help="eviction policy, or auto (default: none)")
@@ -210,51 +201,6 @@ def calibration_part(choice: str | None) -> dict[str, Any]:
     return {"calibration": str(Path(choice).absolute())}
 
 
-def chat_template_part(flags: list[str]) -> dict[str, str]:
-    """The setting `chat_template`: vLLM does not pass its flag to the engine."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--chat-template", "--chat_template")
-    template: str | None = parser.parse_known_args(flags)[0].chat_template
-    return {} if template is None else {"chat_template": template}
-
-
-def unsupported_flags(flags: list[str]) -> dict[str, str]:
-    """The flags in `flags` that vToken does not serve -> why they are refused."""
-    found = {}
-    for place, flag in enumerate(flags):
-        name, equals, value = flag.partition("=")
-        name = name.replace("_", "-")
-        if name in UNSUPPORTED_FLAGS:
-            found[name] = UNSUPPORTED_FLAGS[name]
-        elif name in PROCESS_COUNT:
-            value = value if equals else next(iter(flags[place + 1 : place + 2]), "")
-            if value == "0":
-                found[f"{PROCESS_COUNT[0]} 0"] = NO_SERVER
-    if HEADLESS in flags:
-        found |= unsupported_headless(flags)
-    return found
-
-
-def unsupported_headless(flags: list[str]) -> dict[str, str]:
-    """Why a node without a server is refused: it may hold workers, but no engine."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--nnodes", "-n", type=int, default=1)
-    parser.add_argument("--node-rank", "--node_rank", "-r", type=int, default=0)
-    parser.add_argument("--data-parallel-size", "--data_parallel_size", "-dp", type=int, default=1)
-    known = parser.parse_known_args(flags)[0]
-    if known.data_parallel_size > 1:
-        return {
-            HEADLESS: "with data parallelism the node would hold an engine, which publishes to an "
-            "API server on its own machine only; start a server on every node"
-        }
-    if known.nnodes < 2 or known.node_rank < 1:
-        return {
-            HEADLESS: f"{NO_SERVER}; it is for the workers of another node's engine, with --nnodes "
-            "and a --node-rank above 0"
-        }
-    return {}
-
-
 def server_command(argv: list[str]) -> list[str]:
     """The command line of vLLM's server; exits with 2 and a message on bad arguments."""
     parser = build_parser()
@@ -265,30 +211,22 @@ def server_command(argv: list[str]) -> list[str]:
             parser.error(f"unknown flag {flag}")
         if name in RESERVED_FLAGS:
             parser.error(f"{name} is set by vtoken serve and cannot be passed")
-    for name, reason in unsupported_flags(rest).items():
-        parser.error(f"{name} is not supported: {reason}")
     if os.environ.get(RUST, "0") not in ("", "0"):
         parser.error(f"{RUST} is set: the Rust front end runs no Python plugin; unset it")
+    if rest and rest[0].startswith(("/", "./", "../")) and not Path(rest[0]).exists():
+        parser.error(f"MODEL: there is no {rest[0]}; name a folder, or a model of Hugging Face")
     try:
-        model, rest = take_model(rest, flag_values)
-        if model is None and not any(f.split("=")[0] == "--model" for f in rest):
-            parser.error("MODEL is missing")
-        if model is not None and model.startswith(("/", "./", "../")) and not Path(model).exists():
-            parser.error(f"MODEL: there is no {model}; name a folder, or a model of Hugging Face")
         patch = initial_patch(args)
         api = api_part(args)
         calibration = calibration_part(args.vtoken_calibration)
-    except (CredentialError, ProfileError) as error:
-        parser.error(str(error))
     except RefusedError as error:
         parser.error(f"{error.field}: {error.detail} (allowed: {error.bound})")
-    except ValueError as error:
+    except (CredentialError, ProfileError, ValueError) as error:
         parser.error(str(error))
     settings: dict[str, Any] = {
         "strict": args.vtoken_strict,
         "check_every_step": args.vtoken_check_every_step,
         **calibration,
-        **chat_template_part(rest),
     }
     if args.vtoken_experimental_cuda:
         settings["experimental_cuda"] = True
@@ -301,13 +239,10 @@ def server_command(argv: list[str]) -> list[str]:
     if args.vtoken_policy == AUTO:
         print(AUTO_NOTE, file=sys.stderr, flush=True)
     engine = engine_args(patch, **settings)
-    if not any(flag.split("=")[0] in ("--host", "--uds") for flag in rest):
-        rest += ["--host", "127.0.0.1"]  # vLLM's own default is every interface
     return [
         sys.executable,
         "-m",
         "vtoken.vllm.launch",
-        *([] if model is None else ["--model", model]),
         *rest,
         "--scheduler-cls",
         engine["scheduler_cls"],

@@ -22,7 +22,7 @@ SERVER_POINTS = (
         for point in (
             _calls(
                 f"entrypoints.{arguments}:make_arg_parser(parser)",
-                "parse the server's arguments; tell which flags take values",
+                "parse the server's arguments",
                 **versions,
             ),
             _calls(
