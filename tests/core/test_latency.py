@@ -125,7 +125,7 @@ def test_last_token_of_a_request_counts_and_then_it_is_forgotten() -> None:
     meter = LatencyMeter()
     meter.arrived("a", 0.0)
     meter.tokens(["a"], 1.0)
-    meter.forget("a")  # the engine frees it while it takes the step in
+    meter.discard("a")  # the engine frees it while it takes the step in
     meter.tokens(["a"], 1.5)
     assert meter.document(2.0).inter_token.count == 1
     assert num_tracked(meter) == 0
@@ -138,7 +138,7 @@ def test_request_that_comes_again_under_its_name_starts_anew() -> None:
     meter = LatencyMeter()
     meter.arrived("a", 0.0)
     meter.tokens(["a"], 1.0)
-    meter.forget("a")
+    meter.discard("a")
     meter.arrived("a", 5.0)
     meter.tokens(["a"], 5.25)
     report = meter.document(6.0)
@@ -168,7 +168,7 @@ def test_meter_counts_what_a_dictionary_of_times_would(data: st.DataObject) -> N
             served = data.draw(st.lists(names, max_size=6, unique=True))
         gone = data.draw(st.lists(names, max_size=1))
         for name in gone:
-            meter.forget(name)
+            meter.discard(name)
         meter.tokens(list(served), now)
         for name in served:
             if name in last:

@@ -119,7 +119,7 @@ def test_two_requests_under_different_rules_in_one_step() -> None:
         assert rows["small"].policy == "streaming_llm"
         assert rows["large"].budget_tokens == 64
         engine.finish("small")
-        engine.runtime.forget("small")
+        engine.runtime.discard("small")
         assert set(engine.runtime.requests.own_policies) == {"large"}
     finally:
         engine.close()

@@ -228,7 +228,7 @@ class Engine(RuleBasedStateMachine):
             return
         runtime = self.engine.runtime
         assert runtime.counters.invariants.violations == 0
-        assert not runtime.current.draft.other_rows(NO_IDS)
+        assert not runtime.current.decisions.other_rows(NO_IDS)
         assert all(runtime.requests.in_flight_step(name) >= 0 for name in runtime.requests.held)
         dead = sum(table.num_dead for table in runtime.tables)
         assert dead <= runtime.counters.tokens.evicted

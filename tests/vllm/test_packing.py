@@ -116,7 +116,7 @@ def test_borrowed_blocks_hold_the_live_tokens_of_every_step(seed: int, dtype: st
         elif event == "unknown":
             pool.write(free[:2] * S)
             pool.write(slots)
-            packed.forget()
+            packed.invalidate()
         split = [split_partial(b[x // S] * S + x % S) for b, x in zip(blocks, live, strict=True)]
         partial = [part[1] for part in split]
         first = -(-len(partial[0]) // S)
@@ -179,7 +179,7 @@ def test_tokens_that_are_already_packed_are_not_copied_again() -> None:
     packed.written(np.array([7 * S + 1]))  # another request had that block
     assert copies(np.array([3, 41, 99, 51]), [7]) == [3]
     assert copies(np.array([3, 41, 99, 51]), [8]) == [3, 41, 99, 51]
-    packed.forget()
+    packed.invalidate()
     assert copies(np.array([3, 41]), [8], copied=False) == [3, 41]
     assert copies(np.array([3, 41]), [8]) == [3, 41]  # planned, but no layer was copied
 

@@ -87,7 +87,7 @@ class Admission:
         self._outstanding = self._givable = None
         self._any_admitted = False
 
-    def forget(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> None:
         """The request has ended or was admitted: it demands nothing any more."""
         if self._demand.request_id == request_id:
             self._demand = NO_DEMAND
@@ -150,7 +150,7 @@ class Admission:
         groups.
         """
         self._any_admitted = True
-        self.forget(request_id)
+        self.discard(request_id)
         if self._requests.may_evict:
             growth = max(0, self._book.most_blocks(request_id) - num_blocks)
             self._outstanding = self._outstanding_blocks() + growth

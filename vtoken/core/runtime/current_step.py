@@ -1,4 +1,4 @@
-"""The step being planned: its number and draft, and what it adds to counters and events.
+"""The step being planned: its number and decisions, and what it adds to counters and events.
 
 Independent of requests and configuration. Every invariant violation is reported here.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.planning.gates import DEFERRALS
-from vtoken.core.runtime.draft import StepDraft
+from vtoken.core.runtime.decisions import StepDecisions
 from vtoken.core.runtime.events import EventLog
 from vtoken.wire import Counters, EventKind, ReclamationCounters
 
@@ -26,7 +26,7 @@ class CurrentStep:
         self.strict = strict
         self.number = 0
         self.num_reports = 0
-        self.draft = StepDraft()
+        self.decisions = StepDecisions()
         self.wanted_blocks = 0
         self.is_short_soon = False
         self.events = EventLog()
@@ -53,12 +53,12 @@ class CurrentStep:
         """Record that a waiting request lacks `num_blocks`, withheld ones included."""
         self.wanted_blocks = max(self.wanted_blocks, num_blocks)
 
-    def take_draft(self) -> StepDraft:
-        """Take the draft of the planned step; the next step starts with an empty one."""
-        draft = self.draft
-        if not draft.is_empty:
-            self.draft = StepDraft()
-        return draft
+    def take_decisions(self) -> StepDecisions:
+        """Take the decisions of the planned step; the next step starts without any."""
+        decisions = self.decisions
+        if not decisions.is_empty:
+            self.decisions = StepDecisions()
+        return decisions
 
     def note(self, kind: EventKind, summary: str, data: dict[str, Any]) -> None:
         """Add an event of this step."""

@@ -89,9 +89,9 @@ class Evictor:
         The worker evicts before it moves, so a relocated token dies in a later step.
         """
         rows = self._requests.due.select(rows, self._requests.tables.columns)
-        if not self._current.draft.moved:
+        if not self._current.decisions.moved:
             return rows
-        moved = np.isin(rows, list(self._current.draft.moved))
+        moved = np.isin(rows, list(self._current.decisions.moved))
         self._wait(rows[moved])
         return rows[~moved]
 
@@ -135,7 +135,7 @@ class Evictor:
         num_due = tables.columns.num_live[rows] - due.target[rows]
         codes, num_emptied = tables.evict(rows, victims, num_due, due.protected(rows))
         died = codes == kernels.DONE
-        self._current.draft.evict(rows if died.all() else np.where(died, rows, -1), victims)
+        self._current.decisions.evict(rows if died.all() else np.where(died, rows, -1), victims)
         for i in np.flatnonzero(~died).tolist():
             name = tables.names[rows[i]]
             why = f"victims of {name} are {REFUSED[int(codes[i])]}"
@@ -203,6 +203,6 @@ class Evictor:
         if not dead.any():
             return []
         dropped = self._requests.tables.drop_blocks(table, dead)
-        self._current.draft.blocks[table.row] = table.block_ids()
+        self._current.decisions.blocks[table.row] = table.block_ids()
         self._store.remove(table.request_id, runs_of(dead))
         return dropped

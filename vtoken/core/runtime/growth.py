@@ -18,7 +18,7 @@ from vtoken.core.protocol.step import RequestSteps
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
-from vtoken.core.runtime.draft import pick
+from vtoken.core.runtime.decisions import pick
 from vtoken.core.runtime.held_request import HeldRequest
 from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables.token_tables import AppendedTokens, Places
@@ -138,12 +138,12 @@ class TokenAppender:
         all rows with evicted or moved tokens.
         """
         tables = self._requests.tables
-        draft, columns = self._current.take_draft(), tables.columns
+        decided, columns = self._current.take_decisions(), tables.columns
         virtual = columns.virtual[rows] != 0
         num_virtual = np.count_nonzero(virtual)
-        if draft.is_empty and num_virtual == 0:
+        if decided.is_empty and num_virtual == 0:
             return NO_STEPS
-        others = draft.other_rows(rows)
+        others = decided.other_rows(rows)
         chosen = rows if num_virtual == len(rows) else rows[virtual]
         if others:
             chosen = np.append(chosen, np.array(others, dtype=np.int64))
@@ -151,9 +151,9 @@ class TokenAppender:
         if len(chosen) != len(rows) or others:
             new_slots = pick(chosen, rows, new_slots, tables.columns.num_rows)
         evicted = moved_ids = moved_slots = nothing = Ragged.empty(len(chosen))
-        if not draft.is_empty:
-            evicted = draft.evicted_of(chosen, tables.columns.num_rows)
-            moved_ids, moved_slots = draft.moved_of(chosen, tables.columns.num_rows)
+        if not decided.is_empty:
+            evicted = decided.evicted_of(chosen, tables.columns.num_rows)
+            moved_ids, moved_slots = decided.moved_of(chosen, tables.columns.num_rows)
         names, numbers = tables.names, chosen.tolist()
         num_live = columns.num_live[chosen]
         steps = RequestSteps(
@@ -166,8 +166,8 @@ class TokenAppender:
             moved_slots,
             new_slots,
             nothing,
-            {names[row]: blocks for row, blocks in draft.blocks.items()},
-            {names[row]: retained for row, retained in draft.retained.items()},
+            {names[row]: blocks for row, blocks in decided.blocks.items()},
+            {names[row]: retained for row, retained in decided.retained.items()},
         )
         if self._shape.borrows_blocks:
             steps.scratch = self._borrow(chosen, steps)

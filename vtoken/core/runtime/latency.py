@@ -121,7 +121,7 @@ class LatencyMeter:
             self._cohort.remove(request_id)
         self._arrived[request_id] = now
 
-    def forget(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> None:
         """The request has finished; the current step may still report a token for it."""
         self._finished.add(request_id)
 

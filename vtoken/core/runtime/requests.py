@@ -110,7 +110,7 @@ class Requests:
         self.tables.release(request_id)
         del self.held[request_id]
 
-    def forget(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> None:
         """Remove what is known of a request that has ended."""
         for known in (self.announced, self.own_policies, self.forgotten):
             known.pop(request_id, None)

@@ -10,7 +10,7 @@ Independent of the engine. The owner of the blocks implements `BlockStore` and c
     sampled(ids, n)         record the requests that got a token
 
 It also calls `announce` when a request arrives, `release` when a request releases its blocks and
-`forget` when a request has ended.
+`discard` when a request has ended.
 
 A step costs a few kernel calls for all requests together. While no request has evicted anything and
 no policy reads a signal, the worker does not need the plan (`concerns_worker`). Invariants:
@@ -232,7 +232,7 @@ class Runtime:
         if not preempted and not is_check:
             self._note_end(request_id)
         self.relocator.drop(request_id)
-        self.current.draft.drop(table.row)
+        self.current.decisions.drop(table.row)
         requests.release(request_id)
         if not requests.held:
             self.relocator.settle()
@@ -252,7 +252,7 @@ class Runtime:
             )
         else:
             self.counters.requests.finished += not is_check
-            self.forget(request_id)
+            self.discard(request_id)
 
     def _note_end(self, request_id: str) -> None:
         """Record what a request that ends has kept."""
@@ -278,11 +278,11 @@ class Runtime:
             {"requests": 1, "tokens": 0, "policy": policy.name},
         )
 
-    def forget(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> None:
         """The request has ended, whether it was ever scheduled or not; its blocks are released."""
-        self.requests.forget(request_id)
-        self.admission.forget(request_id)
-        self.latency.forget(request_id)
+        self.requests.discard(request_id)
+        self.admission.discard(request_id)
+        self.latency.discard(request_id)
 
     # ------------------------------------------------------------ the step
 

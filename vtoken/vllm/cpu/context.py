@@ -110,4 +110,4 @@ def set_packed(packed: PackedSlots) -> None:
 def forget_packed() -> None:
     """Discard the packing state: this step writes unknown slots of the cache."""
     if _packed is not None:
-        _packed.forget()
+        _packed.invalidate()

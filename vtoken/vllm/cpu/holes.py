@@ -88,7 +88,7 @@ class PackedSlots:
     1. packed_at[s] = t if and only if source_of[t] = s; -1 where there is none
     2. then slots s and t hold the same K and V, in every layer
     3. `written(slots)` follows every write to the cache except the packing itself, and precedes the
-       next `plan`; a step whose writes are unknown calls `forget`
+       next `plan`; a step whose writes are unknown calls `invalidate`
     4. a plan that was not copied in all of `num_layers` layers is forgotten
     """
 
@@ -101,7 +101,7 @@ class PackedSlots:
         self._index = np.full(num_blocks, -1, dtype=np.int64)
         self._any = False
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         if self._any:
             self.packed_at.fill(-1)
             self.source_of.fill(-1)
@@ -119,7 +119,7 @@ class PackedSlots:
         the cache.
         """
         if self._num_copied != self._num_layers:
-            self.forget()
+            self.invalidate()
         partial = requests.partial_slots
         source, target = np.empty_like(partial.values), np.empty_like(partial.values)
         num_copies = plan_borrowed(
@@ -138,7 +138,7 @@ class PackedSlots:
         if num_copies < 0:
             self._index.fill(-1)
             self._any = True
-            self.forget()
+            self.invalidate()
             raise _plan_error(requests, -1 - num_copies, len(self._index), self.block_size)
         self._any, self._num_copied = True, 0
         return PackCopies(NO_BLOCKS, NO_BLOCKS, source[:num_copies], target[:num_copies])

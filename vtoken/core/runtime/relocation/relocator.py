@@ -299,12 +299,12 @@ class Relocator:
                     "I4", f"{len(dropped)} blocks dropped, {len(fresh)} taken, {num_shed} promised"
                 )
             )
-        self._current.draft.moved[table.row] = bound.token_ids, bound.destination_slots
+        self._current.decisions.moved[table.row] = bound.token_ids, bound.destination_slots
         if self._samples():
             ids = table.live_ids()
-            self._current.draft.retained[table.row] = Retained(ids, table.slots_of(ids))
+            self._current.decisions.retained[table.row] = Retained(ids, table.slots_of(ids))
         blocks = table.block_ids()
-        self._current.draft.blocks[table.row] = blocks
+        self._current.decisions.blocks[table.row] = blocks
         self._store.rebind(table.request_id, blocks.tolist())
         self._requests.due.in_flight[table.row] = self._current.number
         request.moved_tokens += plan.num_moved_tokens

@@ -1,7 +1,7 @@
-"""The draft of a step: victims and moves decided before the engine allocates.
+"""The decisions of a step: victims and moves, chosen before the engine allocates.
 
 Collected by row between `begin_step` and `commit_step`, then turned into the columns of the
-worker's plan. A request that releases its blocks in between is removed from the draft.
+worker's plan. A request that releases its blocks in between is removed from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
     return Ragged(out[:total], starts)
 
 
-class StepDraft:
+class StepDecisions:
     """`evicted_rows` [k] (-1: removed) and the victims of each. By row: `moved` ids and slots, the
     rewritten `blocks`, the `retained` tokens.
     """
@@ -47,11 +47,11 @@ class StepDraft:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the draft contains no request."""
+        """Whether no request is concerned."""
         return not (len(self.evicted_rows) or self.moved or self.blocks)
 
     def other_rows(self, rows: Ints) -> list[int]:
-        """The draft's rows that are not in `rows`."""
+        """The concerned rows that are not in `rows`."""
         changed = {*self.evicted_rows.tolist(), *self.moved, *self.blocks}
         return sorted(changed.difference(rows.tolist(), (-1,)))
 
