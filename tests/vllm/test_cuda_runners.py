@@ -14,8 +14,9 @@ from vllm.config import CUDAGraphMode
 
 from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cpu.worker import VTokenCPUWorker
-from vtoken.vllm.cuda.support import check_layers
-from vtoken.vllm.startup.cuda_rules import OPT_IN, cuda_rules
+from vtoken.vllm.cuda.support import layer_reasons
+from vtoken.vllm.startup import support
+from vtoken.vllm.startup.cuda_rules import OPT_IN, cuda_reasons
 from vtoken.vllm.touchpoints import register
 
 pytestmark = pytest.mark.vllm
@@ -54,8 +55,7 @@ def configuration(
 
 
 def refused(config: Any, *, experimental: bool) -> list[str]:
-    rules = cuda_rules(config, experimental=experimental)
-    return [reason for broken, reason in rules if broken]
+    return [*cuda_reasons(config, experimental=experimental)]
 
 
 def test_cuda_is_refused_without_the_opt_in() -> None:
@@ -95,5 +95,5 @@ def test_a_backend_that_cannot_read_single_slots_is_refused_by_name(
     impl: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=reason):
-        check_layers({"layer 0": layer(**impl)}, configuration().compilation_config)
-    check_layers({"layer 0": layer(vtoken_paged_impl=True)}, configuration().compilation_config)
+        support.check_layers({"layer 0": layer(**impl)}, layer_reasons)
+    support.check_layers({"layer 0": layer(vtoken_paged_impl=True)}, layer_reasons)

@@ -34,10 +34,11 @@ from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.inputs import Positional
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.layers import AttentionLayer, layers_in_graphs
-from vtoken.vllm.cuda.support import check_layers
+from vtoken.vllm.cuda.support import layer_reasons
 from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.calibration import load_calibration
+from vtoken.vllm.startup.cuda_rules import graph_reasons
 from vtoken.vllm.startup.settings import read_settings
 from vtoken.vllm.worker.executor import Batch
 from vtoken.vllm.worker.managed_layers import managed_layers
@@ -76,7 +77,10 @@ class VTokenV2Mixin:
             self.vtoken_group = ManagedGroup.of(kv_cache_config)
             if not is_profiling:  # then it is a small temporary cache
                 self.vtoken_blocks = {}
-                layers = managed_layers(config.static_forward_context, self.vtoken_group)
+                support.refuse(*graph_reasons(config))
+                layers = managed_layers(
+                    config.static_forward_context, self.vtoken_group, reasons_of=layer_reasons
+                )
                 self.vtoken_device = self._vtoken_executor(layers)
             for group in self.attn_groups[self.vtoken_group.index]:
                 group.get_metadata_builder().vtoken_tables = self.vtoken_tables
@@ -87,7 +91,6 @@ class VTokenV2Mixin:
         Raises UnsupportedError, see `support`, and SelfTestError.
         """
         runner: Any = self
-        check_layers(layers, runner.compilation_config)
         builder = self.attn_groups[self.vtoken_group.index][0].get_metadata_builder()
         layer = next(iter(layers.values()))
         caches = [managed.kv_cache for managed in layers.values()]

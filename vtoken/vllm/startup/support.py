@@ -6,7 +6,8 @@ the KV cache's groups; the attention layers. A refusal names the reason and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from vllm import envs
@@ -17,7 +18,7 @@ from vtoken.base.errors import UnsupportedError
 from vtoken.core.tables.kernels import MAX_HOLDERS
 from vtoken.core.tables.pool import MAX_BLOCK_SIZE
 from vtoken.vllm.startup.calibration import load_calibration, num_full_layers
-from vtoken.vllm.startup.cuda_rules import Rule, cuda_rules
+from vtoken.vllm.startup.cuda_rules import cuda_reasons
 from vtoken.vllm.startup.settings import read_settings
 
 # The `layer_types` of Hugging Face configurations that keep no state or have their own rule. vLLM
@@ -32,6 +33,7 @@ LAYER_TYPES = {
     "dense",
 }
 MAMBA1 = {"jamba"}
+LayerReasons = Callable[[Any], Iterator[str]]
 DRAFTS = ("ngram", "suffix")  # methods that draft from tokens alone
 STATES = (MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.GDN_ATTN)
 BOUNDED_SPECS = (
@@ -41,182 +43,159 @@ BOUNDED_SPECS = (
 )  # of groups that vLLM manages alone
 
 
-def _config_rules(config: Any) -> list[Rule]:
-    parallel, cache = config.parallel_config, config.cache_config
+def _reasons(config: Any) -> Iterator[str]:
+    """Why vLLM's `config` is refused on every device."""
+    parallel, cache, scheduling = (
+        config.parallel_config,
+        config.cache_config,
+        config.scheduler_config,
+    )
     device = config.device_config.device_type
     dtype = str(config.model_config.dtype).removeprefix("torch.")
-    return [
-        (
-            device not in ("cpu", "cuda"),
-            f"device {device}: only the CPU and CUDA attention paths are built",
-        ),
-        *_draft_rules(config),
-        (
-            parallel.data_parallel_size > 1,  # vLLM makes dense models' engines independent
+    if device not in ("cpu", "cuda"):
+        yield f"device {device}: only the CPU and CUDA attention paths are built"
+    if config.speculative_config is not None:
+        yield from _draft_reasons(config)
+    if parallel.data_parallel_size > 1:  # vLLM makes dense models' engines independent
+        yield (
             "data parallelism of a mixture of experts: its engines take steps together, which was "
-            "never tested; start one server per engine",
-        ),
-        *_ray_rules(parallel),
-        *_pipeline_rules(parallel),
-        (
-            parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
-            "context parallelism: a rank holds only part of a block",
-        ),
-        (
-            config.kv_transfer_config is not None,
+            "never tested; start one server per engine"
+        )
+    yield from _ray_reasons(parallel)
+    if parallel.pipeline_parallel_size > 1:
+        yield from _pipeline_reasons(parallel)
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        yield "context parallelism: a rank holds only part of a block"
+    if config.kv_transfer_config is not None:
+        yield (
             "KV connectors and offloading: they follow positional layouts; leave "
-            "--kv-transfer-config and --kv-offloading-size out",
-        ),
-        (
-            _is_quantised(cache.cache_dtype),
-            f"quantised KV cache ({cache.cache_dtype}): pass another type with --kv-cache-dtype",
-        ),
-        (
-            cache.cache_dtype not in ("auto", dtype) and not _is_quantised(cache.cache_dtype),
+            "--kv-transfer-config and --kv-offloading-size out"
+        )
+    if _is_quantised(cache.cache_dtype):
+        yield f"quantised KV cache ({cache.cache_dtype}): pass another type with --kv-cache-dtype"
+    elif cache.cache_dtype not in ("auto", dtype):
+        yield (
             f"a KV cache in {cache.cache_dtype} for a model in {dtype}: kernels read the cache in "
-            "the model's type; use --kv-cache-dtype auto",
-        ),
-        (
-            (cache.block_size or 0) > MAX_BLOCK_SIZE,
-            f"blocks of {cache.block_size} slots: at most {MAX_BLOCK_SIZE:,}; set --block-size",
-        ),
-        (
-            config.scheduler_config.max_num_seqs > MAX_HOLDERS,
-            f"{config.scheduler_config.max_num_seqs:,} requests at a time, which may share a "
-            f"block: at most {MAX_HOLDERS:,}; set --max-num-seqs",
-        ),
-        (
-            bool(config.scheduler_config.disable_hybrid_kv_cache_manager) and _has_windows(config),
-            "one cache for full and windowed layers: leave --disable-hybrid-kv-cache-manager out",
-        ),
-        *_model_rules(config.model_config, device, cache.sliding_window),
-    ]
+            "the model's type; use --kv-cache-dtype auto"
+        )
+    if (cache.block_size or 0) > MAX_BLOCK_SIZE:
+        yield f"blocks of {cache.block_size} slots: at most {MAX_BLOCK_SIZE:,}; set --block-size"
+    if scheduling.max_num_seqs > MAX_HOLDERS:
+        yield (
+            f"{scheduling.max_num_seqs:,} requests at a time, which may share a block: at most "
+            f"{MAX_HOLDERS:,}; set --max-num-seqs"
+        )
+    if scheduling.disable_hybrid_kv_cache_manager and _has_windows(config):
+        yield "one cache for full and windowed layers: leave --disable-hybrid-kv-cache-manager out"
+    yield from _model_reasons(config.model_config, device, cache.sliding_window)
 
 
-def _ray_rules(parallel: Any) -> list[Rule]:
+def _ray_reasons(parallel: Any) -> Iterator[str]:
     """Of Ray only the executor is served in which ranks are actors and get each step as with mp."""
-    is_executor = parallel.distributed_executor_backend == "ray"
-    return [
-        (
-            parallel.data_parallel_backend == "ray",
-            "engines as actors of Ray: never run with vToken; leave --data-parallel-backend out",
-        ),
-        (
-            is_executor and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND,
+    if parallel.data_parallel_backend == "ray":
+        yield "engines as actors of Ray: never run with vToken; leave --data-parallel-backend out"
+    if parallel.distributed_executor_backend != "ray":
+        return
+    if not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+        yield (
             "vLLM's first executor for Ray: never run with vToken; unset "
-            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
-        ),
-        (
-            is_executor and parallel.pipeline_parallel_size > 1,
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
+        )
+    if parallel.pipeline_parallel_size > 1:
+        yield (
             "pipeline stages as actors of Ray: never run with vToken; use "
-            "--distributed-executor-backend mp",
-        ),
-    ]
+            "--distributed-executor-backend mp"
+        )
 
 
-def _pipeline_rules(parallel: Any) -> list[Rule]:
+def _pipeline_reasons(parallel: Any) -> Iterator[str]:
     """Of pipelines only what was compared with one stage is served."""
-    if parallel.pipeline_parallel_size == 1:
-        return []
-    return [
-        (
-            parallel.distributed_executor_backend == "external_launcher",
+    if parallel.distributed_executor_backend == "external_launcher":
+        yield (
             "pipeline parallelism under an external launcher: every stage would sample; use "
-            "--distributed-executor-backend mp",
-        ),
-        (
-            parallel.pipeline_parallel_size > 2,
-            f"{parallel.pipeline_parallel_size} pipeline stages: never run with vToken; at most 2",
-        ),
-        (
-            parallel.tensor_parallel_size > 1,
+            "--distributed-executor-backend mp"
+        )
+    if parallel.pipeline_parallel_size > 2:
+        yield f"{parallel.pipeline_parallel_size} pipeline stages: never run with vToken; at most 2"
+    if parallel.tensor_parallel_size > 1:
+        yield (
             "pipeline stages of several ranks: never run with vToken; use --pipeline-parallel-size "
-            "or --tensor-parallel-size alone",
-        ),
-        (
-            parallel.nnodes > 1,
-            "pipeline stages over several nodes: never run with vToken; use --tensor-parallel-size",
-        ),
-    ]
+            "or --tensor-parallel-size alone"
+        )
+    if parallel.nnodes > 1:
+        yield (
+            "pipeline stages over several nodes: never run with vToken; use --tensor-parallel-size"
+        )
 
 
-def _draft_rules(config: Any) -> list[Rule]:
-    """The rules on speculative decoding."""
-    drafts = config.speculative_config
-    if drafts is None:
-        return []
-    parallel, method = config.parallel_config, drafts.method
+def _draft_reasons(config: Any) -> Iterator[str]:
+    """Of speculative decoding only what was compared with none is served."""
+    parallel, method = config.parallel_config, config.speculative_config.method
     device = config.device_config.device_type
-    return [
-        (
-            method not in DRAFTS,
+    if method not in DRAFTS:
+        yield (
             f"drafts of {method}: a drafter with layers computes slots from positions, so only "
             f"drafts made of tokens alone are served; take the method {' or '.join(DRAFTS)} in "
-            "--speculative-config, or leave it out",
-        ),
-        (
-            device != "cpu",
+            "--speculative-config, or leave it out"
+        )
+    if device != "cpu":
+        yield (
             f"speculative decoding on {device}: the worker there reads probes before tokens are "
-            "sampled, and takes no rejected draft back; leave --speculative-config out",
-        ),
-        (
-            bool(config.model_config.is_hybrid) or _has_windows(config),
+            "sampled, and takes no rejected draft back; leave --speculative-config out"
+        )
+    if config.model_config.is_hybrid or _has_windows(config):
+        yield (
             "speculative decoding beside layers with a window, chunks or a state: never compared; "
-            "leave --speculative-config out",
-        ),
-        (
-            max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1,
+            "leave --speculative-config out"
+        )
+    if max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1:
+        yield (
             "speculative decoding with tensor or pipeline parallelism: never compared; leave "
-            "--speculative-config out",
-        ),
-    ]
+            "--speculative-config out"
+        )
+
+
+def _layer_types(model: Any) -> set[str]:
+    return set(getattr(model.hf_text_config, "layer_types", None) or ())
 
 
 def _has_windows(config: Any) -> bool:
-    model = config.model_config
-    kinds = set(getattr(model.hf_text_config, "layer_types", None) or ())
-    return bool(kinds & {"sliding_attention", "chunked_attention"})
+    return bool(_layer_types(config.model_config) & {"sliding_attention", "chunked_attention"})
 
 
-def _model_rules(model: Any, device: str, sliding_window: int | None) -> list[Rule]:
-    """The rules on the model's configuration, which need no weights."""
-    text = model.hf_text_config
-    kinds = set(getattr(text, "layer_types", None) or ())
-    return [
-        (model.is_encoder_decoder, "encoder-decoder models: encoder layers have no token table"),
-        (model.runner_type != "generate", f"runner {model.runner_type}: nothing is decoded"),
-        (model.use_mla, "MLA: the cache holds latents, not K and V"),
-        (
-            bool(model.is_mm_prefix_lm),
+def _model_reasons(model: Any, device: str, sliding_window: int | None) -> Iterator[str]:
+    """Why the model's configuration is refused; needs no weights."""
+    text, others = model.hf_text_config, _layer_types(model) - LAYER_TYPES
+    if model.is_encoder_decoder:
+        yield "encoder-decoder models: encoder layers have no token table"
+    if model.runner_type != "generate":
+        yield f"runner {model.runner_type}: nothing is decoded"
+    if model.use_mla:
+        yield "MLA: the cache holds latents, not K and V"
+    if model.is_mm_prefix_lm:
+        yield (
             "prefix-LM models: the spans of images are bidirectional; --limit-mm-per-prompt "
-            """'{"image": 0}' serves words alone""",
-        ),
-        (model.is_attention_free, "models without attention: there is no KV cache"),
-        (
-            bool(kinds - LAYER_TYPES) and not model.is_hybrid,
-            f"layers of type {', '.join(sorted(kinds - LAYER_TYPES))}: only full attention has a "
-            "token table",
-        ),
-        (
-            device == "cpu" and text.model_type in MAMBA1,
-            f"{text.model_type}: vLLM has no Mamba 1 kernel on the CPU",
-        ),
-        (model.is_diffusion, "diffusion models: cached tokens are overwritten"),
-        (
-            sliding_window is not None,
-            f"sliding-window attention: the kernel counts slots, not positions; "
-            f"--disable-sliding-window serves contexts of up to {sliding_window} tokens",
-        ),
-        (model.rswa_window is not None, "reference sliding-window attention"),
-        (
-            hasattr(model.hf_config, "dual_chunk_attention_config"),
-            "dual-chunk attention: the chunk is positional",
-        ),
-        (
-            model.uses_alibi or getattr(text, "position_embedding_type", "") == "alibi",
-            "ALiBi: the bias follows slot order, not positions",
-        ),
-    ]
+            """'{"image": 0}' serves words alone"""
+        )
+    if model.is_attention_free:
+        yield "models without attention: there is no KV cache"
+    if others and not model.is_hybrid:
+        yield f"layers of type {', '.join(sorted(others))}: only full attention has a token table"
+    if device == "cpu" and text.model_type in MAMBA1:
+        yield f"{text.model_type}: vLLM has no Mamba 1 kernel on the CPU"
+    if model.is_diffusion:
+        yield "diffusion models: cached tokens are overwritten"
+    if sliding_window is not None:
+        yield (
+            "sliding-window attention: the kernel counts slots, not positions; "
+            f"--disable-sliding-window serves contexts of up to {sliding_window} tokens"
+        )
+    if model.rswa_window is not None:
+        yield "reference sliding-window attention"
+    if hasattr(model.hf_config, "dual_chunk_attention_config"):
+        yield "dual-chunk attention: the chunk is positional"
+    if model.uses_alibi or getattr(text, "position_embedding_type", "") == "alibi":
+        yield "ALiBi: the bias follows slot order, not positions"
 
 
 def _is_quantised(cache_dtype: str) -> bool:
@@ -228,10 +207,10 @@ def check_config(config: Any) -> None:
     why a calibration profile named by the user cannot be used.
     """
     settings = read_settings(config.additional_config or {})
-    rules = _config_rules(config)
+    reasons = [*_reasons(config)]
     if config.device_config.device_type == "cuda":
-        rules += cuda_rules(config, experimental=settings.experimental_cuda)
-    _raise([reason for broken, reason in rules if broken])
+        reasons += cuda_reasons(config, experimental=settings.experimental_cuda)
+    refuse(*reasons)
     if settings.calibration:
         load_calibration(settings.calibration, config)
 
@@ -255,32 +234,33 @@ def check_kv_cache(kv_cache_config: Any, spec_class: Any, *, num_stages: int = 1
     With several pipeline stages there may be no other group.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    refuse(*_group_reasons(specs, spec_class, num_stages))
+
+
+def _group_reasons(specs: list[Any], spec_class: Any, num_stages: int) -> Iterator[str]:
     managed = [spec for spec in specs if isinstance(spec, spec_class)]
-    reasons = []
     if num_stages > 1 and len(specs) > 1:
-        reasons.append(
+        yield (
             "windows, chunks or states with pipeline parallelism: the scheduler knows only the "
             "first stage's layers of each group; use --tensor-parallel-size"
         )
     if len(managed) > 1:
-        reasons.append(f"{len(managed)} groups of full-attention layers: vToken serves one")
+        yield f"{len(managed)} groups of full-attention layers: vToken serves one"
     for spec in specs:
         if type(spec) in BOUNDED_SPECS and managed:
             if isinstance(spec, MambaSpec) and spec.mamba_type not in STATES:
-                reasons.append(f"states of type {spec.mamba_type.name}: never compared")
-            continue
-        if type(spec) is spec_class.__base__:
-            reasons.append(
+                yield f"states of type {spec.mamba_type.name}: never compared"
+        elif type(spec) is spec_class.__base__:
+            yield (
                 "an attention backend that is not vToken's; on CUDA, use --attention-backend "
                 "FLASH_ATTN (version 3) or TRITON_ATTN"
             )
         elif not isinstance(spec, spec_class):
-            reasons.append(f"{type(spec).__name__} layers: only full attention has a token table")
+            yield f"{type(spec).__name__} layers: only full attention has a token table"
         elif spec.sliding_window is not None or spec.attention_chunk_size is not None:
-            reasons.append("sliding-window or chunked-local layers")
+            yield "sliding-window or chunked-local layers"
         elif spec.non_causal:
-            reasons.append("non-causal layers")
-    _raise(reasons)
+            yield "non-causal layers"
 
 
 def check_stages(config: Any, num_layers: list[int]) -> None:
@@ -288,31 +268,33 @@ def check_stages(config: Any, num_layers: list[int]) -> None:
     them together `num_layers` are as many as vLLM's `config` says.
     """
     expected = num_full_layers(config.model_config)
-    reasons = []
     if min(num_layers) == 0:
-        reasons.append(
+        refuse(
             f"stage {num_layers.index(0)} of the pipeline has no layer of full attention: lower "
             "--pipeline-parallel-size, or set VLLM_PP_LAYER_PARTITION"
         )
-    elif sum(num_layers) != expected:
-        reasons.append(
+    if sum(num_layers) != expected:
+        refuse(
             f"pipeline stages of {', '.join(map(str, num_layers))} layers of full attention, where "
             f"the model's configuration has {expected}: use --tensor-parallel-size"
         )
-    _raise(reasons)
 
 
-def check_layers(layers: dict[str, Any]) -> None:
-    """Raises UnsupportedError unless all managed layers are plain causal attention."""
+def check_layers(layers: dict[str, Any], reasons_of: LayerReasons | None = None) -> None:
+    """Raises UnsupportedError unless all managed layers are plain causal attention.
+
+    `reasons_of`: why a device refuses a layer.
+    """
     found: dict[str, list[str]] = {}
     for name, layer in layers.items():
-        for reason in _layer_reasons(layer):
+        for reason in chain(_layer_reasons(layer), reasons_of(layer) if reasons_of else ()):
             found.setdefault(reason, []).append(name)
-    reasons = [
-        f"{reason} ({len(names)} of {len(layers)} attention layers, {names[0]} the first)"
-        for reason, names in found.items()
-    ]
-    _raise(reasons)
+    refuse(
+        *(
+            f"{reason} ({len(names)} of {len(layers)} attention layers, {names[0]} the first)"
+            for reason, names in found.items()
+        )
+    )
 
 
 def _layer_reasons(layer: Any) -> Iterator[str]:
@@ -329,7 +311,8 @@ def _layer_reasons(layer: Any) -> Iterator[str]:
         yield f"a quantised KV cache ({layer.kv_cache_dtype})"
 
 
-def _raise(reasons: list[str]) -> None:
+def refuse(*reasons: str) -> None:
+    """Raises UnsupportedError that lists `reasons`, if there are any."""
     if reasons:
         raise UnsupportedError(
             "vToken cannot serve this configuration: "
