@@ -14,7 +14,7 @@ from vtoken import wire
 
 
 class Ending:
-    """A subscriber of the hubs of one API process."""
+    """A listener of the hubs of one API process."""
 
     wants_state = False
     is_client = False

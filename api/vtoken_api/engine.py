@@ -56,13 +56,13 @@ class Engine:
     def _engine(self) -> wire.Health:
         hub = self.hub
         detail = "running" if hub.alive else "stopped"
-        status = None if hub.view is None else hub.view.status
+        status = None if hub.state is None else hub.state.status
         if hub.alive and status is not None and status.scheduling != "running":
             detail = "running; scheduling is paused"
         return wire.Health(name="engine", ok=hub.alive, detail=detail)
 
     def _frames(self) -> wire.Health:
-        age_s = self.hub.view_age_s
+        age_s = self.hub.state_age_s
         if age_s is None:
             return wire.Health(name="frames", ok=True, detail="none yet")
         followed = self.hub.wants_state or self.recorder.recording

@@ -149,7 +149,7 @@ class Fleet:
         rows = []
         known: dict[int, wire.ConfigDocument] = {}
         for engine in self.engines:
-            rank, view = engine.rank, engine.hub.view
+            rank, state = engine.rank, engine.hub.state
             row = wire.EngineRow(engine=rank, status=None)
             found, its_config = statuses[rank], configs[rank]
             if isinstance(found, wire.Status) and isinstance(its_config, wire.ConfigDocument):
@@ -159,9 +159,9 @@ class Fleet:
                 problem = found if isinstance(found, ProblemError) else its_config
                 assert isinstance(problem, ProblemError)
                 row.problem = problem.problem.detail
-                row.silent_s = engine.hub.view_age_s or 0.0
-                if view is not None and view.config is not None:
-                    row.status, known[rank] = view.status, view.config
+                row.silent_s = engine.hub.state_age_s or 0.0
+                if state is not None and state.config is not None:
+                    row.status, known[rank] = state.status, state.config
             if rank in known:
                 row.revision, row.made = known[rank].revision, known[rank].made
             rows.append(row)

@@ -65,13 +65,13 @@ async def snapshot(engine: Engine) -> Snapshot:
     with contextlib.suppress(ProblemError, TimeoutError):
         async with asyncio.timeout(SCRAPE_S):
             await hub.current()  # queries the engine once a second at most
-    view = hub.view if hub.alive else None
+    state = hub.state if hub.alive else None
     return Snapshot(
         engine=engine.rank,
-        status=None if view is None else view.status,
-        config=None if view is None else view.config,
+        status=None if state is None else state.status,
+        config=None if state is None else state.config,
         alive=hub.alive,
-        age_s=hub.view_age_s,
+        age_s=hub.state_age_s,
         clients=hub.num_clients,
         dropped_events=hub.num_dropped,
         recorder_faults=engine.recorder.num_faults,

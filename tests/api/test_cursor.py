@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken.wire.views import Change, View
+from vtoken.wire.engine_state import Difference, EngineState
 from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 with closing(ScriptedEngine(num_blocks=8)) as _engine:
@@ -25,7 +25,7 @@ def new_frame() -> wire.Frame:
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> View:
+def frames(draw: st.DrawFn) -> EngineState:
     """Eight blocks and a few requests with arbitrary values."""
     live = draw(st.lists(st.integers(0, 3), min_size=8, max_size=8))
     flags = draw(st.lists(st.integers(0, 2), min_size=8, max_size=8))
@@ -40,20 +40,20 @@ def frames(draw: st.DrawFn) -> View:
     frame.requests = [
         msgspec.structs.replace(template, id=name, live=count) for name, count in rows.items()
     ]
-    return View().after(Change.of(frame))
+    return EngineState().after(Difference.of(frame))
 
 
 @given(st.lists(frames(), min_size=2, max_size=5), st.booleans())
-def test_snapshot_and_deltas_rebuild_every_frame(views: list[View], packed: bool) -> None:
+def test_snapshot_and_deltas_rebuild_every_frame(states: list[EngineState], packed: bool) -> None:
     cursor = StateCursor(frozenset(TOPICS), packed=packed)
-    snapshot = cursor.snapshot(views[0])
+    snapshot = cursor.snapshot(states[0])
     live = wire.unpack_array(snapshot["live"], "<u2").copy()
     flags = wire.unpack_array(snapshot["flags"], "u1").copy()
     owner = wire.unpack_array(snapshot["owner"], "<u2").copy()
     rows = {row.id: row for row in snapshot["requests"]}
     status = snapshot["status"]
-    for view in views[1:]:
-        fields = cursor.delta(view)
+    for state in states[1:]:
+        fields = cursor.delta(state)
         if "block_ids" in fields:
             ids = wire.unpack_array(fields["block_ids"], "<u4")
             live[ids] = wire.unpack_array(fields["block_live"], "<u2")
@@ -62,21 +62,21 @@ def test_snapshot_and_deltas_rebuild_every_frame(views: list[View], packed: bool
         rows |= {row.id: row for row in fields.get("requests_changed", [])}
         for name in fields.get("requests_removed", []):
             del rows[name]
-        np.testing.assert_equal({"live": live, "flags": flags, "owner": owner}, view.blocks)
-        assert rows == view.requests
+        np.testing.assert_equal({"live": live, "flags": flags, "owner": owner}, state.blocks)
+        assert rows == state.requests
         status = fields.get("status", status)
-        assert status == view.status
+        assert status == state.status
 
 
 @given(frames())
-def test_unchanged_state_is_not_sent_again(view: View) -> None:
+def test_unchanged_state_is_not_sent_again(state: EngineState) -> None:
     cursor = StateCursor(frozenset(TOPICS), packed=True)
-    cursor.snapshot(view)
-    assert cursor.delta(view) == {}
+    cursor.snapshot(state)
+    assert cursor.delta(state) == {}
 
 
 @given(frames(), frames())
-def test_client_is_sent_its_topics_only(before: View, after: View) -> None:
+def test_client_is_sent_its_topics_only(before: EngineState, after: EngineState) -> None:
     cursor = StateCursor(frozenset({"metrics"}), packed=True)
     snapshot = cursor.snapshot(before)
     assert (snapshot["live"], snapshot["flags"], snapshot["requests"]) == (None, None, None)
@@ -84,6 +84,6 @@ def test_client_is_sent_its_topics_only(before: View, after: View) -> None:
 
 
 def test_delta_before_a_snapshot_is_an_error() -> None:
-    view = View().after(Change.of(new_frame()))
+    state = EngineState().after(Difference.of(new_frame()))
     with pytest.raises(RuntimeError, match="snapshot before"):
-        StateCursor(frozenset(TOPICS), packed=True).delta(view)
+        StateCursor(frozenset(TOPICS), packed=True).delta(state)

@@ -520,7 +520,7 @@ async def test_a_silent_engine_is_a_row_that_says_so(
     http: httpx.AsyncClient, served: Served
 ) -> None:
     engine = served.service.fleet.one(1)
-    await until(lambda: engine.hub.view is not None, "the engine's state is not known")
+    await until(lambda: engine.hub.state is not None, "the engine's state is not known")
     engine.bus.timeout_s = 0.1
     served.client.engines[1].hangs = True
 

@@ -12,17 +12,17 @@ import pytest
 from tests.support.core.live import LiveEngine, make_engine
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
-from vtoken.wire.views import Change, View
+from vtoken.wire.engine_state import Difference, EngineState
 from vtoken_api.fanout.telemetry import TelemetryReader
 
 
 @contextlib.asynccontextmanager
-async def following(core: LiveEngine) -> AsyncIterator[list[View]]:
-    """The views that an API process derives from the published frames, over a real socket."""
-    views = [View()]
+async def following(core: LiveEngine) -> AsyncIterator[list[EngineState]]:
+    """The states that an API process derives from the published frames, over a real socket."""
+    states = [EngineState()]
 
     def on_frame(frame: wire.Frame) -> None:
-        views.append(views[-1].after(Change.of(frame)))
+        states.append(states[-1].after(Difference.of(frame)))
 
     async def on_events(_: list[wire.Event]) -> None:
         pass
@@ -31,32 +31,34 @@ async def following(core: LiveEngine) -> AsyncIterator[list[View]]:
     reader.want_state(True)
     task = asyncio.create_task(reader.run())
     try:
-        yield views
+        yield states
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
 
-async def until_shown(core: LiveEngine, *readers: list[View]) -> None:
+async def until_shown(core: LiveEngine, *readers: list[EngineState]) -> None:
     """Step until every reader has what the engine has just published, and a status since now."""
     now = core.runtime.step
 
-    def is_shown(view: View) -> bool:
+    def is_shown(state: EngineState) -> bool:
         return (
-            view.step == core.runtime.step and view.status is not None and view.status.step >= now
+            state.step == core.runtime.step
+            and state.status is not None
+            and state.status.step >= now
         )
 
     async with asyncio.timeout(LIMIT_S):
-        while not all(is_shown(views[-1]) for views in readers):
+        while not all(is_shown(states[-1]) for states in readers):
             core.steps()
             await asyncio.sleep(0.01)
-    for views in readers:
-        view = views[-1]
-        np.testing.assert_array_equal(view.blocks["live"], core.reporter.live())
-        np.testing.assert_array_equal(view.blocks["flags"], core.reporter.flags())
-        np.testing.assert_array_equal(view.blocks["owner"], core.reporter.owner())
-        assert {row.id for row in core.reporter.rows() if row.number} <= view.requests.keys()
+    for states in readers:
+        state = states[-1]
+        np.testing.assert_array_equal(state.blocks["live"], core.reporter.live())
+        np.testing.assert_array_equal(state.blocks["flags"], core.reporter.flags())
+        np.testing.assert_array_equal(state.blocks["owner"], core.reporter.owner())
+        assert {row.id for row in core.reporter.rows() if row.number} <= state.requests.keys()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.wire.routes import StreamQuery, fields_of
-from vtoken_api.fanout.session import MAX_QUEUED
+from vtoken_api.fanout.subscriber import MAX_QUEUED
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin
 from vtoken_api.problems import PROBLEM_JSON
 from vtoken_api.rest.openapi import DOCUMENTED, PROBLEMS, examples
@@ -198,8 +198,8 @@ async def test_real_messages_of_every_kind_fit_their_schemas(
             await take()
         flood = [wire.Event(seq=10**6 + n, ts=0.0, step=1, kind="server", summary="x")
                  for n in range(MAX_QUEUED + 1)]  # fmt: skip
-        for session in tuple(served.engine.hub._subscribers):
-            session.offer(flood, 0)
+        for listener in tuple(served.engine.hub._listeners):
+            listener.offer(flood, 0)
         while "dropped" not in seen:
             await take()
         assert (await take())["type"] == "snapshot"

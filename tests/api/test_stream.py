@@ -17,8 +17,8 @@ from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.wire.reducer import StreamState, apply
-from vtoken_api.fanout import session as session_module
-from vtoken_api.fanout.session import MAX_QUEUED, Session, StreamQuery
+from vtoken_api.fanout import subscriber as subscriber_module
+from vtoken_api.fanout.subscriber import MAX_QUEUED, StreamQuery, Subscriber
 from vtoken_api.stream.endpoint import parse_query
 
 
@@ -192,7 +192,7 @@ async def test_event_that_nobody_holds_is_told_as_dropped(
 async def test_stalled_client_loses_events_at_the_bound_and_is_told_how_many(
     served: Served, engine: ScriptedEngine
 ) -> None:
-    """A session whose send blocks while more events arrive than its queue holds."""
+    """A subscriber whose send blocks while more events arrive than its queue holds."""
     sent: list[wire.StreamMessage] = []
     gate = asyncio.Event()
 
@@ -201,15 +201,15 @@ async def test_stalled_client_loses_events_at_the_bound_and_is_told_how_many(
         if isinstance(sent[-1], wire.EventMessage):
             await gate.wait()
 
-    session = Session(served.engine.hub, parse("topics=events&format=msgpack"), send)
-    await session.prepare()
-    running = asyncio.create_task(session.run())
-    session.offer(engine.add_events(10), 0)
+    subscriber = Subscriber(served.engine.hub, parse("topics=events&format=msgpack"), send)
+    await subscriber.prepare()
+    running = asyncio.create_task(subscriber.run())
+    subscriber.offer(engine.add_events(10), 0)
     async with asyncio.timeout(LIMIT_S):
         while len(sent) < 3:
             await asyncio.sleep(0.01)
-        session.offer(engine.add_events(MAX_QUEUED), 0)
-        session.offer(engine.add_events(5), 0)
+        subscriber.offer(engine.add_events(MAX_QUEUED), 0)
+        subscriber.offer(engine.add_events(5), 0)
         gate.set()
         while len(sent) < 10:
             await asyncio.sleep(0.01)
@@ -238,15 +238,15 @@ async def test_an_overfull_queue_keeps_what_operators_look_for_later(
         await gate.wait()
         sent.append(msgspec.msgpack.decode(data, type=wire.StreamMessage))
 
-    session = Session(served.engine.hub, parse("topics=events&format=msgpack"), send)
-    await session.prepare()
+    subscriber = Subscriber(served.engine.hub, parse("topics=events&format=msgpack"), send)
+    await subscriber.prepare()
     events = engine.add_events(MAX_QUEUED + 3)
     for event in events:
         event.kind = "relocation"
     events[1].kind, events[-2].kind = "config", "violation"
-    session.offer(events[:100], 0)
-    session.offer(events[100:], 0)
-    running = asyncio.create_task(session.run())
+    subscriber.offer(events[:100], 0)
+    subscriber.offer(events[100:], 0)
+    running = asyncio.create_task(subscriber.run())
     gate.set()
     async with asyncio.timeout(LIMIT_S):
         while len(sent) < 6:
@@ -264,7 +264,7 @@ async def test_an_overfull_queue_keeps_what_operators_look_for_later(
 async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
     served: Served, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "SEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(subscriber_module, "SEND_TIMEOUT_S", 0.3)
     stalled = await websockets.connect(
         served.stream_url, max_queue=1, ping_interval=None, compression=None
     )

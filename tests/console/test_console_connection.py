@@ -59,7 +59,7 @@ async def test_gap_in_seq_leads_to_a_fresh_snapshot(core: LiveEngine, served: Se
     async with reading(served.url) as client:
         await until(lambda: client.feed.connection.is_live, "never live")
         before = client.feed.connection.since
-        (session,) = (s for s in served.engine.hub._subscribers if s.is_client)
+        (session,) = (s for s in served.engine.hub._listeners if s.is_client)
         session._seq += 5
         core.steps(2)
         link = lambda: client.feed.connection  # noqa: E731

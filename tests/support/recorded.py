@@ -10,7 +10,7 @@ import msgspec
 from tests.support.core.live import make_engine
 from vtoken import wire
 from vtoken.recording import RecordingWriter
-from vtoken.wire.views import Change, View
+from vtoken.wire.engine_state import Difference, EngineState
 from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 START_TS = 1_800_000_000.0
@@ -45,11 +45,11 @@ def record(
     )
     cursor, seq = StateCursor(frozenset(TOPICS), packed=False), 0
 
-    def view(ts: float) -> View:
+    def state(ts: float) -> EngineState:
         frame: wire.Frame = core.controller.frame()
         assert frame.status is not None
         frame.status.ts = ts
-        return View().after(Change.of(frame))
+        return EngineState().after(Difference.of(frame))
 
     try:
         core.steps(20)
@@ -77,7 +77,7 @@ def record(
                 fps=fps,
                 can_control=True,
             )
-            say(wire.Snapshot, START_TS, **cursor.snapshot(view(START_TS)))
+            say(wire.Snapshot, START_TS, **cursor.snapshot(state(START_TS)))
             core.runtime.events.drain()  # of before
             frames = int(seconds * fps)
             for frame in range(1, frames + 1):
@@ -87,6 +87,6 @@ def record(
                     core.call("patch_config", patch={"theta_f": 0.4})
                 for event in core.runtime.events.drain():
                     say(wire.EventMessage, ts, event=msgspec.structs.replace(event, ts=ts))
-                say(wire.Delta, ts, **cursor.delta(view(ts)))
+                say(wire.Delta, ts, **cursor.delta(state(ts)))
     finally:
         core.close()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
-from vtoken.wire.views import Change, View
+from vtoken.wire.engine_state import Difference, EngineState
 from vtoken_api.fanout.cursor import TOPICS, StateCursor
 
 START_TS = 1_800_000_000.0
@@ -14,7 +14,7 @@ START_TS = 1_800_000_000.0
 
 def stream(
     num_messages: int, *, seed: int = 0, num_blocks: int = 64, fps: float = 5.0
-) -> Iterator[tuple[wire.StreamMessage, View]]:
+) -> Iterator[tuple[wire.StreamMessage, EngineState]]:
     """Messages of a server, each with the resulting frame."""
     engine = ScriptedEngine(num_blocks=num_blocks, seed=seed)
     try:
@@ -22,7 +22,7 @@ def stream(
         cursor = StateCursor(frozenset(TOPICS), packed=False)
         for n in range(num_messages):
             head = {"epoch": "e1", "seq": n + 1, "step": engine.steps, "ts": START_TS + n / fps}
-            view = View().after(Change.of(engine.frame()))
+            state = EngineState().after(Difference.of(engine.frame()))
             if n == 0:
                 yield (
                     wire.Hello(
@@ -38,19 +38,19 @@ def stream(
                         fps=fps,
                         can_control=True,
                     ),
-                    view,
+                    state,
                 )
             elif n == 1:
-                yield wire.Snapshot(**head, **cursor.snapshot(view)), view
+                yield wire.Snapshot(**head, **cursor.snapshot(state)), state
             elif n % 7 == 0:
                 kind: wire.EventKind = "config" if n % 2 else "server"
                 event = wire.Event(
                     seq=n, ts=head["ts"], step=engine.steps, kind=kind, summary=f"event {n}"
                 )
-                yield wire.EventMessage(**head, event=event), view
+                yield wire.EventMessage(**head, event=event), state
             else:
                 engine.step()
-                view = View().after(Change.of(engine.frame()))
-                yield wire.Delta(**head, **cursor.delta(view)), view
+                state = EngineState().after(Difference.of(engine.frame()))
+                yield wire.Delta(**head, **cursor.delta(state)), state
     finally:
         engine.close()

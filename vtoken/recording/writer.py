@@ -19,8 +19,8 @@ import msgspec
 
 from vtoken import __version__, wire
 from vtoken.recording.errors import RecordingError, RecordingExistsError
+from vtoken.wire.engine_state import Difference
 from vtoken.wire.reducer import ResyncNeeded, StreamState, apply
-from vtoken.wire.views import Change
 
 FLUSH_S = 1.0
 KEYFRAME_S = 10.0
@@ -222,7 +222,7 @@ def keyframe(state: StreamState) -> tuple[wire.Hello, wire.Snapshot] | None:
         seq=state.seq,
         step=state.step,
         ts=state.ts,
-        **Change.whole(state.view).as_snapshot(packed=False),
+        **Difference.whole(state.engine).as_snapshot(packed=False),
     )
     if "requests" not in hello.topics:
         snapshot.requests = None

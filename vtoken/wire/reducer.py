@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vtoken import wire
-from vtoken.wire.views import Change, View
+from vtoken.wire.engine_state import Difference, EngineState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,21 +51,21 @@ class StreamState:
     ts: float = 0.0  # of the newest message, by the server's clock [s]
     step_ts: float = 0.0  # when `step` last rose on this connection; 0: not seen yet
     synced: bool = False
-    view: View = field(default_factory=View)
+    engine: EngineState = field(default_factory=EngineState)
     events: tuple[wire.Event, ...] = ()
     missed_events: int = 0
 
     @property
     def status(self) -> wire.Status | None:
-        return self.view.status
+        return self.engine.status
 
     @property
     def config(self) -> wire.ConfigDocument | None:
-        return self.view.config
+        return self.engine.config
 
     @property
     def requests(self) -> Mapping[str, wire.RequestRow]:
-        return self.view.requests
+        return self.engine.requests
 
     @property
     def live(self) -> U16:
@@ -83,7 +83,7 @@ class StreamState:
         return self._blocks("owner")
 
     def _blocks(self, name: str) -> npt.NDArray[Any]:
-        array = self.view.blocks.get(name)
+        array = self.engine.blocks.get(name)
         return _empty(DTYPES[name]) if array is None else array
 
     @property
@@ -138,17 +138,17 @@ def _apply(state: StreamState, message: wire.StreamMessage) -> StreamState:
 
 def _changed(state: StreamState, message: wire.Snapshot | wire.Delta) -> StreamState:
     assert state.hello is not None
-    change = Change.of(message)
+    difference = Difference.of(message)
     if isinstance(message, wire.Snapshot):
         num_blocks = state.hello.geometry.num_blocks
-        for name, array in change.blocks.items():
+        for name, array in difference.blocks.items():
             if len(array) != num_blocks:
                 raise ResyncNeeded(
                     f"snapshot.{name} has {len(array)} blocks, expected {num_blocks}"
                 )
     elif not state.synced:
         raise ResyncNeeded("expected snapshot, found delta")
-    return replace(state, synced=True, view=state.view.after(change))
+    return replace(state, synced=True, engine=state.engine.after(difference))
 
 
 def with_events(state: StreamState, events: Iterable[wire.Event]) -> StreamState:

@@ -1,6 +1,6 @@
 """A hub: fans the newest frame and the events of one engine out to any number of clients.
 
-1. A frame is decoded once for all clients; each client reads the newest view at its own pace.
+1. A frame is decoded once for all clients; each client reads the newest state at its own pace.
 2. Every client gets the events in order. The hub fills a gap in their `seq` from the engine, or
    reports the number of lost events.
 3. The hub never waits for a client.
@@ -16,19 +16,19 @@ from typing import Protocol
 
 from vtoken import wire
 from vtoken.wire import commands
-from vtoken.wire.views import Change, View
+from vtoken.wire.engine_state import Difference, EngineState
 from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.telemetry import TelemetryReader
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 
-FRESH_S = 1.0  # a view older than this is fetched again
+FRESH_S = 1.0  # a state older than this is fetched again
 MIN_REFRESH_S = 0.1
 RETRY_S = 1.0
 EVENT_PAGE = 1000
 
 
-class Subscriber(Protocol):
+class Listener(Protocol):
     """A client of the hub."""
 
     wants_state: bool
@@ -38,7 +38,7 @@ class Subscriber(Protocol):
         """Queue new events; `lost` earlier ones are no longer available. Must not block."""
 
     def wake(self) -> None:
-        """Notify the client of a newer view."""
+        """Notify the client of a newer state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Hub:
         self._bus = bus
         self.complete: Callable[[wire.Status], None] = lambda _: None
         self.num_dropped = 0  # events missed, summed over clients, cumulative
-        self._subscribers: set[Subscriber] = set()
+        self._listeners: set[Listener] = set()
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
-        self._view: View | None = None
-        self._view_at = 0.0
+        self._state: EngineState | None = None
+        self._state_at = 0.0
         self._last_event: int | None = None
         self._refresh = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +82,7 @@ class Hub:
 
     @property
     def num_clients(self) -> int:
-        return sum(subscriber.is_client for subscriber in self._subscribers)
+        return sum(listener.is_client for listener in self._listeners)
 
     @property
     def rank(self) -> int:
@@ -95,14 +95,14 @@ class Hub:
         return self._bus.alive
 
     @property
-    def view(self) -> View | None:
-        """The newest view; None before the first frame."""
-        return self._view
+    def state(self) -> EngineState | None:
+        """The newest state; None before the first frame."""
+        return self._state
 
     @property
-    def view_age_s(self) -> float | None:
-        """The age of the newest view; None before the first frame."""
-        return None if self._view is None else self._age()
+    def state_age_s(self) -> float | None:
+        """The age of the newest state; None before the first frame."""
+        return None if self._state is None else self._age()
 
     @property
     def last_event(self) -> int:
@@ -115,16 +115,16 @@ class Hub:
             self._describe = await self._bus.ask(commands.Describe(), wire.Describe)
         return self._describe
 
-    async def current(self) -> View:
-        """A view no older than FRESH_S, fetched if necessary; raises ProblemError."""
+    async def current(self) -> EngineState:
+        """A state no older than FRESH_S, fetched if necessary; raises ProblemError."""
         async with self._refresh:
-            before = self._view
+            before = self._state
             if before is None or self._age() >= FRESH_S:
                 frame = await self._bus.ask(commands.Frame(), wire.Frame)
-                if self._view is before:  # otherwise a published frame has superseded it
+                if self._state is before:  # otherwise a published frame has superseded it
                     self._take(frame)
-            assert self._view is not None
-            return self._view
+            assert self._state is not None
+            return self._state
 
     async def history(self) -> list[wire.Point]:
         """What charts need of the last minutes; raises ProblemError."""
@@ -150,14 +150,14 @@ class Hub:
                 lost = max(0, page.last_seq - seq) - len(events)
                 return MissedEvents(events, lost, page.last_seq)
 
-    def join(self, subscriber: Subscriber) -> None:
+    def join(self, listener: Listener) -> None:
         """Add a client: it gets every event, and is woken for frames if it wants state."""
-        self._subscribers.add(subscriber)
+        self._listeners.add(listener)
         self._update_subscription()
 
-    def leave(self, subscriber: Subscriber) -> None:
+    def leave(self, listener: Listener) -> None:
         """Remove a client; the engine stops publishing state when no client wants it."""
-        self._subscribers.discard(subscriber)
+        self._listeners.discard(listener)
         self._update_subscription()
 
     # ------------------------------------------------------------ inside
@@ -195,7 +195,7 @@ class Hub:
                     await self.current()
 
     def _on_frame(self, frame: wire.Frame) -> None:
-        if self._view is not None or frame.status is not None:
+        if self._state is not None or frame.status is not None:
             self._take(frame)
 
     def _take(self, frame: wire.Frame) -> None:
@@ -203,10 +203,10 @@ class Hub:
             self.complete(frame.status)
         if frame.config is not None:
             frame.config.engine = self.rank
-        self._view = (self._view or View()).after(Change.of(frame))
-        self._view_at = asyncio.get_running_loop().time()
-        for subscriber in self._subscribers:
-            subscriber.wake()
+        self._state = (self._state or EngineState()).after(Difference.of(frame))
+        self._state_at = asyncio.get_running_loop().time()
+        for listener in self._listeners:
+            listener.wake()
 
     async def _on_events(self, events: list[wire.Event]) -> None:
         lost = 0
@@ -217,8 +217,8 @@ class Hub:
                 events, lost = await self._fill(last, events)
         if events:
             self._last_event = events[-1].seq
-            for subscriber in tuple(self._subscribers):
-                subscriber.offer(events, lost)
+            for listener in tuple(self._listeners):
+                listener.offer(events, lost)
 
     async def _fill(self, last: int, events: list[wire.Event]) -> tuple[list[wire.Event], int]:
         """`events`, preceded by those since `last` that the engine holds, and the number lost."""
@@ -236,7 +236,7 @@ class Hub:
     @property
     def wants_state(self) -> bool:
         """Whether any client wants frames."""
-        return any(subscriber.wants_state for subscriber in self._subscribers)
+        return any(listener.wants_state for listener in self._listeners)
 
     def _age(self) -> float:
-        return asyncio.get_running_loop().time() - self._view_at
+        return asyncio.get_running_loop().time() - self._state_at

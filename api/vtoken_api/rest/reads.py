@@ -29,7 +29,7 @@ async def status(asked: Asked, query: routes.OneEngine) -> wire.Status:
     try:
         found = await engine.bus.ask(commands.Status(), wire.Status)
     except ProblemError as error:
-        age_s = engine.hub.view_age_s
+        age_s = engine.hub.state_age_s
         if error.problem.status == HTTPStatus.SERVICE_UNAVAILABLE and age_s is not None:
             error.problem.detail += f"; its newest frame is {age_s:.0f} s old"
         raise

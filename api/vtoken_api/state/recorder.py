@@ -23,7 +23,7 @@ from vtoken import wire
 from vtoken.recording import RecordingError
 from vtoken_api.fanout.cursor import TOPICS
 from vtoken_api.fanout.hub import Hub
-from vtoken_api.fanout.session import Session, StreamQuery
+from vtoken_api.fanout.subscriber import StreamQuery, Subscriber
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 from vtoken_api.state.journal import Journal
@@ -37,7 +37,7 @@ PERIOD_S = 5.0  # between two attempts to record, and two fetches of actions wit
 
 
 class Recorder:
-    """Of one engine; `start` once, inside the event loop. Each session, and the recorder itself,
+    """Of one engine; `start` once, inside the event loop. Each subscriber, and the recorder itself,
     subscribes to the hub. `on_end`: called with the end of each trial, in order.
     """
 
@@ -93,19 +93,19 @@ class Recorder:
 
     async def _record_stream(self) -> None:
         query = StreamQuery(frozenset(TOPICS), fps=1.0 / STATE_S, packed=False, resume=self._resume)
-        session = Session(self._hub, query, self._flight.take, passive=True)
-        self._hub.join(session)
+        subscriber = Subscriber(self._hub, query, self._flight.take, passive=True)
+        self._hub.join(subscriber)
         try:
-            await session.prepare()
+            await subscriber.prepare()
             await self._flight.begin()
             if self.problem:
                 logger.info("vtoken: the flight recorder is recording again")
             self.recording, self.problem = True, ""
-            await session.run(read_only_reason="this is a recording")
+            await subscriber.run(read_only_reason="this is a recording")
         finally:
             self.recording = False
-            self._hub.leave(session)
-            self._resume = session.resume_from or self._resume
+            self._hub.leave(subscriber)
+            self._resume = subscriber.resume_from or self._resume
             await self._end()
 
     def _stop(self, problem: str, *, fault: bool) -> None:
@@ -120,10 +120,10 @@ class Recorder:
         while True:
             await asyncio.sleep(pause)
             if self.recording:
-                before = self._hub.view
+                before = self._hub.state
                 with contextlib.suppress(ProblemError):
-                    view = await self._hub.current()
-                    idle = before is not None and before.step == view.step
+                    state = await self._hub.current()
+                    idle = before is not None and before.step == state.step
                     pause = IDLE_STATE_S if idle else STATE_S
 
     async def _end(self) -> None:
@@ -141,7 +141,7 @@ class Recorder:
             self._acted.set()
 
     def wake(self) -> None:
-        """Do nothing: sessions record the state."""
+        """Do nothing: a subscriber records the state."""
 
     async def _enter_actions(self) -> None:
         while True:

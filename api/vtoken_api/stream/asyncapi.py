@@ -8,7 +8,7 @@ import msgspec
 
 from vtoken import __version__, wire
 from vtoken.wire import routes
-from vtoken_api.fanout.session import HEARTBEAT_S, MAX_QUEUED
+from vtoken_api.fanout.subscriber import HEARTBEAT_S, MAX_QUEUED
 from vtoken_api.rest.openapi import examples, query_schema
 from vtoken_api.rest.serving import Asked, Handlers
 from vtoken_api.stream.endpoint import AuthMessage

@@ -1,4 +1,4 @@
-"""The websocket `/vtoken/v1/stream`: admits and authenticates clients and ends their sessions.
+"""The websocket `/vtoken/v1/stream`: admits and authenticates clients and ends their streams.
 
 A refused client gets an HTTP problem document before the handshake, or close code
 4000 + HTTP status after it. Code 1008: the client reads too slowly. 1011: an internal error.
@@ -19,7 +19,7 @@ from vtoken.wire import routes
 from vtoken_api.auth.access import Access, Grant, unauthorized
 from vtoken_api.auth.check import CLOSE_CODE_BASE, GRANT, AccessControl, deny
 from vtoken_api.fanout.cursor import TOPICS
-from vtoken_api.fanout.session import Session, StreamQuery
+from vtoken_api.fanout.subscriber import StreamQuery, Subscriber
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.rest.inputs import read_query
@@ -59,7 +59,7 @@ async def stream(websocket: WebSocket) -> None:
     except WebSocketDisconnect:
         pass
     except Exception:
-        logger.exception("vtoken: a stream session failed")
+        logger.exception("vtoken: a stream failed")
         await _close(websocket, 1011, "internal server error; see the server's log")
 
 
@@ -77,14 +77,14 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
     hub = (service.fleet.engines[0] if engine is None else service.fleet.one(engine)).hub
     if hub.num_clients >= MAX_CLIENTS:
         raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
-    session = Session(hub, query, send)
-    hub.join(session)  # without an await since the check
+    subscriber = Subscriber(hub, query, send)
+    hub.join(subscriber)  # without an await since the check
     try:
-        await session.prepare()
+        await subscriber.prepare()
         if websocket.application_state is WebSocketState.CONNECTING:
             await websocket.accept()
         sender = asyncio.create_task(
-            session.run(
+            subscriber.run(
                 read_only_reason=grant.read_only_reason,
                 can_read_text=service.auth.can_read_text(grant),
                 engines=service.fleet.ranks,
@@ -101,7 +101,7 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
             if isinstance(outcome, Exception):
                 raise outcome
     finally:
-        hub.leave(session)
+        hub.leave(subscriber)
 
 
 def parse_query(connection: HTTPConnection) -> StreamQuery:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vtoken import wire
+from vtoken.wire.engine_state import Difference
 from vtoken.wire.reducer import ResyncNeeded, StreamState, apply
-from vtoken.wire.views import Change
 from vtoken_console.feed.series import Rate
 
 if TYPE_CHECKING:
@@ -33,35 +33,35 @@ class EngineData:
 
     def apply(self, message: wire.StreamMessage) -> None:
         """Applies a message; raises ResyncNeeded."""
-        change: Change | None = None
+        difference: Difference | None = None
         if isinstance(message, wire.Snapshot):
-            change = Change.of(message)
+            difference = Difference.of(message)
             message.live = message.flags = message.owner = None
             message.history = []
         elif isinstance(message, wire.Delta):
-            change = Change.of(message)
+            difference = Difference.of(message)
             message.block_ids = message.block_live = message.block_flags = None
             message.block_owner = None
         before = self.model
         self.model = apply(before, message)
-        if change is None:
+        if difference is None:
             return
-        self._write(change)
+        self._write(difference)
         self.version += 1
         status = self.model.status
         if status is not None and status is not before.status:
             self.tokens_per_s = self._rate.add(status.ts, status.tokens.generated)
 
-    def _write(self, change: Change) -> None:
+    def _write(self, difference: Difference) -> None:
         hello = self.model.hello
         assert hello is not None  # a state follows it
-        if change.block_ids is None:
-            self.blocks = {n: change.blocks[n].copy() for n in KEPT if n in change.blocks}
+        if difference.block_ids is None:
+            self.blocks = {n: difference.blocks[n].copy() for n in KEPT if n in difference.blocks}
             sizes = {len(array) for array in self.blocks.values()}
             if sizes - {hello.geometry.num_blocks}:
                 raise ResyncNeeded(f"a snapshot of {sizes} blocks")
             return
         try:
-            change.write(self.blocks)
+            difference.write(self.blocks)
         except (ValueError, IndexError) as error:
             raise ResyncNeeded(f"delta: {error}") from error

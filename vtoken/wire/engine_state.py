@@ -1,11 +1,11 @@
-"""The state of an engine as its readers see it: a view, the change between two views, applying it.
+"""The state of an engine as its readers see it, and the difference between two states.
 
 The engine publishes frames, the API sends its clients snapshots and deltas, and clients and
-recordings apply those. A change is the same everywhere; only its fields have other names. Numpy is
-loaded with the first arrays. Invariants:
-1. before.after(Change.between(before, after)) == after
-2. any.after(Change.whole(view)) == view
-3. a view's arrays, of N blocks each, are replaced, never written
+recordings apply those. A difference is the same everywhere; only its fields have other names.
+Numpy is loaded with the first arrays. Invariants:
+1. before.after(Difference.between(before, after)) == after
+2. any.after(Difference.whole(state)) == state
+3. a state's arrays, of N blocks each, are replaced, never written
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class EngineState:
     """The blocks of one engine at `step`, and its newest status, which carries its own step."""
 
     step: int = 0
@@ -41,36 +41,36 @@ class View:
     config: ConfigDocument | None = None
     engine: int = 0
 
-    def after(self, change: Change) -> View:
-        """This view with `change`; raises ValueError or IndexError if arrays do not fit."""
+    def after(self, difference: Difference) -> EngineState:
+        """This state with `difference`; raises ValueError or IndexError if arrays do not fit."""
         blocks, requests = self.blocks, self.requests
-        if change.block_ids is None:
-            blocks = change.blocks or blocks
-        elif len(change.block_ids):
+        if difference.block_ids is None:
+            blocks = difference.blocks or blocks
+        elif len(difference.block_ids):
             blocks = {name: array.copy() for name, array in blocks.items()}
-            change.write(blocks)
-        if change.removed is None:
-            if change.requests is not None:
-                requests = MappingProxyType({row.id: row for row in change.requests})
-        elif change.requests or change.removed:
+            difference.write(blocks)
+        if difference.removed is None:
+            if difference.requests is not None:
+                requests = MappingProxyType({row.id: row for row in difference.requests})
+        elif difference.requests or difference.removed:
             rows = dict(requests)
-            for key in change.removed:
+            for key in difference.removed:
                 rows.pop(key, None)
-            rows |= {row.id: row for row in change.requests or ()}
+            rows |= {row.id: row for row in difference.requests or ()}
             requests = MappingProxyType(rows)
         return replace(
             self,
-            step=change.step,
+            step=difference.step,
             blocks=blocks,
             requests=requests,
-            status=change.status or self.status,
-            config=change.config or self.config,
+            status=difference.status or self.status,
+            config=difference.config or self.config,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What differs from one view to the next; None, or no `blocks`, if nothing does.
+class Difference:
+    """What differs from one state to the next; None, or no `blocks`, if nothing does.
 
     `blocks`: arrays [k] of the blocks `block_ids` [k], ascending; without ids, all arrays [N].
     `requests`: the rows that differ, beside the ids `removed`; without those, the rows of all.
@@ -85,14 +85,14 @@ class Change:
     config: ConfigDocument | None = None
 
     @classmethod
-    def whole(cls, view: View) -> Change:
-        """The change from any view to `view`."""
-        rows = [*view.requests.values()]
-        return cls(view.step, view.blocks, None, rows, None, view.status, view.config)
+    def whole(cls, state: EngineState) -> Difference:
+        """The difference from any state to `state`."""
+        rows = [*state.requests.values()]
+        return cls(state.step, state.blocks, None, rows, None, state.status, state.config)
 
     @classmethod
-    def between(cls, before: View, after: View) -> Change:
-        """The change from `before` to `after`, which has the same arrays."""
+    def between(cls, before: EngineState, after: EngineState) -> Difference:
+        """The difference from `before` to `after`, which has the same arrays."""
         ids = _changed(before.blocks, after.blocks) if after.blocks else None
         parts = {} if ids is None else {name: array[ids] for name, array in after.blocks.items()}
         rows, known = after.requests, before.requests
@@ -107,8 +107,8 @@ class Change:
         )
 
     @classmethod
-    def of(cls, message: Frame | Snapshot | Delta) -> Change:
-        """The change in a message; rows of a frame or snapshot are those of all requests."""
+    def of(cls, message: Frame | Snapshot | Delta) -> Difference:
+        """The difference in a message; rows of a frame or snapshot are those of all requests."""
         rows: Sequence[RequestRow] | None
         removed: Sequence[str] | None
         ids: PackedArray | None
@@ -130,13 +130,13 @@ class Change:
         )
 
     def write(self, blocks: Arrays) -> None:
-        """Write this change of some blocks to the arrays `blocks` [N] themselves."""
+        """Write this difference of some blocks to the arrays `blocks` [N] themselves."""
         for name, array in blocks.items():
             if name in self.blocks:
                 array[self.block_ids] = self.blocks[name]
 
     def as_snapshot(self, *, packed: bool) -> dict[str, Any]:
-        """The fields of a `Snapshot`, from a whole change."""
+        """The fields of a `Snapshot`, from a whole difference."""
         arrays = {name: pack_array(a, packed=packed) for name, a in self.blocks.items()}
         return {
             "status": self.status,

@@ -7,7 +7,7 @@ time. `seq` rises by one with every message.
    dropped; if too many remain, all are. A `dropped` message with the count follows, then a fresh
    snapshot.
 2. State is never queued: a delta is computed on sending, against the state last sent.
-3. A send that takes longer than SEND_TIMEOUT_S ends the session (TimeoutError).
+3. A send that takes longer than SEND_TIMEOUT_S ends the stream (TimeoutError).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from vtoken import wire
-from vtoken.wire.views import View
+from vtoken.wire.engine_state import EngineState
 from vtoken_api.fanout.cursor import STATE_TOPICS, StateCursor
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.problems import refuse
@@ -43,7 +43,7 @@ class StreamQuery:
     engine: int | None = None  # its rank; None: the server's first
 
 
-class Session:
+class Subscriber:
     """Runs until the client leaves or the engine stops; `passive`: does not make the hub subscribe
     to state."""
 
@@ -67,7 +67,7 @@ class Session:
         self._queue: deque[wire.Event | int] = deque()  # an int: that many events are lost here
         self._wake = asyncio.Event()
         self._describe: wire.Describe
-        self._view: View | None = None
+        self._state: EngineState | None = None
         self._history: list[wire.Point] = []  # of the first snapshot
         self._last_event = 0  # `seq` of the last event sent
         self._replayed = 0  # events up to this seq were replayed and are not sent again
@@ -100,24 +100,24 @@ class Session:
         self._wake.set()
 
     def wake(self) -> None:
-        """Wake the sender for a newer view."""
+        """Wake the sender for a newer state."""
         if self._takes_state:
             self._wake.set()
 
     @property
     def resume_from(self) -> tuple[str, int] | None:
-        """Where another session resumes without a gap; None before the first event."""
+        """Where another subscriber resumes without a gap; None before the first event."""
         return (self._describe.epoch, self._last_event) if self._last_event else None
 
-    # ------------------------------------------------------------ the life of a session
+    # ------------------------------------------------------------ the life of a stream
 
     async def prepare(self) -> None:
-        """Fetch the first view and the missed events before sending; raises ProblemError."""
+        """Fetch the first state and the missed events before sending; raises ProblemError."""
         if not self._hub.alive:
             raise refuse(503, "the engine has stopped")
         self._last_event = self._hub.last_event
         self._describe = await self._hub.describe()
-        self._view = await self._hub.current()
+        self._state = await self._hub.current()
         if "metrics" in self._query.topics and self.is_client:
             self._history = await self._hub.history()
         resume = self._query.resume
@@ -148,7 +148,7 @@ class Session:
         while True:
             self._wake.clear()
             await self._send_events()
-            fresh = self._takes_state and self._hub.view is not self._view
+            fresh = self._takes_state and self._hub.state is not self._state
             if fresh and loop.time() >= next_state:
                 await self._send_delta()
                 next_state = max(next_state, loop.time() - period) + period
@@ -177,22 +177,22 @@ class Session:
             event = self._queue.popleft()
             if isinstance(event, int):
                 await self._send(self._message(wire.Dropped, n=event))
-                self._view = await self._hub.current()
+                self._state = await self._hub.current()
                 await self._send_snapshot()
             else:
                 self._last_event = event.seq  # before `_send`, in which the recorder may stop
                 await self._send(self._message(wire.EventMessage, step=event.step, event=event))
 
     async def _send_snapshot(self) -> None:
-        assert self._view is not None
-        snapshot = self._message(wire.Snapshot, **self._cursor.snapshot(self._view))
+        assert self._state is not None
+        snapshot = self._message(wire.Snapshot, **self._cursor.snapshot(self._state))
         snapshot.history, self._history = self._history, []
         await self._send(snapshot)
 
     async def _send_delta(self) -> None:
-        self._view = self._hub.view
-        assert self._view is not None
-        if fields := self._cursor.delta(self._view):
+        self._state = self._hub.state
+        assert self._state is not None
+        if fields := self._cursor.delta(self._state):
             await self._send(self._message(wire.Delta, **fields))
 
     def _hello(self, read_only_reason: str, *, can_read_text: bool) -> wire.Hello:
@@ -218,9 +218,9 @@ class Session:
 
     def _message(self, kind: Any, **fields: Any) -> Any:
         """A message with the next `seq`; `ts` is the time of sending."""
-        assert self._view is not None
+        assert self._state is not None
         self._seq += 1
-        fields.setdefault("step", self._view.step)
+        fields.setdefault("step", self._state.step)
         return kind(epoch=self._describe.epoch, seq=self._seq, ts=time.time(), **fields)
 
     async def _send(self, message: wire.Message) -> None:
