@@ -32,10 +32,10 @@ def run(
     memory = torch.randn(
         (layers, num_blocks, size, shape.heads, 2 * shape.dim), dtype=torch.bfloat16, device=device
     )
-    caches = [layer.permute(0, 2, 1, 3) for layer in memory]
+    slots = [slot_rows(layer.permute(0, 2, 1, 3)) for layer in memory]
     implementations: dict[str, Callable[[torch.Tensor, torch.Tensor], None]] = {
-        "triton": TritonSlotCopy([slot_rows(cache) for cache in caches]),
-        "torch": TorchSlotCopy(caches),
+        "triton": TritonSlotCopy(slots),
+        "torch": TorchSlotCopy(slots),
     }
     rows = []
     for number in tokens:
@@ -44,11 +44,11 @@ def run(
         moved = 2 * number * layers * shape.row_bytes
         row: dict[str, Any] = {"tokens": number}
         for name, copy in implementations.items():
-            for cache in caches:
-                slot_rows(cache)[target] = 0
+            for of_layer in slots:
+                of_layer[target] = 0
             copy(source, target)
             row[f"{name}_exact"] = all(
-                torch.equal(slot_rows(cache)[source], slot_rows(cache)[target]) for cache in caches
+                torch.equal(of_layer[source], of_layer[target]) for of_layer in slots
             )
             us = median_us(partial(copy, source, target), device)
             row[name] = {"us": us, "gbs": gbs(moved, us), "share": share(gbs(moved, us), ceiling)}

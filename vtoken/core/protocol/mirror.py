@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.base.arena import Arena, Column
-from vtoken.base.arrays import Ints, Ragged, spans, starts_of
+from vtoken.base.arrays import Ints, Ragged, starts_of
 from vtoken.base.compiled import kernel
 from vtoken.base.errors import MirrorMismatchError
 from vtoken.base.rows import Rows
@@ -287,12 +287,6 @@ class Mirrors(Mapping[str, Mirror]):
         out = np.empty((2, starts[-1]), dtype=np.int64)
         _live(rows, self.columns.arrays, starts, out)
         return Ragged(out[0], starts), Ragged(out[1], starts)
-
-    def newest(self, rows: Ints, counts: Ints) -> Ragged:
-        """The slots of the newest `counts` [n] tokens of `rows` [n], -1 for dead ones."""
-        columns = self.columns
-        places = spans(columns.first_token[rows] + columns.num_tokens[rows] - counts, counts)
-        return Ragged(columns.slots[places.values].astype(np.int64), places.starts)
 
     def split(self, rows: Ints, block_size: int) -> tuple[Ragged, Ragged]:
         """What attention reads of `rows` [n]: blocks full of live tokens, and the slots of the

@@ -11,9 +11,6 @@ other strides is refused, because a token's heads, or a layer's blocks, are not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import torch
 
 from vtoken.base.errors import UnsupportedError
@@ -58,25 +55,3 @@ def page_view(cache: torch.Tensor) -> torch.Tensor:
 def keys_of(cache: torch.Tensor) -> torch.Tensor:
     """The keys [N, S, H, D] in `cache` [N, H, S, 2D], over the same memory."""
     return cache.transpose(1, 2)[..., : cache.shape[-1] // 2]
-
-
-def stacked_rows(caches: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """All layers as [L, N * S, H * C] over the same memory; None when they are not evenly spaced.
-
-    vLLM places the layers of a group in one allocation, at equal distances.
-    """
-    rows = [slot_rows(cache) for cache in caches]
-    first = rows[0]
-    storage = first.untyped_storage().data_ptr()
-    if any(
-        r.shape != first.shape
-        or r.dtype != first.dtype
-        or r.untyped_storage().data_ptr() != storage
-        for r in rows
-    ):
-        return None
-    offsets = [r.storage_offset() for r in rows]
-    steps = {b - a for a, b in pairwise(offsets)} or {first.numel()}
-    if len(steps) != 1 or min(steps) < first.numel():
-        return None
-    return first.as_strided((len(rows), *first.shape), (steps.pop(), *first.stride()))

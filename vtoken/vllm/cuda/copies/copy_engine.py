@@ -6,8 +6,7 @@ implementations:
 - *kernel*: one Triton launch over layers and tokens copies source slots to destination slots
   directly. Needs Triton and a device. Used only if no destination is a source, which is checked
   every time. Plans always satisfy this: a destination is dead or free, a source is live.
-- *torch*: gathers and then scatters all layers at once if vLLM's layers are evenly spaced in one
-  allocation, else layer by layer. The same code runs on the CPU.
+- *torch*: gathers and then scatters, layer by layer. The same code runs on the CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from vtoken.base.errors import InvariantViolation
 from vtoken.vllm.cuda.copies.staged_copy import StagedCopies
 from vtoken.vllm.cuda.copies.streams import Streams
 from vtoken.vllm.cuda.copies.transfer import upload
-from vtoken.vllm.cuda.layout import slot_rows, stacked_rows
+from vtoken.vllm.cuda.layout import slot_rows
 
 if TYPE_CHECKING:  # the checks of a GPU without vLLM need this module, and not the core
     from vtoken.core.protocol.integrity import LayerBytes
@@ -35,14 +34,12 @@ MAX_GATHERED_BYTES = 256 << 20  # of one chunk of the torch implementation
 
 
 class TorchSlotCopy:
-    """Moves slots with torch's index operations, on any device."""
+    """Moves slots with torch's index operations, on any device; `layers`: one [N * S, row] each."""
 
-    def __init__(self, caches: Sequence[torch.Tensor]) -> None:
-        self._stacked = stacked_rows(caches)
-        self._layers = [slot_rows(cache) for cache in caches]
-        layers = len(caches) if self._stacked is not None else 1
-        row = self._layers[0]
-        self.chunk = max(1, MAX_GATHERED_BYTES // (layers * row.shape[1] * row.element_size()))
+    def __init__(self, layers: Sequence[torch.Tensor]) -> None:
+        self._layers = layers
+        row = layers[0]
+        self.chunk = max(1, MAX_GATHERED_BYTES // (row.shape[1] * row.element_size()))
 
     def __call__(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy slots `source` [k] to `destination` [k] int64 in every layer.
@@ -52,11 +49,8 @@ class TorchSlotCopy:
         for start in range(0, len(source), self.chunk):
             end = start + self.chunk
             src, dst = source[start:end], destination[start:end]
-            if self._stacked is not None:
-                self._stacked.index_copy_(1, dst, self._stacked.index_select(1, src))
-            else:
-                for rows in self._layers:
-                    rows.index_copy_(0, dst, rows.index_select(0, src))
+            for rows in self._layers:
+                rows.index_copy_(0, dst, rows.index_select(0, src))
 
 
 class CUDACopyEngine:
@@ -76,7 +70,7 @@ class CUDACopyEngine:
     ) -> None:
         self._layers = [slot_rows(cache) for cache in caches]
         self._device, self._heads = caches[0].device, caches[0].shape[1]
-        self._gathering = TorchSlotCopy(caches)
+        self._gathering = TorchSlotCopy(self._layers)
         self._direct: Move = self._gathering
         if use_triton:
             from vtoken.vllm.cuda.kernels import TritonSlotCopy
