@@ -537,15 +537,3 @@ async def test_a_silent_engine_is_a_row_that_says_so(
     assert (await call(http, wire.RequestDetail, "GET", "/requests/r0")).engine == 0
     assert "engine did not answer" in (await refused(http, 503, "GET", "/requests/r9")).detail
     served.client.engines[1].hangs = False
-
-
-async def test_a_server_with_one_engine_needs_no_name() -> None:
-    async with (
-        several(1) as (served, cores),
-        httpx.AsyncClient(base_url=served.url + BASE, timeout=LIMIT_S) as http,
-    ):
-        assert (await call(http, wire.Status, "GET", "/status")).engine == 0
-        result = await patch(http, theta_f=0.5)
-        assert (result.engine, result.engines) == (0, [])
-        assert thetas(cores) == [0.5]
-        assert (await engines(http)).ok

@@ -63,10 +63,9 @@ async def until_shown(core: LiveEngine, *readers: list[EngineState]) -> None:
 
 @pytest.fixture
 def core() -> Iterator[LiveEngine]:
-    engine = make_engine(max_hz=1000.0)
-    engine.steps(30)
-    yield engine
-    engine.close()
+    with make_engine(max_hz=1000.0) as engine:
+        engine.steps(30)
+        yield engine
 
 
 async def test_readers_that_start_late_or_lose_frames_show_the_state_of_the_engine(

@@ -135,11 +135,6 @@ def _head(answer: httpx.Response) -> tuple[int, dict[str, str]]:
     return answer.status_code, headers
 
 
-def _head(answer: httpx.Response) -> tuple[int, dict[str, str]]:
-    headers = {name: answer.headers[name] for name in answer.headers if name != "date"}
-    return answer.status_code, headers
-
-
 async def test_tokens_and_limits_hold_in_all_processes_together(tmp_path: Path) -> None:
     tokens = {}
     for name in ("read", "control"):

@@ -86,20 +86,6 @@ async def test_call_that_the_clock_jumps_over_is_refused_as_a_whole_and_works_ag
         assert (await http.get("/vtoken/v1/audit")).json()["entries"] == []
 
 
-async def test_trial_lasts_its_time_though_the_clock_jumps(
-    core: LiveEngine, served: Served, jump: Callable[[float], None]
-) -> None:
-    async with httpx.AsyncClient(base_url=served.url) as http:
-        query = {"confirm_within_s": 300}
-        changed = await http.patch(CONFIG, json={"theta_f": 0.5}, params=query)
-        assert changed.status_code == 200
-        jump(DAY_S)
-        core.steps(2)
-        document = (await http.get(CONFIG)).json()
-        assert document["desired"]["theta_f"] == 0.5
-        assert document["trial"] is not None
-
-
 async def test_client_of_a_restarted_api_server_misses_nothing(
     core: LiveEngine, tmp_path: Path
 ) -> None:
@@ -132,10 +118,3 @@ async def test_client_of_a_restarted_api_server_misses_nothing(
         async with httpx.AsyncClient(base_url=second.url) as http:
             (entry,) = (await http.get("/vtoken/v1/audit")).json()["entries"]
             assert entry["changes"]["theta_f"][1] == 0.5
-
-
-async def test_client_of_a_restarted_engine_is_told_and_starts_afresh(served: Served) -> None:
-    async with connect(served.stream_url + "?resume=another-epoch:12") as stream:
-        hello = await receive(stream)
-        assert not hello.resumed
-        assert isinstance(await receive(stream), wire.Snapshot)

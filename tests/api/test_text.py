@@ -16,7 +16,7 @@ from tests.support.served_core import serving
 from tests.support.serving import SpelledWords
 from tests.support.text_core import make_evicting
 from vtoken import wire
-from vtoken.client import AsyncClient, ProblemError, Server
+from vtoken.client import AsyncClient, ProblemError
 from vtoken_api.text import MAX_HELD_TOKENS, pieces
 
 CONTROL, READ = "control-token-0123456789", "read-token-0123456789"
@@ -84,24 +84,6 @@ async def test_without_the_flag_nobody_reads_text_and_the_engine_is_not_asked() 
     assert problem.bound == "a server started with --vtoken-show-text"
     assert not served.calls_of("text")
     assert served.service.auth.refusals.counts[403] == 1
-
-
-async def test_with_tokens_only_the_control_token_reads_text(tmp_path: Path) -> None:
-    files = {}
-    for name, token in (("control", CONTROL), ("read", READ)):
-        path = tmp_path / name
-        path.write_text(token)
-        path.chmod(0o600)
-        files[f"{name}_token_file"] = str(path)
-    async with serving(make_evicting(), show_text=True, **files) as served:
-        reader, controller = (AsyncClient(Server(served.url, t)) for t in (READ, CONTROL))
-        problem = await refused(reader)
-        assert not served.calls_of("text")
-        assert (await controller.text("a")).total == 203
-        await reader.aclose()
-        await controller.aclose()
-    assert (problem.status, problem.title) == (403, "Read-only")
-    assert problem.bound == "the token of --vtoken-control-token-file"
 
 
 @pytest.mark.parametrize(

@@ -80,22 +80,6 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
         assert core.runtime.requests.forgotten == {}
 
 
-async def test_dry_run_tells_the_effect_and_changes_nothing(
-    served: Served, core: LiveEngine
-) -> None:
-    before = core.runtime.config
-    for command, told in (
-        (("config", "set", "budget_tokens=32"), "dry run: nothing was changed\nevicts now "),
-        (("policy", "use", "streaming_llm"), "\nit makes no difference now\n"),
-        (("compact",), "Dry run over all requests: would move"),
-    ):
-        ran = await run(*command, "--dry-run", "--url", served.url)
-        assert ran.code == 0
-        assert told in ran.out
-    assert core.runtime.config is before
-    assert not core.runtime.operations.pending
-
-
 async def test_every_change_is_tried_out_with_a_token_that_only_reads(
     core: LiveEngine, tmp_path: Path
 ) -> None:

@@ -86,26 +86,6 @@ async def test_events_shows_the_newest(served: Served, core: LiveEngine) -> None
     assert lines == [f"number {number}" for number in range(500, 2000)]
 
 
-async def test_events_of_a_kind_are_those_alone(served: Served, core: LiveEngine) -> None:
-    url = ("--url", served.url)
-    core.controller.note_started()
-    begun = asyncio.create_task(run("compact", *url))
-    await until(lambda: core.runtime.operations.pending, "the compaction")
-    core.steps()
-    assert (await begun).code == 0
-    states = [line.split(" operation: ")[1] for line in await told(*url, "--kind", "operation")]
-    assert [" runs at the next step" in states[0], " runs: " in states[1]] == [True, True]
-    assert " done: moved " in states[2]
-    (started,) = await told(*url, "--kind", "server")
-    assert started.endswith(
-        "server: engine started: core on cpu, 63 blocks of 16 slots, policy random"
-    )
-
-
-async def told(*arguments: str) -> list[str]:
-    return (await run("events", *arguments)).out.splitlines()
-
-
 @pytest.mark.usefixtures("stepping")
 async def test_record_writes_what_the_stream_says(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"

@@ -31,19 +31,6 @@ async def test_status_begins_with_its_sentence(served: Served, core: LiveEngine)
     assert "\x1b" not in text.out
 
 
-@pytest.mark.parametrize(("free", "cause"), [(4, "Fragmented"), (5, "OK"), (20, "OK"), (21, "OK")])
-async def test_status_calls_no_pool_full_that_compacting_would_help(
-    served: Served, core: LiveEngine, free: int, cause: str
-) -> None:
-    """Free blocks below, between and above the low watermark and the headroom."""
-    core.configure(low_watermark_blocks=4, headroom_blocks=20)
-    core.store.take(core.store.num_free_blocks() - free)
-    gain = core.call("compact", dry_run=True).plan.freed_blocks
-    text = (await run("status", VTOKEN_URL=served.url)).out
-    assert text.startswith(f"{cause}: ")
-    assert f"compacting now would free {gain} block" in text.splitlines()[0]
-
-
 def make_dear(core: LiveEngine) -> None:
     """Set a high measured price of packing."""
     core.core.worker.hole_us, core.core.worker.copy_us = 500, 3

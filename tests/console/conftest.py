@@ -14,9 +14,8 @@ from tests.support.served_core import served  # noqa: F401
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
     """Six requests above their budget; the engine steps only with the fixture `stepping`."""
-    core = make_busy()
-    yield core
-    core.close()
+    with make_busy() as core:
+        yield core
 
 
 @pytest.fixture

@@ -139,15 +139,6 @@ async def test_refused_value_shows_field_value_and_bound_and_changes_nothing(
         assert "999999" in screen_text(app)  # the edits stay for correction
 
 
-async def test_text_in_a_number_field_is_refused_by_the_server(
-    core: LiveEngine, served: Served
-) -> None:
-    async with running(served.url) as (app, pilot):
-        await pilot.press("t", *"abc", "enter")
-        await until(lambda: "'abc'" in outcome(app), "not refused")
-        assert core.runtime.revision == 1
-
-
 async def test_stale_revision_is_refused_with_a_message(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await pilot.press("t", "left")

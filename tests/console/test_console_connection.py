@@ -11,9 +11,8 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 
-from tests.support.console_harness import make_busy, messages, running, screen_text, until
+from tests.support.console_harness import messages, running, screen_text, until
 from tests.support.core.live import LiveEngine
-from tests.support.served_core import serving
 from tests.support.serving import Served, serve
 from vtoken.client import Server
 from vtoken_console.app.app import ConsoleApp
@@ -65,22 +64,6 @@ async def test_gap_in_seq_leads_to_a_fresh_snapshot(core: LiveEngine, served: Se
         link = lambda: client.feed.connection  # noqa: E731
         await until(lambda: link().since > before and link().is_live, "?")
         await until(lambda: (client.feed.model.live == core.reporter.live()).all(), "blocks differ")
-
-
-async def test_client_returns_when_the_server_returns_with_a_new_epoch() -> None:
-    server = contextlib.AsyncExitStack()
-    first = await server.enter_async_context(serving(make_busy(100, 2, epoch="one")))
-    async with server, reading(first.url) as client:
-        await until(lambda: client.feed.connection.is_live, "never live")
-        await server.aclose()
-        await until(lambda: client.feed.connection.state is State.LOST, "loss not seen")
-        assert client.feed.connection.next_try is not None
-        assert client.feed.model.num_blocks == 100  # the last state is kept
-        async with serving(make_busy(120, 3, epoch="two"), port=first.port):
-            client.retry_now()
-            await until(lambda: client.feed.connection.is_live, "did not come back")
-            assert client.feed.model.epoch == "two"
-            assert client.feed.model.num_blocks == 120
 
 
 async def test_refused_token_is_reported_and_retried(core: LiveEngine, tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 @pytest.fixture
 def core() -> Iterator[LiveEngine]:
     """A pool of several blocks a cell, standing still."""
-    core = make_busy(5000)
-    yield core
-    core.close()
+    with make_busy(5000) as core:
+        yield core
 
 
 async def test_zoom_goes_from_pool_over_region_and_blocks_to_slots_and_back(

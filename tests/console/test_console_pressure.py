@@ -50,9 +50,8 @@ HEADS = [column.head for column in COLUMNS if column.pressure]
 @pytest.fixture(scope="module")
 def short_core() -> Any:
     """A pool that is short: nobody may step or change it."""
-    core = make_short()
-    yield core
-    core.close()
+    with make_short() as core:
+        yield core
 
 
 @pytest.fixture

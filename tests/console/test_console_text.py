@@ -35,9 +35,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
-    core = make_evicting(prompt_tokens=120, budget_tokens=64)
-    yield core
-    core.close()
+    with make_evicting(prompt_tokens=120, budget_tokens=64) as core:
+        yield core
 
 
 @pytest.fixture

@@ -19,18 +19,17 @@ RESERVED = Requirement(extra_blocks=1)
 
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
-    made = make_quiet(num_blocks=65)
-    made.runtime.shape.max_chunk_tokens = CHUNK
-    made.configure(
-        policy={"name": "streaming_llm"},
-        budget_tokens=96,
-        evict_when="always",
-        interval_tokens=32,
-        headroom_blocks=2,
-        low_watermark_blocks=8,
-    )
-    yield made
-    made.close()
+    with make_quiet(num_blocks=65) as made:
+        made.runtime.shape.max_chunk_tokens = CHUNK
+        made.configure(
+            policy={"name": "streaming_llm"},
+            budget_tokens=96,
+            evict_when="always",
+            interval_tokens=32,
+            headroom_blocks=2,
+            low_watermark_blocks=8,
+        )
+        yield made
 
 
 def running(engine: LiveEngine, request_id: str, prompt: int, max_tokens: int) -> None:

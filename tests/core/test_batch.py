@@ -191,8 +191,7 @@ def test_an_answer_of_another_form_suspends_its_policy(policy: Policy, why: str)
     engine.runtime.active.config = replace(engine.runtime.config, policy=policy)
     for name in ("a", "b"):
         engine.add(name, 12)
-    for _ in range(3):
-        engine.step()
+    engine.steps(3)
     assert engine.runtime.counters.tokens.evicted == 0
     (event,) = [e for e in engine.runtime.events.page(0, 100).events if e.kind == "violation"]
     assert why in event.summary
@@ -205,8 +204,7 @@ def test_a_batch_that_names_too_few_is_refused_and_its_policy_suspended() -> Non
     engine.runtime.active.config = replace(engine.runtime.config, policy=policy)
     for name in ("a", "b"):
         engine.add(name, 12)
-    for _ in range(3):
-        engine.step()
+    engine.steps(3)
     assert engine.runtime.ranking.is_suspended(policy)
     assert engine.runtime.tables["b"].num_dead == 0  # its answer was short
     assert engine.runtime.counters.invariants.violations == 1

@@ -14,9 +14,8 @@ from vtoken.wire import Calibration, PolicyInfo, Recall, Status
 
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
-    live = make_engine(config={"policy": {"name": "h2o", "params": {}}})
-    yield live
-    live.close()
+    with make_engine(config={"policy": {"name": "h2o", "params": {}}}) as live:
+        yield live
 
 
 def calibrate(engine: LiveEngine) -> None:

@@ -14,10 +14,9 @@ from vtoken.wire import Reply
 
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
-    live = make_engine(concurrency=1)
-    live.steps(2)
-    yield live
-    live.close()
+    with make_engine(concurrency=1) as live:
+        live.steps(2)
+        yield live
 
 
 @pytest.mark.parametrize(

@@ -204,8 +204,7 @@ def problem(reply: Reply) -> Any:
 
 
 def test_a_stale_if_match_is_refused_with_412_and_changes_nothing() -> None:
-    engine = quiet()
-    try:
+    with quiet() as engine:
         before = engine.call("config")
         reply = engine.ask("patch_config", patch={"theta_f": 0.5}, if_match=7)
         assert problem(reply).status == 412
@@ -213,13 +212,10 @@ def test_a_stale_if_match_is_refused_with_412_and_changes_nothing() -> None:
         done: PatchResult = engine.call("patch_config", patch={"theta_f": 0.5}, if_match=1)
         assert (done.revision, done.changes) == (2, {"theta_f": [0.25, 0.5]})
         assert done.applied_at_step == engine.core.runtime.step + 1
-    finally:
-        engine.close()
 
 
 def test_a_command_past_its_callers_timeout_is_not_executed() -> None:
-    engine = quiet()
-    try:
+    with quiet() as engine:
         before = engine.call("config")
         patch = PatchConfig(patch={"theta_f": 0.5})
         late = Command(call=patch, expires_ts=time.time() - 0.01)
@@ -227,35 +223,26 @@ def test_a_command_past_its_callers_timeout_is_not_executed() -> None:
         assert engine.call("config") == before
         in_time = Command(call=patch, expires_ts=time.time() + 60)
         assert engine.handle(in_time).problem is None
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("if_match", ["1", 1.0, True, [], -1])
 def test_an_if_match_that_is_not_a_revision_is_refused(if_match: Any) -> None:
-    engine = quiet()
-    try:
+    with quiet() as engine:
         reply = engine.ask("patch_config", patch={"theta_f": 0.5}, if_match=if_match)
         assert problem(reply).status == 422
         assert engine.call("config").revision == 1
-    finally:
-        engine.close()
 
 
 def test_a_patch_that_changes_nothing_makes_no_revision_and_no_event() -> None:
-    engine = quiet()
-    try:
+    with quiet() as engine:
         seq = engine.core.runtime.events.last_seq
         done = engine.call("patch_config", patch={"theta_f": 0.25})
         assert (done.revision, done.changes) == (1, {})
         assert engine.core.runtime.events.last_seq == seq
-    finally:
-        engine.close()
 
 
 def test_undo_is_a_new_revision_with_the_configuration_before() -> None:
-    engine = quiet()
-    try:
+    with quiet() as engine:
         first = engine.call("config").desired
         engine.call("patch_config", patch={"theta_f": 0.5})
         second = engine.call("config").desired
@@ -268,8 +255,6 @@ def test_undo_is_a_new_revision_with_the_configuration_before() -> None:
         events = [e for e in engine.call("events", limit=10_000).events if e.kind == "config"]
         assert [e.data["revision"] for e in events] == [2, 3, 4, 5]
         assert events[-1].data["actor"] == "ann"
-    finally:
-        engine.close()
 
 
 def state_of(engine: LiveEngine) -> Any:
@@ -286,8 +271,7 @@ def state_of(engine: LiveEngine) -> Any:
 
 
 def test_validate_only_changes_nothing() -> None:
-    engine = quiet()
-    try:
+    with quiet() as engine:
         before = state_of(engine)
         for patch in ({"budget_tokens": 16, "interval_tokens": 0}, {"reclamation": "off"}, {}):
             done = engine.call("patch_config", patch=patch, validate_only=True)
@@ -295,72 +279,6 @@ def test_validate_only_changes_nothing() -> None:
             assert (done.revision, done.applied_at_step) == (1, None)
             assert done.effective == done.desired == done.previous
             assert state_of(engine) == before
-    finally:
-        engine.close()
-
-
-@pytest.mark.parametrize("spare_blocks", [1, 64])
-@pytest.mark.parametrize("planner", ["plug", "pack"])
-@pytest.mark.parametrize(
-    "patch",
-    [
-        {"budget_tokens": 9},
-        {"budget_tokens": 17, "batch_size": 4},
-        {"policy": {"name": "streaming_llm"}, "budget_tokens": 11},
-        {"policy": {"name": "h2o"}, "budget_tokens": 11},
-        {"budget_tokens": 12, "reclamation": "off"},
-        {"headroom_blocks": 0, "budget_tokens": 10},
-        {"policy": {"name": "streaming_llm"}, "budget_tokens": 8, "prefix_sharing": "skip"},
-        {"policy": {"name": "streaming_llm"}, "budget_tokens": 8, "prefix_sharing": "copy"},
-        {"budget_tokens": 6, "prefix_sharing": "copy"},
-    ],
-    ids=["budget", "batch", "streaming", "h2o", "off", "no headroom", "skip", "copy", "random"],
-)
-def test_what_if_predicts_exactly_what_applying_then_does(
-    planner: str, patch: dict[str, Any], spare_blocks: int
-) -> None:
-    live = make_engine(
-        num_blocks=64,
-        block_size=4,
-        concurrency=4,
-        prompt_tokens=37,
-        prefix_tokens=14,
-        max_tokens=200,
-        config={
-            "policy": {"name": "random", "params": {"sinks": 1, "recent": 2}},
-            "budget_tokens": 30,
-            "evict_when": "always",
-            "interval_tokens": 0,
-            "experiment": {"planner": planner},
-            "theta_f": 0.0,
-            "low_watermark_blocks": 64,
-            "headroom_blocks": 8,
-            "recycle": False,
-            "reclamation": "paused",
-        },
-    )
-    try:
-        live.steps(9)
-        runtime = live.core.runtime
-        while runtime.store.num_free_blocks() > spare_blocks:
-            runtime.store.take(1)
-        patch = {"reclamation": "auto"} | patch
-        predicted = live.call("patch_config", patch=patch, validate_only=True).what_if
-        evicted = runtime.counters.tokens.evicted
-        live.call("patch_config", patch=patch)
-        free = runtime.store.num_free_blocks()
-        ready = [r.id for r in live.core.running if r.num_computed >= r.num_prompt_tokens]
-        runtime.begin_step(ready)
-        freed = runtime.store.num_free_blocks() - free
-        moved = sum(moving.plan.num_moved_tokens for moving in runtime.relocator.planned.values())
-        assert predicted.evicted_tokens == runtime.counters.tokens.evicted - evicted
-        assert predicted.freed_blocks == freed
-        assert predicted.moved_tokens == moved
-        assert predicted.moved_bytes == moved * runtime.geometry.bytes_per_token
-        if spare_blocks > 1 and patch["reclamation"] == "auto" and "headroom_blocks" not in patch:
-            assert moved > 0 or "policy" in patch
-    finally:
-        live.close()
 
 
 def test_what_if_answers_for_an_engine_without_requests() -> None:

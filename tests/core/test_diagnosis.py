@@ -38,12 +38,9 @@ EVICTING = {
 def running(steps: int = 60, **options: Any) -> Iterator[LiveEngine]:
     """An engine with holes after some steps, at rest."""
     config = EVICTING | options.pop("config", {})
-    engine = make_engine(**BASE | options, config=config)
-    try:
+    with make_engine(**BASE | options, config=config) as engine:
         engine.steps(steps)
         yield engine
-    finally:
-        engine.close()
 
 
 def diagnose(engine: LiveEngine) -> Fragmentation:

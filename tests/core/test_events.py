@@ -115,8 +115,7 @@ def test_pages_join_without_gap_or_repetition(kinds: list[EventKind], limit: int
 
 
 def test_an_engine_at_work_tells_every_event_with_its_step() -> None:
-    engine = make_engine(config=None)
-    try:
+    with make_engine(config=None) as engine:
         engine.steps(60)
         events = engine.call("events", limit=10_000).events
         assert [e.seq for e in events] == [*range(1, len(events) + 1)]
@@ -128,5 +127,3 @@ def test_an_engine_at_work_tells_every_event_with_its_step() -> None:
         rounds = [e.data for e in events if e.kind == "relocation"]
         reclaimed += sum(data["freed_blocks"] - data["retaken_blocks"] for data in rounds)
         assert reclaimed == engine.core.runtime.counters.reclamation.reclaimed_blocks
-    finally:
-        engine.close()

@@ -17,11 +17,8 @@ from vtoken.wire.fleet import differences, drifts
 @pytest.fixture(scope="module")
 def document() -> tuple[wire.Status, wire.ConfigDocument]:
     """The status and the configuration of an idle engine."""
-    core = make_quiet()
-    try:
+    with make_quiet() as core:
         return core.reporter.status(), msgspec.convert(core.call("config"), wire.ConfigDocument)
-    finally:
-        core.close()
 
 
 def row(

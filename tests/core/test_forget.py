@@ -16,7 +16,7 @@ from vtoken.core.config.prompt_parts import PromptParts, Spans
 from vtoken.core.config.request_rules import FORGET, Prompt, RequestRules, request_rules
 from vtoken.core.config.spans import merged
 from vtoken.core.config.values import merge_patch
-from vtoken.core.runtime.eviction import Evictor
+from vtoken.core.runtime.ranking import Ranking
 from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Policy, View, make_policy, oldest
@@ -44,13 +44,6 @@ def make(policy: str = "streaming_llm", **config: Any) -> CoreEngine:
             **config,
         },
     )
-
-
-def run(engine: CoreEngine, steps: int) -> None:
-    for _ in range(steps):
-        engine.step()
-        engine.check()
-    assert engine.runtime.counters.invariants.violations == 0
 
 
 def victims_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[int]]]:
@@ -136,7 +129,7 @@ def test_forgotten_tokens_die_first_and_oldest_first(
     spans = ((0, 3), (8, 12), (28, 30))
     engine.add("a", 30, rules=RequestRules(forget=spans, protect=((5, 7),)))
     engine.add("b", 30)
-    run(engine, 30)
+    engine.run(30)
     forgotten = [0, 1, 2, 8, 9, 10, 11, 28, 29]
     order = [token for victims in died["a"] for token in victims]
     assert [token for token in order if token in forgotten] == forgotten
@@ -154,14 +147,14 @@ def test_the_newest_token_does_not_die(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make()
     died = victims_of(monkeypatch)
     engine.add("a", 30, rules=RequestRules(forget=((24, 30),)))
-    run(engine, 4)
+    engine.run(4)
     assert died["a"] == [[2, *range(24, 29)], [29], [3]]
 
 
 def one_by_one(choose: Any) -> Any:
-    """`Evictor.choose` of one request after the other."""
+    """`Ranking.choose` of one request after the other."""
 
-    def each(self: Evictor, rows: Any) -> Any:
+    def each(self: Ranking, rows: Any) -> Any:
         parts = [choose(self, rows[i : i + 1]) for i in range(len(rows))]
         victims = [found.of(0) for chosen, found in parts if len(chosen)]
         chosen = np.concatenate([rows[:0], *(chosen for chosen, _ in parts)])
@@ -178,13 +171,13 @@ def test_many_requests_at_once_choose_as_each_alone(
     for together in (True, False):
         with monkeypatch.context() as patched:
             if not together:
-                patched.setattr(Evictor, "choose", one_by_one(Evictor.choose))
+                patched.setattr(Ranking, "choose", one_by_one(Ranking.choose))
             found = victims_of(patched)
             engine = make(policy)
             for i in range(5):
                 spans = ((3 * i, 3 * i + 4),) if i % 2 else ()
                 engine.add(f"r{i}", 30 + i, seed=i, rules=RequestRules(forget=spans))
-            run(engine, 20)
+            engine.run(20)
             died.append(found)
     assert died[0] == died[1]
     assert len(died[0]) == 5
@@ -209,7 +202,7 @@ def test_a_policy_chooses_what_is_missing_and_does_not_see_the_forgotten() -> No
     engine = make(budget_tokens=20)
     rules = RequestRules(policy=policy, forget=((2, 6), (9, 12)), protect=((0, 2),))
     engine.add("a", 30, rules=rules)
-    run(engine, 2)
+    engine.run(2)
     (view,) = policy.views
     assert view.token_ids.tolist() == [6, 7, 8, *range(12, 30)]
     assert view.budget_tokens == 20 - 2
@@ -220,11 +213,11 @@ def test_a_policy_chooses_what_is_missing_and_does_not_see_the_forgotten() -> No
 def test_a_request_preempted_keeps_its_spans() -> None:
     engine = make()
     engine.add("a", 30, rules=RequestRules(forget=((3, 9),)))
-    run(engine, 3)
+    engine.run(3)
     engine.runtime.requests.forget_tokens("a", ((12, 14),))
-    run(engine, 2)
+    engine.run(2)
     engine.preempt_newest()
-    run(engine, 3)
+    engine.run(3)
     assert engine.runtime.counters.requests.preempted == 1
     live = engine.runtime.tables["a"].live_ids().tolist()
     assert not set(live) & {*range(3, 9), 12, 13}
@@ -238,13 +231,13 @@ def test_tokens_that_the_configuration_protects_later_stay() -> None:
     parts = PromptParts((), ((0, 4),), ())
     rules = RequestRules(forget=((0, 8),))
     engine.add("a", 22, rules=rules, prompt=Prompt(22, lambda: parts))
-    run(engine, 1)
+    engine.run(1)
     engine.runtime.active.install(
         merge_patch(
             engine.runtime.config, {"protect": {"system": True}}, num_blocks=64, num_layers=4
         )
     )
-    run(engine, 10)
+    engine.run(10)
     assert {0, 1, 2, 3} <= set(engine.runtime.tables["a"].live_ids().tolist())
     assert not {4, 5, 6, 7} & set(engine.runtime.tables["a"].live_ids().tolist())
 
@@ -262,11 +255,11 @@ def test_scores_are_not_needed_for_what_is_forgotten() -> None:
     blind(engine)
     engine.add("a", 30, rules=RequestRules(forget=((3, 12),)))
     engine.add("b", 30)
-    run(engine, 4)
+    engine.run(4)
     tables = engine.runtime.tables
     assert tables["b"].num_dead == 0
     assert tables["a"].live_ids().tolist()[:4] == [0, 1, 2, 3 + 8]  # 33 tokens, 24 and one new
-    run(engine, 4)
+    engine.run(4)
     assert tables["a"].num_dead == 9  # then it waits for its scores
 
 
@@ -296,7 +289,7 @@ def blind_and_short(forget: Spans) -> CoreEngine:
 
 def test_under_pressure_forgotten_tokens_give_without_scores() -> None:
     engine = blind_and_short(((4, 30),))
-    run(engine, 14)
+    engine.run(14)
     tables, counters = engine.runtime.tables, engine.runtime.counters
     assert counters.requests.preempted == 0
     assert counters.pressure.given_tokens == tables["a"].num_dead > 0
@@ -310,7 +303,7 @@ def test_under_pressure_forgotten_tokens_go_before_those_of_others() -> None:
     engine = under_pressure("streaming_llm", num_blocks=40)
     engine.add("obsolete", 60, max_tokens=40, rules=RequestRules(forget=((4, 44),)))
     engine.add("least", 70, max_tokens=40, priority=9)
-    run(engine, 28)
+    engine.run(28)
     tables, counters = engine.runtime.tables, engine.runtime.counters
     assert counters.requests.preempted == 0
     assert tables["least"].num_dead == 0
@@ -319,8 +312,7 @@ def test_under_pressure_forgotten_tokens_go_before_those_of_others() -> None:
 
 def test_control_without_forgotten_tokens_nobody_gives_without_scores() -> None:
     engine = blind_and_short(())
-    for _ in range(14):
-        engine.step()
+    engine.steps(14)
     assert engine.runtime.counters.pressure.given_tokens == 0
     assert engine.runtime.counters.requests.preempted > 0
 
@@ -330,7 +322,7 @@ def test_a_policy_that_failed_evicts_nothing_even_of_the_forgotten() -> None:
     engine = make()
     engine.runtime.active.suspend(policy)
     engine.add("a", 40, rules=RequestRules(policy=policy, forget=((0, 30),)))
-    run(engine, 4)
+    engine.run(4)
     assert engine.runtime.tables["a"].num_dead == 0
 
 

@@ -169,17 +169,6 @@ def holed(num_requests: int = 3, **config: Any) -> CoreEngine:
     return engine
 
 
-def run(engine: CoreEngine, num_steps: int = 60) -> CoreEngine:
-    for _ in range(num_steps):
-        engine.step()
-        engine.check()
-    return engine
-
-
-def test_reclamation_relocates_when_every_gate_is_open() -> None:
-    assert run(holed()).runtime.counters.reclamation.relocations > 0
-
-
 @pytest.mark.parametrize(
     "closed",
     [
@@ -193,7 +182,7 @@ def test_reclamation_relocates_when_every_gate_is_open() -> None:
 def test_a_closed_gate_stops_relocation_but_all_dead_blocks_still_return(
     closed: dict[str, Any],
 ) -> None:
-    engine = run(holed(**closed, policy={"name": "streaming_llm", "params": {"sinks": 2}}))
+    engine = holed(**closed, policy={"name": "streaming_llm", "params": {"sinks": 2}}).run(60)
     assert engine.runtime.counters.reclamation.relocations == 0
     assert engine.runtime.counters.reclamation.reclaimed_blocks > 0
     table = engine.runtime.tables["r0"]
@@ -207,7 +196,7 @@ def relocations_at(hole_us: int, **config: Any) -> list[dict[str, Any]]:
     """All relocations of a run without pressure, where packing a token costs `hole_us`."""
     engine = holed(**config)
     engine.worker.hole_us, engine.worker.copy_us = hole_us, 3
-    run(engine)
+    engine.run(60)
     return [e.data for e in engine.runtime.events.page(0, 10_000, "relocation").events]
 
 
@@ -237,21 +226,21 @@ def test_a_round_that_pays_and_finds_nothing_pauses() -> None:
         experiment={"planner": "pack"}, headroom_blocks=0, budget_tokens=16, **CALM_CONFIG
     )
     engine.worker.hole_us = 10_000
-    run(engine, 6)
+    engine.run(6)
     engine.runtime.active.config = structs.replace(
         engine.runtime.config, policy=make_policy("none", {})
     )
     rounds = []
     for _ in range(3 * EMPTY_ROUND_BACKOFF_STEPS):
-        run(engine, 1)
+        engine.run(1)
         rounds.append(engine.runtime.relocator.pressure(ahead=0).steps_since_round == 0)
     assert sum(rounds) == 3
 
 
 def test_a_manual_compaction_passes_the_gates_while_paused() -> None:
-    engine = run(holed(reclamation="paused"), 5)
+    engine = holed(reclamation="paused").run(5)
     operation = engine.runtime.operations.add("me", None, 64, False)
-    run(engine, 1)
+    engine.run(1)
     assert operation.state == "done"
     assert operation.result is not None
     assert operation.result.freed_blocks > 0
@@ -280,7 +269,7 @@ def test_theta_f_zero_with_the_watermark_at_the_pool_is_eager(recycle: bool) -> 
     """Blocks held equal the packed bound whenever a round has run, within one tail a request.
     Without recycling, holes of a read-only block may wait for room behind the last token."""
     engine = holed(num_requests=1, recycle=recycle, batch_size=63)
-    run(engine, 2)
+    engine.run(2)
     for _ in range(60):
         engine.step()
         assert packed_excess(engine) <= (1 if recycle else 2)
@@ -289,7 +278,7 @@ def test_theta_f_zero_with_the_watermark_at_the_pool_is_eager(recycle: bool) -> 
 
 def test_many_requests_are_eager_together() -> None:
     engine = holed(num_requests=4, batch_size=63, headroom_blocks=16)
-    run(engine, 2)
+    engine.run(2)
     worst = 0
     for _ in range(60):
         engine.step()
@@ -299,9 +288,9 @@ def test_many_requests_are_eager_together() -> None:
 
 @pytest.mark.parametrize("planner", ["pack", "plug"])
 def test_rounds_are_bounded_by_b_and_by_the_headroom_over_all_requests(planner: str) -> None:
-    engine = run(
-        holed(num_requests=4, batch_size=3, headroom_blocks=1, experiment={"planner": planner})
-    )
+    engine = holed(
+        num_requests=4, batch_size=3, headroom_blocks=1, experiment={"planner": planner}
+    ).run(60)
     rounds: dict[int, list[dict[str, Any]]] = {}
     for event in engine.runtime.events.page(0, 10_000).events:
         if event.kind == "relocation":
@@ -314,7 +303,7 @@ def test_rounds_are_bounded_by_b_and_by_the_headroom_over_all_requests(planner: 
 
 
 def test_deferral_says_how_many_blocks_are_missing() -> None:
-    engine = run(holed(experiment={"planner": "pack"}, headroom_blocks=0), 10)
+    engine = holed(experiment={"planner": "pack"}, headroom_blocks=0).run(10)
     events = [e for e in engine.runtime.events.page(0, 1000).events if e.kind == "deferred"]
     assert engine.runtime.counters.reclamation.deferred > 0
     assert len(events) == 1  # rate-limited
@@ -366,7 +355,7 @@ def test_hashed_blocks_are_not_recycled_and_cost_one_block_more() -> None:
 
 def test_recycled_tokens_keep_their_positions() -> None:
     engine = holed(num_requests=1, recycle=True, reclamation="paused")
-    run(engine, 30)
+    engine.run(30)
     table = engine.runtime.tables["r0"]
     assert engine.runtime.counters.reclamation.recycled_slots > 0
     newest = table.num_tokens - 1
@@ -375,11 +364,11 @@ def test_recycled_tokens_keep_their_positions() -> None:
 
 def test_turning_recycling_off_forgets_the_hole_already_picked() -> None:
     engine = holed(num_requests=1, recycle=True, reclamation="paused")
-    run(engine, 6)
+    engine.run(6)
     recycled = engine.runtime.counters.reclamation.recycled_slots
     assert recycled > 0
     engine.runtime.active.config = structs.replace(engine.runtime.config, recycle=False)
-    run(engine, 3)
+    engine.run(3)
     engine.runtime.appender.choose_places()
     assert hole_of(engine.runtime.tables, "r0") == -1
     assert engine.runtime.counters.reclamation.recycled_slots == recycled
@@ -412,7 +401,7 @@ def count_spare_steps(engine: CoreEngine, num_steps: int) -> int:
         return choose()
 
     engine.runtime.appender.choose_places = look_and_choose  # type: ignore[method-assign]
-    run(engine, num_steps)
+    engine.run(num_steps)
     return sum(spare)
 
 
@@ -436,24 +425,24 @@ def test_steps_held_back_from_a_gain_count_for_the_gate_that_was_closed(
 
 def test_nothing_is_held_back_where_nothing_could_be_gained() -> None:
     engine = holed(policy={"name": "none"}, reclamation="paused")
-    assert count_spare_steps(run(engine, 30), 1) == 0
+    assert count_spare_steps(engine.run(30), 1) == 0
     assert deferrals(engine) == {}
 
 
 def test_a_manual_compaction_is_not_held_back() -> None:
-    engine = run(holed(reclamation="paused"), 10)
+    engine = holed(reclamation="paused").run(10)
     before = deferrals(engine)
     engine.runtime.operations.add("me", None, 64, False)
-    run(engine, 1)
+    engine.run(1)
     assert deferrals(engine) == before
 
 
 def test_rounds_without_headroom_and_relocations_in_flight_count_apart() -> None:
-    engine = run(holed(experiment={"planner": "pack"}, headroom_blocks=0), 10)
+    engine = holed(experiment={"planner": "pack"}, headroom_blocks=0).run(10)
     assert deferrals(engine)["headroom"] == engine.runtime.counters.reclamation.deferred > 0
     late = holed(num_requests=1, batch_size=1)
     late.worker_lag_steps = 3
-    run(late, 40)
+    late.run(40)
     assert late.runtime.counters.reclamation.relocations > 0
     assert deferrals(late)["in_flight"] > 0
     assert "headroom" not in deferrals(late)
@@ -461,7 +450,7 @@ def test_rounds_without_headroom_and_relocations_in_flight_count_apart() -> None
 
 def test_a_round_that_waits_for_reports_is_tried_again_at_once() -> None:
     """No back-off: the next relocation follows as soon as this one is reported."""
-    engine = run(holed(num_requests=1, reclamation="off"), 12)
+    engine = holed(num_requests=1, reclamation="off").run(12)
     engine.worker_lag_steps = 2
     runtime = engine.runtime
     runtime.active.config = structs.replace(
@@ -494,7 +483,7 @@ def test_gates_reported_between_two_steps_are_those_of_the_next_one(
     """From a state with holes, without eviction, which would change it before the gates look."""
     engine = holed(reclamation="off", num_requests=4)
     engine.worker.hole_us = engine.worker.copy_us = hole_us
-    run(engine, 12)
+    engine.run(12)
     runtime = engine.runtime
     runtime.active.config = merge_patch(
         runtime.config,

@@ -105,8 +105,7 @@ def test_the_ratio_is_a_share_of_relocations_and_live(ratio: float, share: float
     for i in range(4):
         engine.add(f"r{i}", 20, seed=i)
     runtime, counters = engine.runtime, engine.runtime.counters
-    for _ in range(40):
-        engine.step()
+    engine.steps(40)
     assert counters.reclamation.relocations > 5
     assert counters.invariants.verified_relocations == 0
     before = counters.reclamation.relocations

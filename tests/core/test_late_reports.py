@@ -40,13 +40,6 @@ def late(policy: str = "h2o", *, lag: int = 1, **config: Any) -> CoreEngine:
     return engine
 
 
-def run(engine: CoreEngine, num_steps: int) -> CoreEngine:
-    for _ in range(num_steps):
-        engine.step()
-        engine.check()
-    return engine
-
-
 def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
     """The number of tokens newer than the scores, at every eviction."""
     ages: set[int] = set()
@@ -58,7 +51,7 @@ def ages_of_scores(engine: CoreEngine, num_steps: int) -> set[int]:
             ages.add(table.num_tokens - len(scores))
 
     watch_victims(engine.runtime, note)
-    run(engine, num_steps)
+    engine.run(num_steps)
     return ages
 
 
@@ -71,9 +64,9 @@ def test_scores_are_exactly_as_old_as_the_steps_in_flight(lag: int) -> None:
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_eviction_at_the_prompts_end_waits_for_its_scores_and_happens_once(lag: int) -> None:
-    engine = run(late(lag=lag, evict_during="prefill"), 1 + lag)
+    engine = late(lag=lag, evict_during="prefill").run(1 + lag)
     assert engine.runtime.counters.tokens.evicted == 0
-    run(engine, 30)
+    engine.run(30)
     assert engine.runtime.counters.tokens.evicted == 3 * (30 + lag - 16)  # down to the budget
     assert all(table.num_live > 16 + 5 for table in engine.runtime.tables)
 
@@ -81,7 +74,7 @@ def test_the_eviction_at_the_prompts_end_waits_for_its_scores_and_happens_once(l
 @pytest.mark.parametrize("policy", PARAMS)
 def test_a_step_of_no_request_has_a_plan_while_a_request_keeps_signals(policy: str) -> None:
     """Without one, the worker forgets the attention that it has recorded."""
-    runtime = run(late(policy, budget_tokens=100), 2).runtime
+    runtime = late(policy, budget_tokens=100).run(2).runtime
     runtime.begin_step([])
     plan = runtime.commit_step(Scheduled())
     assert runtime.concerns_worker(plan) == (policy == "h2o")
@@ -93,13 +86,13 @@ def test_control_scores_asked_for_only_when_due_would_be_an_interval_old() -> No
     live, due = runtime.tables.columns, runtime.requests.due
     runtime.ranking.soon_due = lambda rows: live.num_live[rows] > due.limit[rows]  # type: ignore[method-assign]
     watch_victims(runtime, lambda _, victims: picked.append(victims))
-    run(engine, 80)
+    engine.run(80)
     assert any(victims is None for victims in picked[10:])  # too old: it had to wait a step
 
 
 def test_a_lowered_budget_waits_for_scores_of_now() -> None:
     """Scores of the last eviction exist but do not cover the tokens since."""
-    engine = run(late(lag=0, interval_tokens=30), 25)
+    engine = late(lag=0, interval_tokens=30).run(25)
     before = engine.runtime.counters.tokens.evicted
     assert before > 0
     engine.runtime.active.config = replace(engine.runtime.config, interval_tokens=0)
@@ -112,8 +105,7 @@ def test_a_lowered_budget_waits_for_scores_of_now() -> None:
 def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
     fixed = {"budget_tokens": 32, "interval_tokens": 0, "evict_when": "always"}
     config = {"policy": H2O} | fixed
-    live = make_engine(concurrency=1, prompt_tokens=40, max_tokens=400, config=config)
-    try:
+    with make_engine(concurrency=1, prompt_tokens=40, max_tokens=400, config=config) as live:
         live.core.worker_lag_steps = 1
         live.steps(4)
         runtime = live.core.runtime
@@ -126,8 +118,6 @@ def test_scores_for_the_policy_before_the_switch_are_not_believed() -> None:
         assert runtime.requests.held[name].scores_of(SUM) is None
         live.steps(3)
         assert runtime.requests.held[name].scores_of(SUM) is not None
-    finally:
-        live.close()
 
 
 def test_a_relocation_of_an_earlier_life_does_not_end_the_one_in_flight() -> None:
@@ -150,10 +140,9 @@ def test_a_relocation_of_an_earlier_life_does_not_end_the_one_in_flight() -> Non
 
 @pytest.fixture
 def holes() -> Iterator[LiveEngine]:
-    live = make_holes(2)
-    live.core.worker_lag_steps = 1
-    yield live
-    live.close()
+    with make_holes(2) as live:
+        live.core.worker_lag_steps = 1
+        yield live
 
 
 @pytest.mark.parametrize("request_id", ["req-0", None])
@@ -191,7 +180,7 @@ def test_a_compaction_that_waits_is_settled_when_the_last_request_ends(holes: Li
 
 
 def test_a_request_aborted_while_it_waits_leaves_nothing_behind() -> None:
-    engine = run(late(lag=0), 3)
+    engine = late(lag=0).run(3)
     name = engine.running[-1].id
     engine.preempt_newest()
     assert engine.runtime.requests.num_preemptions(name) == 1

@@ -189,8 +189,7 @@ def test_meter_counts_what_a_dictionary_of_times_would(data: st.DataObject) -> N
 
 
 def test_status_tells_latency_of_every_token_that_was_given() -> None:
-    engine = make_engine(concurrency=3, max_tokens=8)
-    try:
+    with make_engine(concurrency=3, max_tokens=8) as engine:
         engine.steps(20)
         status: Status = engine.call("status")
         assert status.latency is not None
@@ -198,5 +197,3 @@ def test_status_tells_latency_of_every_token_that_was_given() -> None:
         report = status.latency.ttft.count + status.latency.inter_token.count
         assert report == status.tokens.generated
         assert num_tracked(engine.core.runtime.latency) == 3
-    finally:
-        engine.close()

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
+from tests.support.core.live import controller_of
 from tests.support.packages import Install, install_example, installer
 from vtoken.base.errors import RefusedError
-from vtoken.control.controller import Controller
-from vtoken.control.facts import EngineFacts
-from vtoken.control.report import Reporter
 from vtoken.policies import describe_policies, make_policy, policy_names
 from vtoken.policies.signals import Signal, make_accumulator
 from vtoken.wire.commands import Command, Policies
@@ -39,11 +37,6 @@ def example(install: Install) -> None:
 def with_policies(install: Install, points: dict[str, str], files: dict[str, str]) -> None:
     """Install the package `vtoken-broken`."""
     install("vtoken-broken", {"vtoken.policies": points}, files)
-
-
-def controller(engine: CoreEngine) -> Controller:
-    facts = EngineFacts("e", "0", "0", "m", "cpu")
-    return Controller(Reporter(engine.runtime, facts, np.zeros(128, dtype=np.bool_)))
 
 
 @pytest.mark.parametrize("file", ["policy/evenly_spaced.py", "signal/least_attention.py"])
@@ -81,15 +74,13 @@ def test_its_policy_is_chosen_live_and_keeps_evenly_spaced_tokens(reclamation: s
     )
     engine.add("a", 42)
     engine.step()
-    result = controller(engine).patch_config({"policy": {"name": "evenly_spaced"}})
+    result = controller_of(engine).patch_config({"policy": {"name": "evenly_spaced"}})
     assert result.desired is not None
     assert result.desired.policy.params == {"sinks": 4}
     engine.step()
     kept = engine.runtime.tables["a"].live_ids().tolist()
     assert kept == [0, 1, 2, 3, 4, 35, *range(36, 42), 42]
-    for _ in range(20):
-        engine.step()
-        engine.check()
+    engine.run(20)
     assert engine.runtime.counters.invariants.violations == 0
 
 
@@ -158,7 +149,7 @@ def test_a_broken_package_is_reported_and_not_offered(kind: str, install: Instal
     assert offered == policy_names()
     assert offered.count(name) == (name == "h2o")
     assert "evenly_spaced" in offered  # the others are not concerned
-    listed: Any = controller(CoreEngine(num_blocks=128)).handle(Command(call=Policies())).value
+    listed: Any = controller_of(CoreEngine(num_blocks=128)).handle(Command(call=Policies())).value
     (broken,) = [info for info in listed if info.error is not None]
     assert broken.name == f"{name} (vtoken-broken)"
     assert why in broken.error
@@ -179,13 +170,12 @@ def least_attention(install: Install) -> None:
 def test_a_policy_of_a_package_evicts_by_a_signal_of_its_own() -> None:
     """The scheduler asks for it at its default depth, and the worker's scores decide."""
     engine = CoreEngine(num_blocks=128, block_size=4, config=FIXED)
-    controller(engine).patch_config({"policy": {"name": "least_attention"}})
+    controller_of(engine).patch_config({"policy": {"name": "least_attention"}})
     engine.worker.score = lambda _, n: np.abs(np.arange(n, dtype=np.float32) - 20)
     engine.add("a", 42)
     plan = engine.step()
     assert plan.signals["a"] == (Signal("attention_least", 4, layers=(2,)),)
-    for _ in range(6):
-        engine.step()
+    engine.steps(6)
     engine.check()
     kept = engine.runtime.tables["a"].live_ids().tolist()
     assert kept[:3] == [0, 1, 2]  # far from 20, where the scores are lowest
@@ -240,7 +230,7 @@ BROKEN_KINDS = {
 def test_a_broken_signal_is_reported_and_not_offered(what: str, install: Install) -> None:
     source, why = BROKEN_KINDS[what]
     install("vtoken-broken", {"vtoken.signals": {"odd": "odd:Odd"}}, {"odd.py": source})
-    listed: Any = controller(CoreEngine(num_blocks=128)).handle(Command(call=Policies())).value
+    listed: Any = controller_of(CoreEngine(num_blocks=128)).handle(Command(call=Policies())).value
     (broken,) = [info for info in listed if info.error is not None]
     assert broken.name == "odd (vtoken-broken)"
     assert why in broken.error

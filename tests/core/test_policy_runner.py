@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
+from tests.support.core.live import controller_of
 from vtoken.base.errors import RefusedError
-from vtoken.control.controller import Controller
-from vtoken.control.facts import EngineFacts
-from vtoken.control.report import Reporter
 from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy, View, make_policy, oldest
 from vtoken.policies.base import needs_of, validate
@@ -40,12 +38,6 @@ def engine_with(policy: Policy, **more: Any) -> CoreEngine:
     engine.add("a", 12)
     engine.add("b", 15)
     return engine
-
-
-def run(engine: CoreEngine, steps: int) -> None:
-    for _ in range(steps):
-        engine.step()
-        engine.check()
 
 
 def nothing(view: View) -> None:
@@ -92,7 +84,7 @@ def test_wrong_victims_evict_nothing_and_are_reported_once(
 ) -> None:
     Answering.answer = answer
     engine = engine_with(Answering())
-    run(engine, 12)
+    engine.run(12)
     counters = engine.runtime.counters
     assert (counters.tokens.evicted, counters.invariants.violations) == (0, 1)
     (event,) = [e for e in engine.runtime.events.page(0, 100).events if e.kind == "violation"]
@@ -103,7 +95,7 @@ def test_wrong_victims_evict_nothing_and_are_reported_once(
 def test_a_right_answer_is_followed_in_any_order() -> None:
     Answering.answer = lambda view: oldest(view, 0)[::-1]
     engine = engine_with(Answering())
-    run(engine, 12)
+    engine.run(12)
     assert engine.runtime.counters.tokens.evicted > 0
     assert engine.runtime.counters.invariants.violations == 0
     assert engine.runtime.tables["a"].live_ids()[0] > 0
@@ -116,7 +108,7 @@ def test_victims_may_be_a_list_or_small_integers() -> None:
     ):
         Answering.answer = answer
         engine = engine_with(Answering())
-        run(engine, 12)
+        engine.run(12)
         assert engine.runtime.counters.tokens.evicted > 0
         assert engine.runtime.counters.invariants.violations == 0
 
@@ -124,14 +116,14 @@ def test_victims_may_be_a_list_or_small_integers() -> None:
 def test_another_policy_evicts_after_one_has_failed() -> None:
     Answering.answer = boom
     engine = engine_with(Answering())
-    run(engine, 4)
+    engine.run(4)
     engine.runtime.active.config = VTokenConfig(
         policy=make_policy("sliding_window", {}),
         budget_tokens=8,
         interval_tokens=2,
         evict_when="always",
     )
-    run(engine, 4)
+    engine.run(4)
     assert engine.runtime.counters.tokens.evicted > 0
 
 
@@ -182,11 +174,6 @@ class Words:
 FASTGEN = {"policy": {"name": "fastgen"}}
 
 
-def controller_of(engine: CoreEngine) -> Controller:
-    facts = EngineFacts("e", "0", "0", "m", "cpu")
-    return Controller(Reporter(engine.runtime, facts, np.zeros(32, dtype=np.bool_)))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [(None, "no tokenizer"), (Words("skip_tokenizer_init"), "skip_tokenizer_init")],
@@ -211,7 +198,7 @@ def test_fastgen_profiles_a_request_once_when_its_prompt_is_computed() -> None:
     engine.runtime.config.policy.profile = lambda view: (  # type: ignore[method-assign]
         seen.append(view) or profile(engine.runtime.config.policy, view)
     )
-    run(engine, 20)
+    engine.run(20)
     assert [view.num_tokens for view in seen] == [12, 15]
     assert [len(view.token_ids) for view in seen] == [12, 15]
     assert seen[0].vocabulary_ids.tolist() == [0, 1, 2] * 4
@@ -229,7 +216,7 @@ def test_fastgen_profiles_below_the_budget_too() -> None:
     engine = CoreEngine(num_blocks=32, block_size=4, config=config)
     engine.runtime.ranking.vocabulary = Words()
     engine.add("a", 9)
-    run(engine, 2)
+    engine.run(2)
     assert engine.runtime.requests.held["a"].profiles
     plan = engine.step()
     assert plan.want_scores == ()
@@ -248,11 +235,11 @@ def test_fastgen_waits_for_the_end_of_the_prompt() -> None:
     engine.add("a", 12)
     engine.step()
     engine.runtime.requests.held["a"].prefill_end = 30  # as if more chunks were to come
-    run(engine, 10)
+    engine.run(10)
     assert engine.runtime.counters.tokens.evicted == 0
     assert engine.runtime.counters.invariants.violations == 0
     engine.runtime.requests.held["a"].prefill_end = engine.runtime.tables["a"].num_tokens
-    run(engine, 4)
+    engine.run(4)
     assert engine.runtime.counters.tokens.evicted > 0
 
 
@@ -263,11 +250,11 @@ def test_a_policy_that_fails_in_a_what_if_goes_on_evicting() -> None:
     Answering.answer = answer
     engine = engine_with(Answering())
     controller = controller_of(engine)
-    run(engine, 4)
+    engine.run(4)
     with pytest.raises(RefusedError, match="policy answering fails on a: Zero") as caught:
         controller.revisions.preview(PatchConfig(patch={"budget_tokens": 5}))
     assert caught.value.field == "policy.name"
     before = engine.runtime.counters.tokens.evicted
-    run(engine, 8)
+    engine.run(8)
     assert engine.runtime.counters.tokens.evicted > before
     assert engine.runtime.counters.invariants.violations == 0

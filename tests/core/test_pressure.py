@@ -206,8 +206,7 @@ def test_others_give_for_the_window_of_a_waiting_request() -> None:
         engine.add(f"r{i}", 60, max_tokens=8)
     engine.step()
     engine.add("late", 32, max_tokens=8)  # 8 blocks, and 8 of its window
-    for _ in range(8):
-        engine.step()
+    engine.steps(8)
     assert engine.runtime.counters.pressure.given_tokens > 0
     assert any(request.id == "late" for request in engine.running)
     finish(engine)
@@ -242,8 +241,7 @@ def test_nobody_gives_for_a_request_that_does_not_fit_even_then() -> None:
         engine.add(f"r{i}", 36, max_tokens=16)
     engine.step()
     engine.add("large", 150, max_tokens=100)  # 38 of 64 blocks; the others keep at least 8 each
-    for _ in range(4):
-        engine.step()
+    engine.steps(4)
     demand = engine.runtime.admission.demand
     assert demand is not None
     memory = pressure_of(engine)
@@ -264,12 +262,10 @@ def test_others_give_for_a_waiting_request_after_its_patience(
         engine.add(f"r{i}", 80, max_tokens=60)
     engine.step()
     engine.add("late", 60, max_tokens=20)
-    for _ in range(6):
-        engine.step()
+    engine.steps(6)
     assert engine.runtime.counters.pressure.given_tokens == 0
     now += 2.5
-    for _ in range(6):
-        engine.step()
+    engine.steps(6)
     assert engine.runtime.counters.pressure.given_tokens > 0
     assert any(request.id == "late" for request in engine.running)
     finish(engine)
@@ -300,8 +296,7 @@ def test_a_request_may_choose_the_other_mode() -> None:
     engine = make()
     engine.add("fixed", 40, max_tokens=40, rules=RequestRules(evict_when="always"))
     engine.add("kept", 40, max_tokens=40)
-    for _ in range(20):
-        engine.step()
+    engine.steps(20)
     tables = engine.runtime.tables
     assert tables["fixed"].num_live <= 24 + 8
     assert tables["kept"].num_dead == 0
@@ -321,8 +316,7 @@ def test_less_important_requests_give_first() -> None:
     engine.add("other", 80, max_tokens=60, priority=5)
     engine.step()
     engine.add("late", 96, max_tokens=10)
-    for _ in range(8):
-        engine.step()
+    engine.steps(8)
     tables = engine.runtime.tables
     assert tables["important"].num_dead == 0
     assert tables["other"].num_dead > 0
@@ -331,16 +325,14 @@ def test_less_important_requests_give_first() -> None:
 def test_a_switch_of_the_mode_takes_effect_at_once() -> None:
     engine = make()
     engine.add("a", 80, max_tokens=100)
-    for _ in range(5):
-        engine.step()
+    engine.steps(5)
     assert engine.runtime.counters.tokens.evicted == 0
     active = engine.runtime.active
     active.install(_with(engine, evict_when="always"))
     engine.step()
     assert engine.runtime.tables["a"].num_live <= 25
     active.install(_with(engine, evict_when="pressure"))
-    for _ in range(30):
-        engine.step()
+    engine.steps(30)
     assert engine.runtime.tables["a"].num_live > 50
     engine.check()
 
@@ -357,8 +349,7 @@ def test_without_reclamation_nobody_gives(reclamation: str) -> None:
 def test_paused_requests_give_again_when_reclamation_resumes() -> None:
     engine = make(reclamation="paused")
     load(engine)
-    for _ in range(10):
-        engine.step()
+    engine.steps(10)
     engine.runtime.active.install(_with(engine, reclamation="auto"))
     finish(engine)
     assert engine.runtime.counters.pressure.given_tokens > 0
@@ -436,8 +427,7 @@ def test_an_eviction_names_its_policy_and_the_requests_that_lost_most() -> None:
 def test_the_sentence_of_an_eviction() -> None:
     engine = make({"name": "random"}, evict_when="always")
     engine.add("a", 60, max_tokens=10)
-    for _ in range(2):
-        engine.step()
+    engine.steps(2)
     (event,) = engine.runtime.events.page(0, 10, "eviction").events
     assert event.summary == "1 request lost 36 tokens (random): a 36"
 

@@ -326,30 +326,23 @@ def make(arguments: dict[str, Any] | None = None, **config: Any) -> LiveEngine:
 def test_a_budget_is_in_tokens_or_a_share_of_the_prompt(
     config: dict[str, Any], arguments: dict[str, Any] | None, budget: int
 ) -> None:
-    engine = make(arguments, **config)
-    try:
+    with make(arguments, **config) as engine:
         engine.steps(3)
         detail = engine.reporter.request("a")
         assert detail.budget_tokens == budget
         assert detail.live == min(budget + 1, 102)
-    finally:
-        engine.close()
 
 
 def test_a_floor_below_what_the_policy_needs_is_refused_while_a_share_is_set() -> None:
-    engine = make(budget_floor_tokens=2)
-    try:
+    with make(budget_floor_tokens=2) as engine:
         for ratio in (0.5, 0.0):
             reply = engine.ask("patch_config", patch={"budget_ratio": ratio})
             refused = reply.problem is not None and reply.problem.field == "budget_floor_tokens"
             assert refused == (ratio > 0)
-    finally:
-        engine.close()
 
 
 def test_admission_and_what_if_count_the_share() -> None:
-    engine = make(budget_tokens=4096)
-    try:
+    with make(budget_tokens=4096) as engine:
         engine.steps(2)
         patch = {"budget_ratio": 0.2, "budget_floor_tokens": 5}
         result = engine.call("patch_config", patch=patch, validate_only=True)
@@ -358,8 +351,6 @@ def test_admission_and_what_if_count_the_share() -> None:
         engine.configure(evict_during="both", **patch)
         engine.runtime.announce("b", None, num_prompt_tokens=1000, max_tokens=1100)
         assert admission.peak_tokens("b", 1000) == 200 + 16
-    finally:
-        engine.close()
 
 
 # ---------------------------------------------------------------- eviction
@@ -394,9 +385,7 @@ def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> N
     parts = PromptParts(((0, 2),), (), ((26, 30),))
     engine.add("a", 30, rules=RequestRules(protect=NAMED), prompt=Prompt(30, lambda: parts))
     engine.add("b", 30)
-    for _ in range(40):
-        engine.step()
-        engine.check()
+    engine.run(40)
     tables = engine.runtime.tables
     assert engine.runtime.requests.protection("a").spans() == [(0, 2), (5, 9), (20, 21)]
     assert {0, 1, 5, 6, 7, 8, 20} <= set(tables["a"].live_ids().tolist())
@@ -438,8 +427,7 @@ def test_a_protected_victim_is_refused_as_a_dead_one_is(together: bool) -> None:
 
 
 def test_protection_that_is_enabled_later_spares_live_tokens() -> None:
-    engine = make(budget_tokens=40, protect={"system": False})
-    try:
+    with make(budget_tokens=40, protect={"system": False}) as engine:
         parts = PromptParts((), ((0, 70),), ())
         engine.runtime.announce("b", None, prompt=Prompt(100, lambda: parts))
         engine.admit("b", 100)
@@ -453,13 +441,10 @@ def test_protection_that_is_enabled_later_spares_live_tokens() -> None:
         assert spans == [(0, 3)]  # a quarter of 20 less the least, 5
         assert table.live_ids().tolist() == [*range(4), *range(86, 103)]
         assert engine.reporter.request("b").protection_cut == ["system"]
-    finally:
-        engine.close()
 
 
 def test_documents_mark_protected_tokens() -> None:
-    engine = make({PROTECT: "[[10, 13], [50, 51]]"}, budget_tokens=40)
-    try:
+    with make({PROTECT: "[[10, 13], [50, 51]]"}, budget_tokens=40) as engine:
         for _ in range(2):  # it waits, then it runs
             detail = engine.reporter.request("a")
             assert detail.protected == [(10, 13), (50, 51)]
@@ -467,20 +452,15 @@ def test_documents_mark_protected_tokens() -> None:
             engine.steps(2)
         rows = engine.reporter.tokens("a", 8, 6).rows
         assert [row.token_id for row in rows if row.protected] == [10, 11, 12]
-    finally:
-        engine.close()
 
 
 def test_a_shadow_does_not_see_protected_tokens() -> None:
-    engine = make({PROTECT: [0, 30]}, budget_tokens=40, shadow={"name": "sliding_window"})
-    try:
+    with make({PROTECT: [0, 30]}, budget_tokens=40, shadow={"name": "sliding_window"}) as engine:
         engine.steps(3)
         shadow = engine.runtime.shadow.document()
         assert shadow is not None
         assert (shadow.compared, shadow.waiting, shadow.error) == (2, 0, None)
         assert shadow.agreed == shadow.victims  # the sinks of the other are protected
-    finally:
-        engine.close()
 
 
 # ---------------------------------------------------------------- prompts given as embeddings
@@ -488,8 +468,7 @@ def test_a_shadow_does_not_see_protected_tokens() -> None:
 
 def test_a_policy_that_needs_token_ids_evicts_nothing_of_an_embedded_prompt() -> None:
     """An event reports it; requests with token ids are not affected."""
-    engine = make(policy={"name": "fastgen"}, budget_tokens=40)
-    try:
+    with make(policy={"name": "fastgen"}, budget_tokens=40) as engine:
         engine.runtime.announce("e", None, prompt=Prompt(100, is_embedded=True))
         engine.admit("e", 100)
         engine.steps(4)
@@ -502,8 +481,6 @@ def test_a_policy_that_needs_token_ids_evicts_nothing_of_an_embedded_prompt() ->
         engine.steps(2)
         assert engine.runtime.tables["e"].num_live == 41
         assert engine.runtime.counters.invariants.violations == 0
-    finally:
-        engine.close()
 
 
 def test_an_embedded_prompt_with_such_a_policy_is_refused() -> None:

@@ -34,7 +34,7 @@ from vtoken.wire.metrics import METRICS
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
     """Shared prefix, holes, relocations; at rest."""
-    live = make_engine(
+    with make_engine(
         num_blocks=96,
         block_size=4,
         concurrency=4,
@@ -49,10 +49,9 @@ def engine() -> Iterator[LiveEngine]:
             "theta_f": 0.0,
             "low_watermark_blocks": 96,
         },
-    )
-    live.steps(40)
-    yield live
-    live.close()
+    ) as live:
+        live.steps(40)
+        yield live
 
 
 def test_the_status_adds_up(engine: LiveEngine) -> None:

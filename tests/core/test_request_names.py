@@ -15,9 +15,8 @@ UUID = "550e8400-e29b-41d4-a716-446655440000"
 
 @pytest.fixture
 def live() -> Iterator[LiveEngine]:
-    engine = make_quiet()
-    yield engine
-    engine.close()
+    with make_quiet() as engine:
+        yield engine
 
 
 def admit(live: LiveEngine, *names: str, **options: int) -> None:

@@ -102,8 +102,7 @@ def test_a_bad_argument_is_refused_by_name(arguments: dict[str, Any], field: str
 
 
 def test_two_requests_under_different_rules_in_one_step() -> None:
-    engine = make_quiet(num_blocks=64)
-    try:
+    with make_quiet(num_blocks=64) as engine:
         engine.configure(policy={"name": "none"}, interval_tokens=0, evict_when="always")
         for name, arguments in {
             "small": {"vtoken_policy": "streaming_llm", "vtoken_budget_tokens": 32},
@@ -121,5 +120,3 @@ def test_two_requests_under_different_rules_in_one_step() -> None:
         engine.finish("small")
         engine.runtime.discard("small")
         assert set(engine.runtime.requests.own_policies) == {"large"}
-    finally:
-        engine.close()

@@ -18,7 +18,7 @@ def running(
     planner: str, budget: int, interval: int, seed: int, *, recycle: bool
 ) -> Iterator[LiveEngine]:
     """Four prompts of nine full, hashed blocks, which a policy fills with holes; eager rounds."""
-    live = make_engine(
+    with make_engine(
         num_blocks=256,
         block_size=16,
         config={
@@ -37,12 +37,9 @@ def running(
         prefix_tokens=0,
         max_tokens=400,
         check_every_step=True,
-    )
-    try:
+    ) as live:
         live.steps(1)
         yield live
-    finally:
-        live.close()
 
 
 def num_evictions(live: LiveEngine) -> int:

@@ -42,12 +42,6 @@ def crowd(
     return engine
 
 
-def run(engine: CoreEngine, num_steps: int = 120) -> None:
-    for _ in range(num_steps):
-        engine.step()
-        engine.check()
-
-
 # ---------------------------------------------------------------- rule 1: write to private blocks
 
 
@@ -65,7 +59,7 @@ def test_rule_1_only_private_unhashed_blocks_are_written(
     policy: str, recycle: bool, planner: str
 ) -> None:
     engine = crowd(policy, config={"recycle": recycle, "experiment": {"planner": planner}})
-    run(engine)
+    engine.run(120)
     assert engine.runtime.counters.tokens.evicted > 0
     assert engine.runtime.counters.reclamation.relocations > 0
     assert engine.worker.reads_checked > 1000
@@ -80,7 +74,7 @@ def test_rule_1_control_a_store_that_lies_about_writability_loses_contents() -> 
         lambda *args: replace(honest(*args), writable=np.ones(len(honest(*args).blocks), bool))
     )
     with pytest.raises((AssertionError, InvariantViolation), match=r"I1|I4|cached block"):
-        run(engine)
+        engine.run(120)
 
 
 def test_rule_1_append_skips_the_rest_of_a_read_only_block() -> None:
@@ -134,7 +128,7 @@ def test_rule_2_blocks_shared_since_the_same_step_are_never_sources_or_destinati
 def test_rule_2_control_a_planner_that_is_denied_sharing_is_caught_by_the_pool() -> None:
     """The round frees fewer blocks than it promised: another request still reads the others."""
     with pytest.raises(InvariantViolation, match="promised to free"):
-        run(deny_sharing(crowd()))
+        deny_sharing(crowd()).run(120)
 
 
 def test_rule_2_control_a_planner_that_is_denied_sharing_makes_them_sources() -> None:
@@ -177,7 +171,7 @@ def test_rule_3_no_block_freed_in_a_pass_is_a_destination_of_that_pass() -> None
         assert not set(taken) & set(returned)
 
     engine.runtime.begin_step = begin_step  # type: ignore[method-assign]
-    run(engine)
+    engine.run(120)
     assert engine.runtime.counters.reclamation.relocations > 0
 
 
@@ -218,7 +212,7 @@ def scattered(worker: SimulatedWorker | None = None) -> CoreEngine:
     )
     for i in range(3):
         engine.add(f"r{i}", 20, seed=i)
-    run(engine, 2)
+    engine.run(2)
     return engine
 
 
@@ -261,7 +255,7 @@ def test_rule_4_no_block_is_hashed_after_the_first_eviction() -> None:
     engine.step()
     assert not engine.runtime.tables["r0"].virtual  # its blocks may be hashed
     hashes = len(engine.store.cached)
-    run(engine, 30)
+    engine.run(30)
     assert engine.runtime.tables["r0"].virtual
     assert len(engine.store.cached) <= hashes
 
@@ -270,7 +264,7 @@ def test_rule_4_control_caching_after_an_eviction_poisons_the_prefix_cache() -> 
     engine = crowd(num_requests=1, strict=False)
     engine.caches_after_eviction = True
     with pytest.raises(AssertionError, match="cached block"):
-        run(engine, 60)
+        engine.run(60)
 
 
 # ---------------------------------------------------------------- rule 5: preemption resets
@@ -278,7 +272,7 @@ def test_rule_4_control_caching_after_an_eviction_poisons_the_prefix_cache() -> 
 
 def test_rule_5_a_preempted_request_starts_again_with_every_token_and_says_so() -> None:
     engine = crowd(num_requests=1)
-    run(engine, 12)
+    engine.run(12)
     dead = engine.runtime.tables["r0"].num_dead
     num_tokens = engine.runtime.tables["r0"].num_tokens
     assert dead > 0
@@ -291,10 +285,10 @@ def test_rule_5_a_preempted_request_starts_again_with_every_token_and_says_so() 
         "recomputed_tokens": num_tokens,
         "dead_tokens_restored": dead,
     }
-    run(engine, 1)
+    engine.run(1)
     table = engine.runtime.tables["r0"]
     assert (table.num_live, table.virtual) == (num_tokens + 1, False)
-    run(engine, 20)
+    engine.run(20)
 
 
 # ---------------------------------------------------------------- rule 6: several tokens, in order
@@ -338,7 +332,7 @@ def test_rule_7_the_plan_of_a_request_preempted_in_the_same_step_is_dropped() ->
     ]
     assert {r["request_id"] for r in relocated} == {"r0", "r1"}
     assert sum(r["moved_tokens"] for r in relocated) == len(plan.source_slots)
-    run(engine, 20)
+    engine.run(20)
 
 
 def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -> None:
@@ -357,7 +351,7 @@ def test_rule_7_a_relocated_request_that_is_not_scheduled_keeps_its_contents() -
     assert len(part_of(plan.requests, "r1").new_slots) == 0
     assert len(part_of(plan.requests, "r1").moved_ids) > 0
     engine.check()
-    run(engine, 20)
+    engine.run(20)
 
 
 def test_i4_a_request_has_one_relocation_in_flight() -> None:
@@ -386,10 +380,10 @@ def test_i4_a_request_has_one_relocation_in_flight() -> None:
 def test_scores_of_an_earlier_admission_are_not_believed() -> None:
     """The report of a step before the preemption arrives after the request is back."""
     engine = crowd("h2o", num_requests=1)
-    run(engine, 2)
+    engine.run(2)
     stale = WorkerReport(engine.runtime.step, scores={("r0", SUM): np.ones(3, dtype=np.float32)})
     engine.preempt_newest()
-    run(engine, 1)
+    engine.run(1)
     known = engine.runtime.requests.held["r0"].scores_of(SUM)
     engine.runtime.finish_step(stale, stale.step)
     assert engine.runtime.requests.held["r0"].scores_of(SUM) is known
@@ -409,10 +403,10 @@ def lending(store: type[SimpleStore]) -> CoreEngine:
     """Naive-evict, so holes stay; requests return to a prefix without holders meanwhile."""
     engine = crowd(store=store(32), num_requests=2, config={"reclamation": "off"})
     for wave in range(4):
-        run(engine, 60)
+        engine.run(60)
         for i in range(2):
             engine.add(f"w{wave}-{i}", 19, prefix="p", prefix_tokens=9, max_tokens=40, seed=i)
-    run(engine)
+    engine.run(120)
     return engine
 
 

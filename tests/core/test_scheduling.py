@@ -21,10 +21,9 @@ REQUESTS = ["a", "b"]
 
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
-    live = make_engine()
-    live.steps(30)
-    yield live
-    live.close()
+    with make_engine() as live:
+        live.steps(30)
+        yield live
 
 
 def status_of(engine: LiveEngine) -> Status:

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine, SimulatedWorker
-from vtoken.control.controller import Controller
-from vtoken.control.facts import EngineFacts
-from vtoken.control.report import Reporter
+from tests.support.core.live import controller_of
 from vtoken.core.config.calibration import (
     FORMAT,
     CalibrationProfile,
@@ -61,9 +59,7 @@ def engine_with(policy: str, *, lag: int = 0, budget: int = 8, **config: Any) ->
 
 
 def patch(engine: CoreEngine, **changes: Any) -> PatchResult:
-    facts = EngineFacts("e", "0", "0", "m", "cpu")
-    reporter = Reporter(engine.runtime, facts, np.zeros(64, dtype=np.bool_))
-    return Controller(reporter).patch_config(changes)
+    return controller_of(engine).patch_config(changes)
 
 
 # ---------------------------------------------------------------- requests
@@ -226,8 +222,7 @@ def test_scores_of_an_earlier_eviction_are_not_used_again(lag: int) -> None:
 
     engine.runtime.ranking.current = watch  # type: ignore[method-assign]
     engine.add("a", 20)
-    for _ in range(60):
-        engine.step()
+    engine.steps(60)
     assert len(ages) > 5
     assert set(ages) == {lag + 1}
 
@@ -260,8 +255,7 @@ def test_nothing_dies_between_a_change_of_signal_and_its_first_report() -> None:
         return out
 
     engine.worker.execute = silent  # type: ignore[method-assign]
-    for _ in range(5):
-        engine.step()
+    engine.steps(5)
     assert engine.runtime.counters.tokens.evicted == 0
     engine.worker.execute, engine.worker.score = report, score  # type: ignore[method-assign]
     engine.step()
@@ -321,8 +315,7 @@ def test_only_what_touches_scores_is_noted(change: dict[str, Any], noted: bool) 
 
 def test_a_dry_run_notes_the_same_and_changes_nothing() -> None:
     engine = engine_with("h2o")
-    facts = EngineFacts("e", "0", "0", "m", "cpu")
-    controller = Controller(Reporter(engine.runtime, facts, np.zeros(64, dtype=np.bool_)))
+    controller = controller_of(engine)
     change = {"policy": {"name": "tova"}}
     dry = controller.revisions.preview(PatchConfig(patch=change))
     assert engine.runtime.config.policy.name == "h2o"

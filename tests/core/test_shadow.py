@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.core.harness import CoreEngine
+from tests.support.core.live import Words, controller_of
 from tests.support.core.request_step import parts_of
 from vtoken.base.errors import RefusedError
-from vtoken.control.controller import Controller
-from vtoken.control.facts import EngineFacts
-from vtoken.control.report import Reporter
 from vtoken.core.config.request_rules import request_rules
 from vtoken.policies import Batch, Policy
 from vtoken.policies.signals import Signal
@@ -54,12 +52,6 @@ def crowd(policy: str, shadow: str | None = None, *, lag: int = 0, **config: Any
     for i in range(5):
         engine.add(f"r{i}", 44, prefix="p", prefix_tokens=13, max_tokens=60, seed=i)
     return engine
-
-
-def controller_of(engine: CoreEngine) -> Controller:
-    facts = EngineFacts("e", "0", "0", "m", "cpu")
-    hashed = np.zeros(engine.store.num_blocks, dtype=np.bool_)
-    return Controller(Reporter(engine.runtime, facts, hashed))
 
 
 def patch(engine: CoreEngine, **changes: Any) -> PatchResult:
@@ -118,21 +110,6 @@ def test_a_run_is_the_same_with_and_without_a_shadow(policy: str, shadow: str, l
     assert tally.error is None
     assert tally.compared > 20
     assert tally.compared + tally.waiting == evictions(engines[1])
-
-
-class Words:
-    """Every word is text."""
-
-    def refusal(self) -> str | None:
-        return None
-
-    def words(self, request_id: str, ids: Any) -> Any:  # noqa: ARG002
-        return ids
-
-    def special(self, words: Any) -> Any:
-        return words % 7 == 0
-
-    punctuation = special
 
 
 def evictions(engine: CoreEngine) -> int:

@@ -330,13 +330,6 @@ def sharers(
     return engine
 
 
-def run(engine: CoreEngine, num_steps: int) -> CoreEngine:
-    for _ in range(num_steps):
-        engine.step()
-        engine.check()
-    return engine
-
-
 def prefix_blocks(engine: CoreEngine) -> list[int]:
     """The prefix's blocks, in order; asked while the first request holds all of them."""
     return engine.store.tables["r0"][:12]
@@ -344,9 +337,9 @@ def prefix_blocks(engine: CoreEngine) -> list[int]:
 
 @pytest.mark.parametrize("policy", ["random", "streaming_llm"])
 def test_skip_leaves_shared_blocks_alone_until_they_are_not_shared(policy: str) -> None:
-    engine = run(sharers("skip", policy=policy), 1)
+    engine = sharers("skip", policy=policy).run(1)
     shared = set(prefix_blocks(engine))
-    run(engine, 12)
+    engine.run(12)
     assert all(shared <= set(table) for table in engine.store.tables.values())
     counters = engine.runtime.counters
     assert counters.reclamation.relocations > 0
@@ -357,17 +350,17 @@ def test_skip_leaves_shared_blocks_alone_until_they_are_not_shared(policy: str) 
         == 0
     )
     engine.remove("r0")
-    run(engine, 3)
+    engine.run(3)
     assert all(shared <= set(table) for table in engine.store.tables.values())
     engine.remove("r1")
-    run(engine, 3)
+    engine.run(3)
     (table,) = engine.runtime.tables
     assert len(table.blocks) <= table.num_live // 4 + 1
     assert (table.block_live() > 0).all()
 
 
 def test_index_lets_go_of_all_dead_shared_blocks_and_writes_nothing_for_it() -> None:
-    engine = run(sharers("index", policy="streaming_llm", budget_tokens=10), 1)
+    engine = sharers("index", policy="streaming_llm", budget_tokens=10).run(1)
     shared = prefix_blocks(engine)
     free = engine.store.num_free_blocks()
     plan = engine.step()
@@ -382,8 +375,8 @@ def test_index_lets_go_of_all_dead_shared_blocks_and_writes_nothing_for_it() -> 
 
 def compacted(engine: CoreEngine) -> tuple[Any, list[int]]:
     """A manual compaction for the next step, all requests having evicted; the prefix's blocks."""
-    shared = prefix_blocks(run(engine, 1))
-    run(engine, 2)
+    shared = prefix_blocks(engine.run(1))
+    engine.run(2)
     return engine.runtime.operations.add("me", None, 63, False), shared
 
 
@@ -393,7 +386,7 @@ def test_copying_frees_more_than_index_and_index_more_than_skip(planner: str) ->
     for tier in TIERS:
         engine = sharers(tier, experiment={"planner": planner}, reclamation="paused")
         operation, _ = compacted(engine)
-        run(engine, 1)
+        engine.run(1)
         used[tier] = engine.runtime.tables.pool.num_used
         now = engine.runtime.counters.reclamation
         events = engine.runtime.events.page(0, 1000).events
@@ -416,7 +409,7 @@ def test_copying_frees_more_than_index_and_index_more_than_skip(planner: str) ->
 def test_off_knows_no_tier(policy: str) -> None:
     tables = []
     for tier in TIERS:
-        engine = run(sharers(tier, policy=policy, reclamation="off"), 20)
+        engine = sharers(tier, policy=policy, reclamation="off").run(20)
         tables.append(engine.store.tables)
         assert engine.runtime.counters.reclamation.relocations == 0
     assert tables[0] == tables[1] == tables[2]
@@ -424,28 +417,28 @@ def test_off_knows_no_tier(policy: str) -> None:
 
 @pytest.mark.parametrize("change", [{"prefix_sharing": "index"}, {"reclamation": "off"}])
 def test_leaving_skip_lets_go_of_what_it_kept_at_the_next_step(change: dict[str, str]) -> None:
-    engine = run(sharers("skip", policy="streaming_llm", budget_tokens=10), 4)
+    engine = sharers("skip", policy="streaming_llm", budget_tokens=10).run(4)
     runtime = engine.runtime
     assert all(len(state.retained_dead_blocks) == 11 for state in runtime.requests.held.values())
     runtime.active.config = replace(runtime.config, **change)
-    run(engine, 1)
+    engine.run(1)
     assert all((table.block_live() > 0).all() for table in runtime.tables)
     assert not any(state.retained_dead_blocks for state in runtime.requests.held.values())
 
 
 def test_a_group_waits_for_a_holder_that_has_not_evicted() -> None:
-    engine = run(sharers("copy"), 1)
+    engine = sharers("copy").run(1)
     shared = set(prefix_blocks(engine))
     table = engine.runtime.tables["r2"]
     choose = engine.runtime.ranking.choose
     engine.runtime.ranking.choose = (  # type: ignore[method-assign]
         lambda rows: choose(rows[rows != table.row])
     )
-    run(engine, 8)
+    engine.run(8)
     assert shared <= set(engine.store.tables["r2"])
     assert engine.runtime.counters.reclamation.shared_copied_blocks == 0
     engine.remove("r2")
-    run(engine, 4)
+    engine.run(4)
     assert engine.runtime.counters.reclamation.shared_copied_blocks > 0
 
 
@@ -474,7 +467,7 @@ def test_a_sharer_preempted_in_its_group_takes_its_plan_along(victim: int) -> No
     assert operation.state == "done"
     assert operation.result.freed_blocks == operation.plan.freed_blocks > 0
     assert runtime.counters.reclamation.relocations == 2
-    run(engine, 20)
+    engine.run(20)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -485,17 +478,15 @@ def test_a_sharer_may_finish_in_the_step_after_its_group_was_planned(lag: int) -
     engine.step()
     assert (engine.runtime.counters.reclamation.shared_copied_blocks > 0) == (lag == 0)
     engine.remove("r1")
-    for _ in range(5):
-        engine.step()
-        engine.check()
+    engine.run(5)
     assert operation.state == "done"
     assert operation.result.freed_blocks == operation.plan.freed_blocks > 0
 
 
 def test_a_compaction_of_one_request_moves_no_other() -> None:
-    engine = run(sharers("copy", reclamation="paused"), 3)
+    engine = sharers("copy", reclamation="paused").run(3)
     operation = engine.runtime.operations.add("me", "r1", 63, False)
-    run(engine, 1)
+    engine.run(1)
     assert operation.state == "done"
     assert engine.runtime.counters.reclamation.shared_copied_blocks == 0
 
@@ -514,9 +505,9 @@ def test_what_copying_emptied_is_hit_in_the_same_step_with_its_contents() -> Non
 
 def test_the_front_of_a_prefix_leaves_the_cache_last() -> None:
     """Without its first block, nothing of a cached prefix can be hit."""
-    engine = run(sharers("index", policy="streaming_llm"), 1)
+    engine = sharers("index", policy="streaming_llm").run(1)
     shared = prefix_blocks(engine)
-    run(engine, 2)
+    engine.run(2)
     freed = [block for block in engine.store.free if block in shared]
     assert freed == shared[:0:-1]
 
@@ -526,7 +517,7 @@ def test_the_front_of_a_prefix_leaves_the_cache_last() -> None:
 
 def test_control_freeing_a_shared_block_for_all_is_noticed() -> None:
     """A holder's reference is dropped twice: the store would reallocate a block in use."""
-    engine = run(sharers("index"), 1)
+    engine = sharers("index").run(1)
     engine.store.give_back([prefix_blocks(engine)[0]])
     with pytest.raises(InvariantViolation, match="reference counts differ"):
         engine.runtime.check()
@@ -534,4 +525,4 @@ def test_control_freeing_a_shared_block_for_all_is_noticed() -> None:
 
 def test_control_a_round_that_ignores_holders_breaks_its_promise() -> None:
     with pytest.raises(InvariantViolation, match="promised to free"):
-        run(deny_sharing(sharers("copy")), 12)
+        deny_sharing(sharers("copy")).run(12)

@@ -21,9 +21,8 @@ from vtoken.wire import TOPIC_EVENTS, TOPIC_STATE, Event, Frame
 
 @pytest.fixture
 def engine() -> Iterator[LiveEngine]:
-    live = make_engine(max_hz=1e6)
-    yield live
-    live.close()
+    with make_engine(max_hz=1e6) as live:
+        yield live
 
 
 @pytest.fixture

@@ -18,20 +18,19 @@ SHADOW = {"name": "streaming_llm", "params": {"sinks": 2}}
 @pytest.fixture
 def core() -> Iterator[LiveEngine]:
     """A request of 40 tokens that waits, a policy and a shadow."""
-    core = make_quiet(block_size=4)
-    core.configure(
-        policy=POLICY,
-        shadow=SHADOW,
-        budget_tokens=20,
-        evict_when="always",
-        interval_tokens=5,
-        recycle=False,
-        reclamation="paused",
-    )
-    core.runtime.announce("a", request_rules({"vtoken_protect": [0, 2]}))
-    core.admit("a", 40)
-    yield core
-    core.close()
+    with make_quiet(block_size=4) as core:
+        core.configure(
+            policy=POLICY,
+            shadow=SHADOW,
+            budget_tokens=20,
+            evict_when="always",
+            interval_tokens=5,
+            recycle=False,
+            reclamation="paused",
+        )
+        core.runtime.announce("a", request_rules({"vtoken_protect": [0, 2]}))
+        core.admit("a", 40)
+        yield core
 
 
 def text_of(core: LiveEngine, request_id: str = "a") -> wire.TextPage:

@@ -343,21 +343,6 @@ def test_while_a_change_is_on_trial_another_one_is_refused_and_undo_ends_it(benc
 # ---------------------------------------------------------------- guards
 
 
-def test_a_guard_on_preemptions_counts_those_since_the_change(bench: Bench) -> None:
-    bench.engine.core.preempt_newest()
-    bench.engine.steps()
-    bench.patch({"theta_f": 0.5}, guards=[above("preemptions", 1)])
-    bench.engine.core.preempt_newest()
-    bench.engine.steps()
-    assert bench.config.trial is not None
-    bench.engine.core.preempt_newest()
-    bench.engine.steps()
-    assert (bench.config.effective_revision, bench.config.effective.theta_f) == (3, 0.25)
-    event = bench.events[-1]
-    assert event.data["actor"] == "guard"
-    assert event.data["reason"] == "preemptions 2 > 1"
-
-
 def test_a_guard_on_latency_reverts_once_it_has_enough_intervals(bench: Bench) -> None:
     bench.decode(50, 500)  # before the change: not evaluated
     (note,) = bench.patch({"theta_f": 0.5}, guards=[above(P95, 0.04)]).notes

@@ -37,8 +37,7 @@ def test_tokens_evicted_within_64_steps_of_their_move_were_moved_in_vain(
     assert runtime.counters.reclamation.relocation_freed_blocks == 1
     assert runtime.counters.reclamation.reclaimed_blocks == 2  # and the second block, all dead
     runtime.active.config = replace(runtime.config, reclamation="paused")
-    for _ in range(gap - 1):
-        engine.step()
+    engine.steps(gap - 1)
     assert runtime.tables["a"].is_live(0)
     assert runtime.counters.reclamation.moved_then_evicted_tokens == (gap > 2)
     runtime.active.config = replace(runtime.config, policy=make_policy("sliding_window", {}))
@@ -79,8 +78,7 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
         "recycle": False,
         "low_watermark_blocks": 64,
     }
-    engine = make_engine(block_size=4, prompt_tokens=40, prefix_tokens=0, config=config)
-    try:
+    with make_engine(block_size=4, prompt_tokens=40, prefix_tokens=0, config=config) as engine:
         shadow: dict[tuple[str, int], int] = {}
         wasted = 0
         for _ in range(60):
@@ -104,8 +102,6 @@ def test_status_tells_what_an_engine_moved_for_nothing() -> None:
         ]
         assert reclamation.relocation_freed_blocks == sum(freed) > 0
         assert reclamation.relocation_freed_blocks <= reclamation.reclaimed_blocks
-    finally:
-        engine.close()
 
 
 def test_an_engine_may_take_more_steps_than_32_bits_count() -> None:

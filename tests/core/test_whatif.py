@@ -75,7 +75,7 @@ def test_applying_a_change_does_what_was_predicted(
     hole_us: int,
 ) -> None:
     """A manual round always moves tokens, an automatic one only if the predicted gates are open."""
-    live = make_engine(
+    with make_engine(
         num_blocks=num_blocks,
         block_size=4,
         concurrency=4,
@@ -83,8 +83,7 @@ def test_applying_a_change_does_what_was_predicted(
         prefix_tokens=14,
         max_tokens=60,
         config=config,
-    )
-    try:
+    ) as live:
         live.core.prefill_chunk_tokens = chunk
         live.core.worker.hole_us, live.core.worker.copy_us = hole_us, 10
         live.steps(num_steps)
@@ -108,6 +107,7 @@ def test_applying_a_change_does_what_was_predicted(
             return
         assert freed == predicted.freed_blocks
         assert moved == predicted.moved_tokens
+        assert predicted.moved_bytes == moved * runtime.geometry.bytes_per_token
         assert sum(len(plan.source_blocks) for plan in plans) == predicted.source_blocks
         fresh = {
             block
@@ -117,8 +117,6 @@ def test_applying_a_change_does_what_was_predicted(
         assert len(fresh) == predicted.destination_blocks
         if not manual and runtime.tables.any_virtual:
             assert runtime.relocator.pressure(ahead=0).steps_since_round == 0
-    finally:
-        live.close()
 
 
 @given(
@@ -156,7 +154,7 @@ def test_round_after_round_frees_what_every_dry_run_promised(
     num_steps: int,
 ) -> None:
     """Few sources a round, so that each round works on what the ones before it left."""
-    live = make_engine(
+    with make_engine(
         num_blocks=160,
         block_size=block_size,
         concurrency=3,
@@ -175,8 +173,7 @@ def test_round_after_round_frees_what_every_dry_run_promised(
             "headroom_blocks": headroom,
             "prefix_sharing": sharing,
         },
-    )
-    try:
+    ) as live:
         live.steps(num_steps)
         live.configure(policy={"name": "none"})
         for _ in range(6):
@@ -189,13 +186,11 @@ def test_round_after_round_frees_what_every_dry_run_promised(
             assert done.result is not None
             assert done.result.freed_blocks == tried.plan.freed_blocks == done.plan.freed_blocks
             assert done.result.freed_blocks == predicted.freed_blocks
-    finally:
-        live.close()
 
 
 @pytest.fixture
 def holes() -> Any:
-    live = make_engine(
+    with make_engine(
         num_blocks=96,
         block_size=4,
         concurrency=3,
@@ -212,11 +207,10 @@ def holes() -> Any:
             "recycle": False,
             "headroom_blocks": 8,
         },
-    )
-    live.core.prefix_caching = False  # its blocks could not be written
-    live.steps(5)
-    yield live
-    live.close()
+    ) as live:
+        live.core.prefix_caching = False  # its blocks could not be written
+        live.steps(5)
+        yield live
 
 
 def closed(answer: WhatIf) -> list[str]:

@@ -48,8 +48,7 @@ def _run(fault: Fault, *, watched: bool) -> Noticed | None:
     with ExitStack() as stack:
         engine.stack = stack  # type: ignore[attr-defined]
         _feed(engine, 0)
-        for _ in range(4):
-            engine.step()
+        engine.steps(4)
         fault.inject(engine, hit)
         try:
             for number in range(1, MOST_STEPS):

@@ -32,20 +32,19 @@ THETA_F = 0.25  # of `several`
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
     """Two requests with holes, without automatic rounds."""
-    core = make_quiet()
-    core.configure(
-        policy={"name": "random"},
-        budget_tokens=64,
-        evict_when="always",
-        interval_tokens=16,
-        recycle=False,
-        reclamation="paused",
-    )
-    core.admit("a", 100)
-    core.admit("b", 80)
-    core.steps(3)
-    yield core
-    core.close()
+    with make_quiet() as core:
+        core.configure(
+            policy={"name": "random"},
+            budget_tokens=64,
+            evict_when="always",
+            interval_tokens=16,
+            recycle=False,
+            reclamation="paused",
+        )
+        core.admit("a", 100)
+        core.admit("b", 80)
+        core.steps(3)
+        yield core
 
 
 @pytest.fixture

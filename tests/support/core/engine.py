@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from tests.support.core.store import SimpleStore
 from tests.support.core.windows import Windows
@@ -238,6 +238,18 @@ class CoreEngine:
             self._execute()
         self._sample()
         return message.plan
+
+    def steps(self, num_steps: int) -> Self:
+        for _ in range(num_steps):
+            self.step()
+        return self
+
+    def run(self, num_steps: int) -> Self:
+        """Run steps, and check everything after each."""
+        for _ in range(num_steps):
+            self.step()
+            self.check()
+        return self
 
     def _draft(self) -> dict[str, tuple[int, int]]:
         """Drafts for the requests that compute their newest token next."""

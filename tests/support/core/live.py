@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -75,6 +75,12 @@ class Words:
 
     def punctuation(self, words: Ints) -> Bools:
         return words % 10 == 9
+
+
+def controller_of(core: CoreEngine) -> Controller:
+    """The control plane of an engine without telemetry."""
+    facts = EngineFacts("e", "0", "0", "m", "cpu")
+    return Controller(Reporter(core.runtime, facts, core.store.hashed))
 
 
 class LiveEngine:
@@ -212,6 +218,12 @@ class LiveEngine:
 
     def close(self) -> None:
         self.publisher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _count_requests(self) -> None:
         self.facts.running, self.facts.waiting = len(self.core.running), len(self.core.waiting)
