@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.core.live import LiveEngine, make_engine, make_quiet
+from tests.support.core.live import LiveEngine, make_engine, make_holes, make_pressed
 from vtoken.core.planning.gates import CONDITIONS
 from vtoken.wire import Operation, PatchResult, WhatIf
 
@@ -190,26 +190,8 @@ def test_round_after_round_frees_what_every_dry_run_promised(
 
 @pytest.fixture
 def holes() -> Any:
-    with make_engine(
-        num_blocks=96,
-        block_size=4,
-        concurrency=3,
-        prompt_tokens=40,
-        prefix_tokens=0,
-        max_tokens=400,
-        config={
-            "policy": {"name": "random", "params": {"recent": 1, "sinks": 0}},
-            "budget_tokens": 16,
-            "evict_when": "always",
-            "interval_tokens": 4,
-            "theta_f": 0.9,
-            "low_watermark_blocks": 95,
-            "recycle": False,
-            "headroom_blocks": 8,
-        },
-    ) as live:
-        live.core.prefix_caching = False  # its blocks could not be written
-        live.steps(5)
+    config = {"theta_f": 0.9, "low_watermark_blocks": 95, "reclamation": "auto"}
+    with make_holes(3, prefix_caching=False, **config) as live:  # its blocks can be written
         yield live
 
 
@@ -318,24 +300,6 @@ def test_a_compaction_is_planned_again_only_after_something_changed(
 # ---------------------------------------------------------------- under pressure
 
 
-def make_short(num_requests: int = 12, num_blocks: int = 65, **config: Any) -> LiveEngine:
-    """Requests of which a few fill the pool; the queue is as in vLLM's block manager."""
-    live = make_quiet(num_blocks, block_size=4)
-    live.core.reserves = True
-    live.configure(
-        **{
-            "policy": {"name": "streaming_llm", "params": {"sinks": 2}},
-            "budget_tokens": 24,
-            "interval_tokens": 8,
-            "evict_when": "pressure",
-            **config,
-        }
-    )
-    for i in range(num_requests):
-        live.admit(f"r{i}", 20 + i, max_tokens=60)
-    return live
-
-
 def next_step(live: LiveEngine, patch: dict[str, Any]) -> tuple[int, int]:
     """Tokens that die and blocks that become free in the next step under `patch`."""
     runtime = live.core.runtime
@@ -355,7 +319,7 @@ def test_what_would_be_given_for_the_shortage_of_this_moment_is_given(
 ) -> None:
     seen = []
     for num_steps in range(2, 60, 3):
-        live = make_short()
+        live = make_pressed()
         live.steps(num_steps)
         predicted = what_if(live, patch)
         found = next_step(live, patch)
@@ -368,7 +332,7 @@ def test_what_would_be_given_for_the_shortage_of_this_moment_is_given(
 
 
 def test_a_smaller_floor_costs_nothing_while_no_block_is_short() -> None:
-    live = make_short(3)
+    live = make_pressed(3)
     live.steps(20)
     lower, same = what_if(live, {"budget_tokens": 8}), what_if(live, {})
     assert (lower.evicted_tokens, lower.short_blocks, lower.freed_blocks) == (0, 0, 0)
@@ -384,7 +348,7 @@ def test_a_smaller_floor_costs_nothing_while_no_block_is_short() -> None:
 
 
 def test_what_can_be_given_is_what_the_status_says_after_the_change() -> None:
-    live = make_short()
+    live = make_pressed()
     live.steps(30)
     for floor in (12, 24, 30):
         predicted = what_if(live, {"budget_tokens": floor})
@@ -400,7 +364,7 @@ def test_what_can_be_given_is_what_the_status_says_after_the_change() -> None:
 
 
 def test_a_floor_under_which_a_waiting_request_fits_is_given_for() -> None:
-    live = make_short(0)
+    live = make_pressed(0)
     for i in range(4):
         live.admit(f"r{i}", 30, max_tokens=16)
     live.configure(budget_tokens=40)
@@ -420,7 +384,7 @@ def test_a_floor_under_which_a_waiting_request_fits_is_given_for() -> None:
 
 
 def test_what_waits_for_scores_under_pressure_is_not_called_evicted() -> None:
-    live = make_short()
+    live = make_pressed()
     for _ in range(60):
         live.steps(1)
         now = what_if(live, {})
@@ -436,7 +400,7 @@ def test_what_waits_for_scores_under_pressure_is_not_called_evicted() -> None:
 @pytest.mark.parametrize("when", ["pressure", "always"])
 def test_as_many_more_requests_run_as_would_fit(when: str, prompt: int, floor: int) -> None:
     """Under pressure more may run: those that run can be cut down again for the next."""
-    live = make_short(0, num_blocks=129)
+    live = make_pressed(0, num_blocks=129)
     for i in range(3):
         live.admit(f"r{i}", prompt, max_tokens=200)
     live.steps(12)
@@ -457,7 +421,7 @@ def test_as_many_more_requests_run_as_would_fit(when: str, prompt: int, floor: i
 
 
 def test_no_number_of_requests_is_promised_where_nothing_is_evicted() -> None:
-    live = make_short(3, policy={"name": "none"})
+    live = make_pressed(3, policy={"name": "none"})
     live.steps(3)
     assert what_if(live, {}).more_requests is None
     assert what_if(live, {"policy": {"name": "random"}}).more_requests is not None

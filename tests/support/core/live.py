@@ -293,7 +293,7 @@ def make_quiet(
     return live
 
 
-def make_holes(concurrency: int, **config: Any) -> LiveEngine:
+def make_holes(concurrency: int, *, prefix_caching: bool = True, **config: Any) -> LiveEngine:
     """An idle engine with blocks of 4 slots, holes in all requests, and nothing reclaimed."""
     live = make_engine(
         block_size=4,
@@ -312,20 +312,18 @@ def make_holes(concurrency: int, **config: Any) -> LiveEngine:
             "headroom_blocks": 8,
         }
         | config,
+        prefix_caching=prefix_caching,
     )
     live.steps(5)
     return live
 
 
-def make_pressed() -> LiveEngine:
-    """Twelve requests in a pool for four, under pressure; no step has run."""
-    live = make_quiet(65, block_size=4)
+def make_pressed(num_requests: int = 12, num_blocks: int = 65, **config: Any) -> LiveEngine:
+    """Requests of which a few fill the pool, under pressure; no step has run."""
+    live = make_quiet(num_blocks, block_size=4)
     live.core.reserves = True
-    live.configure(
-        policy={"name": "streaming_llm"},
-        budget_tokens=24,
-        interval_tokens=8,
-    )
-    for i in range(12):
+    fixed = {"policy": {"name": "streaming_llm"}, "budget_tokens": 24, "interval_tokens": 8}
+    live.configure(**fixed | config)
+    for i in range(num_requests):
         live.admit(f"r{i}", 20 + i, max_tokens=60)
     return live
