@@ -371,7 +371,7 @@ def test_plug_leaves_the_next_token_a_place_wherever_it_leaves_any(
         ([[0, -1, -1, -1], [4, 5, -1, -1]], (1,), 8, {4: 41, 5: 42}, [10]),
         # Read-only blocks come first, so that appends go to a writable one.
         (
-            [[0, 1, 2, 3], [4, -1, -1, -1], [8, 9, -1, 11], [12, -1, 14, -1]],
+            [[0, 1, 2, 3], [4, -1, -1, -1], [8, -1, -1, 11], [12, -1, 14, -1]],
             (0, 2),
             1,
             {4: 53},
