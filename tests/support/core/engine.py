@@ -121,7 +121,7 @@ class CoreEngine:
             num_sampled=self._num_sampled,
         )
         # How many drafts a request gets next, up to `max_drafts`, and how many of them are right.
-        self.decisions: Callable[[Request], tuple[int, int]] = lambda _: (max_drafts, max_drafts)
+        self.draft: Callable[[Request], tuple[int, int]] = lambda _: (max_drafts, max_drafts)
         self._drafts: dict[str, tuple[int, int]] = {}  # of the step being planned
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
@@ -257,7 +257,7 @@ class CoreEngine:
         most = (self.store.num_blocks - 1) * self.block_size
         for request in self.running:
             if self.runtime.shape.max_drafts and request.num_known - request.num_computed == 1:
-                num, right = self.decisions(request)
+                num, right = self.draft(request)
                 num = min(num, most - request.num_known)
                 if num > 0:
                     found[request.id] = num, min(num, right)
