@@ -31,9 +31,8 @@ from msgspec import structs
 from vtoken import sentences, wire
 from vtoken.wire import commands
 from vtoken.wire.fleet import common
-from vtoken_api.bus import unavailable
+from vtoken_api.bus import EngineBus, unavailable
 from vtoken_api.combined import together
-from vtoken_api.engine import Engine
 from vtoken_api.fleet import Fleet
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
@@ -249,7 +248,7 @@ class Changes:
     # ------------------------------------------------------------ asking
 
     async def _ask(
-        self, engines: Sequence[Engine], call: commands.ConfigCall
+        self, engines: Sequence[EngineBus], call: commands.ConfigCall
     ) -> dict[int, wire.Accepted]:
         """Whether the engines would accept a change, by rank; raises the first refusal, and 412."""
         ask = commands.Validate(change=structs.replace(call, if_match=None))
@@ -269,7 +268,7 @@ class Changes:
         return [*revisions, *(its.revision for its in accepted.values())]
 
     async def _preview(
-        self, call: commands.ConfigCall, engines: Sequence[Engine], caller: Caller, action: str
+        self, call: commands.ConfigCall, engines: Sequence[EngineBus], caller: Caller, action: str
     ) -> wire.PatchResult:
         """What a change would do on engines; raises the first refusal, and 412."""
         ask = commands.Preview(change=structs.replace(call, if_match=None))
@@ -345,7 +344,7 @@ class Changes:
             patch = {name: old for name, (old, _) in result.changes.items()}
             back = commands.PatchConfig(patch=patch, if_match=result.revision)
         try:
-            await self._fleet.one(rank).bus.ask(back, wire.PatchResult, making.caller.name)
+            await self._fleet.one(rank).ask(back, wire.PatchResult, making.caller.name)
         except ProblemError as error:
             return f"engine {rank} keeps it: {error.problem.detail}"
         return f"taken back on engine {rank}"

@@ -6,40 +6,24 @@ Operators must see a failure before an incident: a recorder that has stopped has
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 
 from vtoken import wire
 from vtoken.sentences.situation import situation
-from vtoken_api.bus import EngineBus
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.state.journal import Journal
-from vtoken_api.state.recorder import Recorder
 
 STALE_FRAME_S = 10.0  # a followed engine sends a frame at least every IDLE_STATE_S
 
 
-@dataclass(slots=True)
 class Engine:
-    """Its bus, the hub of its stream and its flight recorder; `rank` is vLLM's."""
+    """What this process has of it: the hub of its stream, and its flight recording."""
 
-    bus: EngineBus
-    hub: Hub
-    recorder: Recorder
-    journal: Journal
-    rank: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rank = self.bus.rank
-        self.hub.complete = self.complete
-
-    def start(self) -> None:
-        """Follow the engine and record it."""
-        self.hub.start()
-        self.recorder.start()
-
-    async def close(self) -> None:
-        await self.recorder.close()
-        await self.hub.close()
+    def __init__(self, hub: Hub, journal: Journal) -> None:
+        self.rank = hub.rank
+        self.hub = hub
+        self.flight = journal.flights[hub.rank]
+        self._audit_log = journal.audit
+        hub.complete = self.complete
 
     def health(self) -> list[wire.Health]:
         """The health of the engine and of what is kept of it."""
@@ -65,26 +49,24 @@ class Engine:
         age_s = self.hub.state_age_s
         if age_s is None:
             return wire.Health(name="frames", ok=True, detail="none yet")
-        followed = self.hub.wants_state or self.recorder.recording
+        followed = self.hub.wants_state or self.flight.recording
         detail = f"the newest is {age_s:.1f} s old" + ("" if followed else "; no subscribers")
         ok = age_s <= STALE_FRAME_S or not followed
         since = None if ok else time.time() - age_s
         return wire.Health(name="frames", ok=ok, detail=detail, since_ts=since)
 
     def _audit(self) -> wire.Health:
-        audit = self.journal.audit
+        audit = self._audit_log
         if not audit.error:
             return wire.Health(name="audit", ok=True, detail="written to disk")
         detail = f"entries are kept in memory only, until this process ends: {audit.error}"
         return wire.Health(name="audit", ok=False, detail=detail, since_ts=audit.error_ts)
 
     def _recorder(self) -> wire.Health:
-        recorder = self.recorder
-        if recorder.recording:
+        flight = self.flight
+        if flight.recording:
             return wire.Health(name="recorder", ok=True, detail="recording")
-        if recorder.problem:
-            detail = f"stopped: {recorder.problem}"
-            return wire.Health(
-                name="recorder", ok=False, detail=detail, since_ts=recorder.stopped_ts
-            )
+        if flight.problem:
+            detail = f"stopped: {flight.problem}"
+            return wire.Health(name="recorder", ok=False, detail=detail, since_ts=flight.stopped_ts)
         return wire.Health(name="recorder", ok=True, detail="starting")

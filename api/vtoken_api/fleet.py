@@ -1,4 +1,4 @@
-"""All engines of this server: which ones a call means, what they answer, and how they differ.
+"""All engines of this server: which ones a call means, and what they answer.
 
 With data parallelism a server has several engines, which vLLM balances. Each has its own
 configuration, revisions and trials.
@@ -10,32 +10,31 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from vtoken import sentences, wire
+from vtoken import wire
 from vtoken.base.errors import UnknownRequestError
 from vtoken.wire import commands
-from vtoken.wire.fleet import differences
 from vtoken.wire.request_names import NamedRequest, best, the_one
-from vtoken_api import combined
-from vtoken_api.engine import Engine
+from vtoken_api.bus import EngineBus
+from vtoken_api.combined import together
 from vtoken_api.problems import ProblemError, refuse
 
 T = TypeVar("T")
 
 
 class Fleet:
-    """The `engines` of a server, in the order of their ranks."""
+    """The `engines` of a server, in the order of their ranks, as one asks them."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[EngineBus]) -> None:
         self.engines = engines
         self.ranks = [engine.rank for engine in engines]
 
     # ------------------------------------------------------------ which engines
 
-    def named(self, rank: int | None) -> Sequence[Engine]:
+    def named(self, rank: int | None) -> Sequence[EngineBus]:
         """The engine of this rank, or all; raises 422."""
         return self.engines if rank is None else [self.one(rank)]
 
-    def one(self, rank: int | None) -> Engine:
+    def one(self, rank: int | None) -> EngineBus:
         """The engine of this rank; None: the only one. Raises 422."""
         if rank is None and len(self.engines) == 1:
             return self.engines[0]
@@ -49,7 +48,7 @@ class Fleet:
 
     async def find(
         self, rank: int | None, call: commands.AnyCall, kind: type[T]
-    ) -> tuple[Engine, T]:
+    ) -> tuple[EngineBus, T]:
         """The engine that knows what `call` asks for, and its answer.
 
         Raises the problem of an engine that does not answer, else the 404 of one that does not
@@ -67,7 +66,7 @@ class Fleet:
 
     async def holder(
         self, rank: int | None, name: str, *, running: bool = False
-    ) -> tuple[Engine, str]:
+    ) -> tuple[EngineBus, str]:
         """The engine of the request that a client means by `name`, and what to call it there.
 
         `running`: as in `the_one`. Of one engine, the engine itself finds the request. Raises
@@ -78,7 +77,7 @@ class Fleet:
             return engines[0], name
         ask = commands.Find(name=name)
         answers = await self.ask_each(dict.fromkeys(self.ranks, ask), list[NamedRequest])
-        holders: dict[str, Engine] = {}
+        holders: dict[str, EngineBus] = {}
         found: list[NamedRequest] = []
         problems = []
         for engine in engines:
@@ -101,7 +100,7 @@ class Fleet:
     @property
     def timeout_s(self) -> float:
         """The longest that an engine takes to begin a call."""
-        return max(engine.bus.timeout_s for engine in self.engines)
+        return max(engine.timeout_s for engine in self.engines)
 
     async def ask_each(
         self,
@@ -117,7 +116,7 @@ class Fleet:
 
         async def one(rank: int, call: commands.AnyCall) -> T | ProblemError:
             try:
-                return await self.one(rank).bus.ask(call, kind, actor, change_id, expires_ts)
+                return await self.one(rank).ask(call, kind, actor, change_id, expires_ts)
             except ProblemError as error:
                 return error
 
@@ -137,48 +136,10 @@ class Fleet:
             found[rank] = answer
         return found
 
-    # ------------------------------------------------------------ reading
-
-    async def document(self) -> wire.Fleet:
-        """Every engine with its state now, or the newest known if it does not answer."""
-        status, config = commands.Status(), commands.Config()
-        statuses, configs = await asyncio.gather(
-            self.ask_each(dict.fromkeys(self.ranks, status), wire.Status),
-            self.ask_each(dict.fromkeys(self.ranks, config), wire.ConfigDocument),
-        )
-        rows = []
-        known: dict[int, wire.ConfigDocument] = {}
-        for engine in self.engines:
-            rank, state = engine.rank, engine.hub.state
-            row = wire.EngineRow(engine=rank, status=None)
-            found, its_config = statuses[rank], configs[rank]
-            if isinstance(found, wire.Status) and isinstance(its_config, wire.ConfigDocument):
-                engine.complete(found)
-                row.status, known[rank] = found, its_config
-            else:
-                problem = found if isinstance(found, ProblemError) else its_config
-                assert isinstance(problem, ProblemError)
-                row.problem = problem.problem.detail
-                row.silent_s = engine.hub.state_age_s or 0.0
-                if state is not None and state.config is not None:
-                    row.status, known[rank] = state.status, state.config
-            if rank in known:
-                row.revision, row.made = known[rank].revision, known[rank].made
-            rows.append(row)
-        drifts = differences(known)
-        for row in rows:
-            row.drift = drifts.get(row.engine, {})
-        return wire.Fleet(
-            revision=max(row.revision for row in rows),
-            engines=rows,
-            sentence=sentences.fleet_sentence(rows),
-            ok=not any(row.problem or row.drift for row in rows),
-        )
-
     async def operation(self, rank: int | None, operation_id: str) -> wire.Operation:
         """The state of a compaction of one engine or, of several, of all together."""
         found = [
             await self.find(rank, commands.Operation(id=part), wire.Operation)
             for part in operation_id.split("+")[: len(self.engines)]
         ]
-        return combined.together([operation for _, operation in found])
+        return together([operation for _, operation in found])

@@ -4,9 +4,9 @@
    A refused call costs nothing.
 2. The engine's thread: reads and dry runs are answered between two steps, so what they cost delays
    every request. The payers are all callers with control together, and all others together. A call
-   is charged what the engine measured, once it is answered (`Bill`). While a payer is in debt, its
-   calls are refused. So a payer takes at most the rate of each kind in the long run, and at once
-   the burst and the calls in flight.
+   is charged what the engine measured, once it is answered (`EngineTime`). While a payer is in
+   debt, its calls are refused. So a payer takes at most the rate of each kind in the long run, and
+   at once the burst and the calls in flight.
 
 Buckets of at most MAX_PAYERS payers are kept, in LRU order. An evicted payer starts again with a
 full bucket.
@@ -18,7 +18,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -116,21 +115,15 @@ class RateLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
-    """Who pays for the engine's time of one call."""
+class EngineTime:
+    """The bill for the engine's time of one call (`vtoken_api.bus.Bill`)."""
 
     limits: RateLimits
     payer: str
     kind: str
 
     def require_no_debt(self) -> None:
-        """Raises 429, see `RateLimits.require_no_debt`."""
         self.limits.require_no_debt(self.payer, self.kind)
 
     def charge(self, seconds: float) -> None:
-        """Charge `seconds` of the engine's thread."""
         self.limits.charge(self.payer, self.kind, seconds)
-
-
-# Of the call that the current task serves; None: a change, or the server's own work.
-BILL: ContextVar[Bill | None] = ContextVar("vtoken.bill", default=None)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from vtoken.base.errors import RefusedError
 from vtoken_api import scrape
 from vtoken_api.auth.access import Access
 from vtoken_api.auth.check import AccessCheck, AccessControl
-from vtoken_api.bus import EngineBus, engines_of, process_index
+from vtoken_api.bus import engines_of, process_index
 from vtoken_api.changes import Changes
 from vtoken_api.ending import Ending
 from vtoken_api.engine import Engine
@@ -37,11 +38,13 @@ from vtoken_api.fleet import Fleet
 from vtoken_api.forwarding import ForwardedCalls, Forwarder
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, problem_response, refuse, refused
-from vtoken_api.rest import changes, downloads, openapi, reads
+from vtoken_api.rest import changes as rest_changes
+from vtoken_api.rest import downloads, openapi, reads
 from vtoken_api.rest.serving import served
 from vtoken_api.service import Service
 from vtoken_api.settings import ApiSettings, api_settings, shared_folder
 from vtoken_api.state.journal import Journal
+from vtoken_api.state.own_actions import OwnActions
 from vtoken_api.state.recorder import Recorder
 from vtoken_api.state.statedir import StateDir, default_path
 from vtoken_api.stream import asyncapi
@@ -62,7 +65,7 @@ class VTokenEndpointPlugin:
         self._check = AccessCheck(self.app, self._access_control)
         self.listening: uvicorn.Server | None = None  # to other API processes
         self._forwarder: Forwarder | None = None
-        self._hubs: list[Hub] = []
+        self._running = contextlib.AsyncExitStack()  # what `close` stops
 
     def attach_router(self, app: FastAPI) -> None:
         """Mount the routes on vLLM's app, describe them in its OpenAPI document, add metrics."""
@@ -76,32 +79,43 @@ class VTokenEndpointPlugin:
         Only API process 0 has a service. Raises ValueError if there are several processes and no
         folder that they share.
         """
+        close_later = self._running.push_async_callback
         buses = engines_of(engine_client)
         settings = api_settings(args)
         access = _access(args, settings)
         shared = shared_folder(args)
-        self._hubs = [Hub(bus) for bus in buses]
+        hubs = [Hub(bus) for bus in buses]
         ending = Ending(engine_client)
-        for hub in self._hubs:
-            hub.join(ending)
         if shared is not None and process_index(engine_client) > 0:
             self._forwarder = Forwarder(shared, access)
-            for hub in self._hubs:
+            for hub in hubs:
+                hub.join(ending)
                 hub.start()
+                close_later(hub.close)
             return
         state_dir = _state_dir(args, settings)
+        self._running.callback(state_dir.close)
         journal = Journal(state_dir, [bus.rank for bus in buses])
-        fleet = Fleet([_engine(*pair, journal) for pair in zip(buses, self._hubs, strict=True)])
+        close_later(journal.close)
+        fleet = Fleet(buses)
+        changes = Changes(fleet, journal)
         service = Service(
             fleet=fleet,
+            engines={hub.rank: Engine(hub, journal) for hub in hubs},
             auth=AccessControl(access, show_text=settings.show_text),
             state=state_dir,
             model_name=_model_name(args),
             journal=journal,
             texts=RequestTexts(lambda: engine_client.get_tokenizer()),
-            changes=Changes(fleet, journal),
+            changes=changes,
         )
-        service.start()
+        for hub in hubs:
+            hub.join(ending)
+            own_actions = OwnActions(hub, journal, partial(changes.follow, hub.rank))
+            for part in (hub, Recorder(hub, journal), own_actions):
+                part.start()
+                close_later(part.close)
+        close_later(changes.close)
         self.app.state.service = state.vtoken = service
         if shared is not None:
             self.listening = await ForwardedCalls(self._answer_forwarded).listen(shared)
@@ -111,10 +125,7 @@ class VTokenEndpointPlugin:
 
         vLLM ends its process without this call.
         """
-        if (service := self._service()) is not None:
-            await service.close()
-        for hub in self._hubs:
-            await hub.close()
+        await self._running.aclose()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self._forwarder or self._check)(scope, receive, send)
@@ -162,10 +173,6 @@ class _Mount(Mount):
         return match, child
 
 
-def _engine(bus: EngineBus, hub: Hub, journal: Journal) -> Engine:
-    return Engine(bus, hub, Recorder(hub, journal, bus.rank), journal)
-
-
 def _model_name(args: Namespace) -> str:
     served = args.served_model_name
     return str(served[0] if isinstance(served, list) and served else served or args.model)
@@ -206,7 +213,7 @@ def build_app() -> Starlette:
     """The application behind the access check; needs `state.service` before it is called."""
     handlers = {
         **reads.HANDLERS,
-        **changes.HANDLERS,
+        **rest_changes.HANDLERS,
         **downloads.HANDLERS,
         **asyncapi.HANDLERS,
     }

@@ -53,7 +53,7 @@ def attach(app: FastAPI, page: Callable[[], Awaitable[bytes]]) -> None:
 
 async def exposed(service: Service) -> bytes:
     """vToken's metrics. Those of the server as a whole are with the first engine's."""
-    first, *others = await asyncio.gather(*map(snapshot, service.fleet.engines))
+    first, *others = await asyncio.gather(*map(snapshot, service.engines.values()))
     failing = bool(service.journal.audit.error)
     first = replace(first, refused=service.auth.refusals.counts, audit_failing=failing)
     return exposition([first, *others], service.model_name)
@@ -74,8 +74,8 @@ async def snapshot(engine: Engine) -> Snapshot:
         age_s=hub.state_age_s,
         clients=hub.num_clients,
         dropped_events=hub.num_dropped,
-        recorder_faults=engine.recorder.num_faults,
-        recording=engine.recorder.recording,
+        recorder_faults=engine.flight.num_faults,
+        recording=engine.flight.recording,
     )
 
 

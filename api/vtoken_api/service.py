@@ -1,12 +1,13 @@
-"""The service behind routes and stream: engines, changes, journal and access control."""
+"""The service behind routes and stream: what their handlers may use."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from vtoken_api.auth.check import AccessControl
 from vtoken_api.changes import Changes
+from vtoken_api.engine import Engine
 from vtoken_api.fleet import Fleet
 from vtoken_api.state.journal import Journal
 from vtoken_api.state.statedir import StateDir
@@ -15,9 +16,10 @@ from vtoken_api.text import RequestTexts
 
 @dataclass(slots=True)
 class Service:
-    """One per server."""
+    """One per server. `fleet` asks the engines; `engines`, by rank, have what is known of them."""
 
     fleet: Fleet
+    engines: Mapping[int, Engine]
     auth: AccessControl
     state: StateDir
     journal: Journal
@@ -25,16 +27,6 @@ class Service:
     model_name: str  # as vLLM's metrics name it
     changes: Changes
 
-    def start(self) -> None:
-        """Start following and recording the engines."""
-        for engine in self.fleet.engines:
-            engine.recorder.on_end = partial(self.changes.follow, engine.rank)
-            engine.start()
-
-    async def close(self) -> None:
-        """Stop the background tasks and release the state directory; clients stay connected."""
-        await self.changes.close()
-        for engine in self.fleet.engines:
-            await engine.close()
-        await self.journal.close()
-        self.state.close()
+    def engine(self, rank: int | None) -> Engine:
+        """The engine of this rank; None: the only one. Raises 422."""
+        return self.engines[self.fleet.one(rank).rank]

@@ -21,7 +21,7 @@ from tests.support.small_files import NO_BYTECODE
 from tests.support.waiting import until
 from vtoken import wire
 from vtoken.wire import commands
-from vtoken_api.state import recorder
+from vtoken_api.state import own_actions
 from vtoken_api.state.audit import AUDIT_FILE, AuditLog
 from vtoken_api.state.journal import Journal
 from vtoken_api.state.statedir import StateDir
@@ -248,10 +248,10 @@ async def test_engine_that_ended_with_a_change_on_trial_has_an_entry(tmp_path: P
 async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
     core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
+    monkeypatch.setattr(own_actions, "PERIOD_S", 0.05)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         await own_acts(served, 0)
-        served.engine.hub.leave(served.engine.recorder)
+        monkeypatch.setattr(own_actions.OwnActions, "offer", lambda *_: None)
         for number, theta_f in enumerate((0.5, 0.6), 1):
             pass_guard(core, theta_f)
             assert len(await own_acts(served, number)) == number

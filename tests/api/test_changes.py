@@ -75,11 +75,11 @@ async def test_change_that_was_applied_without_an_answer_is_told_and_audited(
     if path == "/config":
         core.call("undo")
     revision = core.runtime.revision
-    served.engine.bus.timeout_s, served.line.answers_late = 0.3, True
+    served.bus.timeout_s, served.line.answers_late = 0.3, True
     problem = await lost(http, method, path, body)
     assert (await outcome(http, problem)).state == "pending"
     assert await audited(http) == []
-    served.engine.bus.timeout_s, served.line.answers_late = LIMIT_S, False
+    served.bus.timeout_s, served.line.answers_late = LIMIT_S, False
     change = await settled(http, problem)
     assert change.state == "applied"
     if path == "/compactions":
@@ -101,9 +101,9 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
     served: Served, core: LiveEngine, http: httpx.AsyncClient, method: str, path: str, body: Any
 ) -> None:
     revision, config = core.runtime.revision, core.runtime.config
-    served.engine.bus.timeout_s, served.line.hangs = 0.3, True
+    served.bus.timeout_s, served.line.hangs = 0.3, True
     problem = await lost(http, method, path, body)
-    served.engine.bus.timeout_s, served.line.hangs = LIMIT_S, False
+    served.bus.timeout_s, served.line.hangs = LIMIT_S, False
     change = await settled(http, problem)
     assert change.state == "refused"
     assert change.problem is not None
@@ -117,12 +117,12 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
 async def test_change_that_never_left_the_server_is_told_as_not_applied(
     served: Served, http: httpx.AsyncClient
 ) -> None:
-    slots = served.engine.bus._slots
+    slots = served.bus._slots
     for _ in range(MAX_IN_FLIGHT):
         await slots.acquire()
-    served.engine.bus.timeout_s = 0.3
+    served.bus.timeout_s = 0.3
     problem = await lost(http, *CALLS[0])
-    served.engine.bus.timeout_s = LIMIT_S
+    served.bus.timeout_s = LIMIT_S
     for _ in range(MAX_IN_FLIGHT):
         slots.release()
     assert (await settled(http, problem)).state == "not_applied"
@@ -168,7 +168,7 @@ async def test_id_of_a_change_that_waits_names_no_other(
 ) -> None:
     core.call("confirm")
     named = {"headers": {"X-VToken-Change": "still-waiting"}}
-    served.engine.bus.timeout_s, served.line.answers_late = 0.3, True
+    served.bus.timeout_s, served.line.answers_late = 0.3, True
     first = await http.patch("/config", json={"theta_f": 0.5}, **named)
     again = await http.patch("/config", json={"theta_f": 0.25}, **named)
     served.line.answers_late = False
@@ -179,7 +179,7 @@ async def test_id_of_a_change_that_waits_names_no_other(
 async def test_reading_call_without_an_answer_names_no_change(
     served: Served, http: httpx.AsyncClient
 ) -> None:
-    served.engine.bus.timeout_s, served.line.hangs = 0.3, True
+    served.bus.timeout_s, served.line.hangs = 0.3, True
     for answer in (
         await http.get("/status"),
         await http.patch("/config?validate_only=true", json={"theta_f": 0.5}),

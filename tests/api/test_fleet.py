@@ -208,8 +208,8 @@ async def test_metrics_have_the_engine_as_a_label(http: httpx.AsyncClient, serve
 
 
 async def test_every_engine_has_a_recording(http: httpx.AsyncClient, served: Served) -> None:
-    for engine in served.service.fleet.engines:
-        await until(lambda engine=engine: engine.recorder.recording, "not recording")
+    for engine in served.service.engines.values():
+        await until(lambda engine=engine: engine.flight.recording, "not recording")
     await refused(http, 422, "GET", "/recording")
     await patch(http, "?engine=1", theta_f=0.5)
     for rank, name in ((0, "flight"), (1, "flight-1")):
@@ -269,7 +269,7 @@ async def test_a_trial_on_one_engine_keeps_the_others_from_a_change(
 async def test_an_engine_that_does_not_answer_stops_the_change(
     http: httpx.AsyncClient, cores: list[LiveEngine], served: Served
 ) -> None:
-    served.service.fleet.one(1).bus.timeout_s = 0.2
+    served.service.fleet.one(1).timeout_s = 0.2
     served.client.engines[1].hangs = True
     found = await refused(http, 503, "PATCH", "/config", json={"theta_f": 0.5})
     assert found.detail.startswith("engine 1: ")
@@ -285,7 +285,7 @@ async def test_a_change_that_reaches_one_engine_too_late_is_taken_back_on_the_ot
 ) -> None:
     """Engine 1 would make the change, and hangs when engine 0 has made it."""
     for engine in served.service.fleet.engines:
-        engine.bus.timeout_s = 0.3
+        engine.timeout_s = 0.3
     first, other = served.client.engines
     deliver = first.answer
 
@@ -519,9 +519,9 @@ async def test_drift_is_shown_and_one_call_ends_it() -> None:
 async def test_a_silent_engine_is_a_row_that_says_so(
     http: httpx.AsyncClient, served: Served
 ) -> None:
-    engine = served.service.fleet.one(1)
-    await until(lambda: engine.hub.state is not None, "the engine's state is not known")
-    engine.bus.timeout_s = 0.1
+    hub = served.service.engine(1).hub
+    await until(lambda: hub.state is not None, "the engine's state is not known")
+    served.service.fleet.one(1).timeout_s = 0.1
     served.client.engines[1].hangs = True
 
     async def silent() -> wire.Fleet | None:

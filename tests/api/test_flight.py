@@ -100,7 +100,7 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
 ) -> None:
     state = {"state_dir": str(tmp_path)}
     async with serve(core.handle, **state) as before, httpx.AsyncClient(timeout=LIMIT_S) as client:
-        await until(lambda: before.engine.recorder.recording, "not recording")
+        await until(lambda: before.engine.flight.recording, "not recording")
         await client.patch(before.url + "/vtoken/v1/config", json={"theta_f": 0.9}, headers=ANA)
     async with serve(core.handle, **state) as served, httpx.AsyncClient(timeout=LIMIT_S) as client:
         for number in range(3):
@@ -110,7 +110,7 @@ async def test_recording_has_every_audit_entry_once_also_after_a_restart(
                 headers={"X-VToken-Actor": f"n{number}"},
             )
             assert answer.status_code == 200
-        await until(lambda: served.engine.recorder.recording, "not recording")
+        await until(lambda: served.engine.flight.recording, "not recording")
         for _ in range(2):  # the second finds nothing new
             lines = lines_of((await client.get(served.url + FLIGHT)).content)
         entries = [line.entry for line in lines if isinstance(line, wire.AuditLine)]
@@ -125,10 +125,10 @@ async def test_segments_follow_one_another_without_losing_an_event(
     async with flying(core, tmp_path) as (served, client):
         segments = served.service.journal.flights[0].segments
         await until(lambda: len(segments.listed()) >= 4, "no segments")
-        served.engine.bus.timeout_s, served.line.hangs = 0.05, True  # in a long step
+        served.bus.timeout_s, served.line.hangs = 0.05, True  # in a long step
         num_segments = len(segments.listed())
         await until(lambda: len(segments.listed()) > num_segments, "none in a long step")
-        assert served.engine.recorder.problem == ""
+        assert served.engine.flight.problem == ""
         served.line.hangs = False
         lines = lines_of((await client.get(FLIGHT)).content)
     snapshots = [line for line in lines if isinstance(line, wire.Snapshot)]
@@ -164,7 +164,7 @@ async def test_server_that_stops_while_a_segment_ends_leaves_none_open(
     async with flying(core, tmp_path) as (served, _):
         segments = served.service.journal.flights[0].segments
         await until(ending.is_set, "no segment ends")
-        closing = asyncio.create_task(served.service.close())
+        closing = asyncio.create_task(served.app.state.plugin.close())
         await asyncio.sleep(0)
         may_end.set()
         await closing
@@ -175,7 +175,7 @@ async def test_recording_asks_for_one_state_a_second_and_nothing_of_the_publishe
     core: LiveEngine, tmp_path: Path
 ) -> None:
     async with flying(core, tmp_path) as (served, _):
-        await until(lambda: served.engine.recorder.recording, "not recording")
+        await until(lambda: served.engine.flight.recording, "not recording")
 
         def asked() -> int:
             return sum(call.op == "frame" for call in served.line.calls)
@@ -199,7 +199,7 @@ async def test_disk_that_refuses_stops_the_recording_and_nothing_else(
     monkeypatch.setattr(recorder, "PERIOD_S", 0.1)
     monkeypatch.setattr(journal, "SEGMENT_S", 0.0)
     async with flying(core, tmp_path) as (served, client):
-        flight, segments = served.engine.recorder, served.service.journal.flights[0].segments
+        flight, segments = served.engine.flight, served.service.journal.flights[0].segments
         await until(lambda: flight.recording, "not recording")
         folder, away = segments.directory, tmp_path / "away"
         folder.rename(away)
@@ -241,7 +241,7 @@ async def test_full_disk_is_said_once_and_recording_goes_on_when_there_is_space(
     try:
         ballast = tmp_path / "ballast"
         async with flying(core, tmp_path) as (served, client):
-            flight = served.engine.recorder
+            flight = served.engine.flight
             await until(lambda: flight.recording, "not recording")
             with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
                 while True:

@@ -32,7 +32,7 @@ async def status_of(served: Served) -> wire.Status:
 
 
 async def test_status_names_every_part_and_all_are_ok(served: Served) -> None:
-    await until(lambda: served.engine.recorder.recording, "not recording")
+    await until(lambda: served.engine.flight.recording, "not recording")
     health = (await status_of(served)).health
     assert [part.name for part in health] == ["engine", "frames", "audit", "recorder"]
     assert all(part.ok and part.detail and part.since_ts is None for part in health)
@@ -44,7 +44,7 @@ async def test_dead_recorder_is_in_status_and_stream_with_its_fault_and_time(
     monkeypatch.setattr(recorder, "PERIOD_S", 0.05)
     monkeypatch.setattr(journal, "SEGMENT_S", 0.0)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
-        flight = served.engine.recorder
+        flight = served.engine.flight
         await until(lambda: flight.recording, "not recording")
         folder = served.service.journal.flights[0].segments.directory
         folder.rename(tmp_path / "away")
@@ -109,7 +109,7 @@ async def test_paused_scheduling_is_told_and_no_failure(served: Served, core: Li
 async def test_frames_that_stay_away_and_a_lost_engine_are_told_with_the_age(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await until(lambda: served.engine.recorder.recording, "not recording")
+    await until(lambda: served.engine.flight.recording, "not recording")
     served.line.hangs = True
     monkeypatch.setattr(engine, "STALE_FRAME_S", 0.5)
     await until(lambda: not parts(served)["frames"].ok, "not noticed")

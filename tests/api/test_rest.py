@@ -455,7 +455,7 @@ async def test_dead_engine_is_503_at_once(http: httpx.AsyncClient, served: Serve
 async def test_silent_engine_is_503_and_a_call_that_nobody_waits_for_is_never_applied(
     http: httpx.AsyncClient, served: Served
 ) -> None:
-    served.engine.bus.timeout_s = 0.1
+    served.bus.timeout_s = 0.1
     served.line.hangs = True
     answer = await http.patch("/config", json={"theta_f": 0.5})
     assert "never will be" in problem(answer, 503).detail
@@ -465,7 +465,7 @@ async def test_silent_engine_is_503_and_a_call_that_nobody_waits_for_is_never_ap
 async def test_flood_of_calls_is_429_and_the_engine_sees_few_at_a_time(
     http: httpx.AsyncClient, served: Served
 ) -> None:
-    served.engine.bus.timeout_s = 1.0
+    served.bus.timeout_s = 1.0
     served.line.hangs = True
     served.line.calls.clear()
     limits = httpx.Limits(max_connections=100)

@@ -94,7 +94,7 @@ async def test_directory_of_0_2_0_is_read_and_continued(core: LiveEngine, tmp_pa
         serve(core.handle, state_dir=str(folder)) as served,
         AsyncClient(Server(served.url, actor="ana")) as client,
     ):
-        await until(lambda: served.engine.recorder.recording, "not recording")
+        await until(lambda: served.engine.flight.recording, "not recording")
         await client.patch_config({"theta_f": 0.35})
         page = await client.audit(1000)
         names = [entry.actor.partition("@")[0] for entry in page.entries]

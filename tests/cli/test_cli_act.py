@@ -57,13 +57,13 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
         core.call("patch_config", patch={"theta_f": 0.75})
     server, config = served.line, core.runtime.config
     server.answers_late, server.hangs = state == "applied", state != "applied"
-    served.engine.bus.timeout_s = 0.3
+    served.bus.timeout_s = 0.3
     changes = served.service.changes
     with mock.patch.object(changes, "outcome", wraps=changes.outcome) as lookup:
         running = asyncio.create_task(run(*command.split(), "--url", served.url))
         await until(lambda: lookup.called, "answered")
     server.answers_late = server.hangs = False
-    served.engine.bus.timeout_s = LIMIT_S
+    served.bus.timeout_s = LIMIT_S
     ran = await running
     first, second, *rest = ran.err.splitlines()
     assert first.startswith("vtoken: the engine did not answer")

@@ -83,7 +83,7 @@ async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(
 ) -> None:
     (tmp_path / "file").write_text("")
     async with serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served:
-        await until(lambda: served.engine.recorder.problem, "not noticed")
+        await until(lambda: served.engine.flight.problem, "not noticed")
         shown = (await run("status", "--url", served.url)).out.splitlines()
         assert "FAILS: audit: entries are kept in memory only, until this process ends:" in shown[0]
         assert "FAILS: recorder: stopped: " in shown[1]

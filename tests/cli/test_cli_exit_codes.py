@@ -106,7 +106,7 @@ async def test_a_recording_that_does_not_fit_the_disk_is_readable_so_far(
     served: Served, tmp_path: Path
 ) -> None:
     segments, file = served.service.journal.flights[0].segments, tmp_path / "now.jsonl"
-    await until(lambda: served.engine.recorder.recording and segments.listed(), "not recording")
+    await until(lambda: served.engine.flight.recording and segments.listed(), "not recording")
     command = limited(*VTOKEN, "record", str(file), "--last", "5m", "--url", served.url)
     ran = await spawn(*command)
     assert (ran.code, ran.out) == (1, "")

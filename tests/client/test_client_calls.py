@@ -144,14 +144,14 @@ async def test_change_without_an_answer_is_told_later(
     core.call("patch_config", patch={"theta_f": 0.75})
     served.line.answers_late = True
     if lost_at == "engine":
-        served.engine.bus.timeout_s = 0.2
+        served.bus.timeout_s = 0.2
     else:
         either.client.timeout_s = 0.2
     with pytest.raises(OutcomeUnknown, match="applied") as lost:
         await either.ask(name, *arguments)
     with pytest.raises(OutcomeUnknown, match=r"nobody told within 0\.1 s.*GET /vtoken/v1/changes/"):
         await either.ask("wait_change", lost.value.change_id, timeout_s=0.1)
-    served.engine.bus.timeout_s, served.line.answers_late = LIMIT_S, False
+    served.bus.timeout_s, served.line.answers_late = LIMIT_S, False
     change = await either.ask("wait_change", lost.value.change_id)
     if lost_at == "server" and change.state == "not_applied":  # it was looked up before it came
         await until(lambda: any(c.change_id for c in served.line.calls), "it never came")
@@ -176,10 +176,10 @@ async def test_client_that_looks_up_answers_late_what_was_done(
     def tell(lost: OutcomeUnknown) -> None:
         told.append(lost.change_id)
         served.line.answers_late = served.line.hangs = False
-        served.engine.bus.timeout_s = LIMIT_S
+        served.bus.timeout_s = LIMIT_S
 
     either.client.lookup_s, either.client.on_lookup = LIMIT_S, tell
-    served.engine.bus.timeout_s, served.line.answers_late = 0.2, True
+    served.bus.timeout_s, served.line.answers_late = 0.2, True
     answer = await either.ask(name, *arguments)
     if isinstance(answer, wire.PatchResult):
         assert answer.revision == core.runtime.revision == 3
@@ -193,7 +193,7 @@ async def test_client_that_looks_up_answers_late_what_was_done(
     else:
         assert core.runtime.operations.get(answer.id).actor == answer.actor
     revision = core.runtime.revision
-    served.engine.bus.timeout_s, served.line.hangs = 0.2, True
+    served.bus.timeout_s, served.line.hangs = 0.2, True
     with pytest.raises(ProblemError, match="nothing was done"):
         await either.ask(name, *arguments)
     assert core.runtime.revision == revision
@@ -204,8 +204,8 @@ async def test_change_that_did_not_reach_the_engine_is_an_error_that_says_so(
     either: Either, served: Served
 ) -> None:
     either.client.lookup_s = 30.0
-    served.engine.bus.timeout_s = 0.2
-    slots = served.engine.bus._slots
+    served.bus.timeout_s = 0.2
+    slots = served.bus._slots
     for _ in range(MAX_IN_FLIGHT):
         await slots.acquire()
 

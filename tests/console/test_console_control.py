@@ -261,7 +261,7 @@ async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(
     async with running(served.url, size=(80, 24)) as (app, pilot):
         assert "FAILS" not in screen_text(app)
         segments = served.service.journal.flights[0].segments
-        await until(lambda: served.engine.recorder.recording, "not recording")
+        await until(lambda: served.engine.flight.recording, "not recording")
         folder = segments.directory
         folder.rename(folder.with_name("away"))
         folder.write_text("a file where the directory was")
@@ -280,7 +280,7 @@ async def test_failing_part_of_the_server_is_in_the_header_and_has_an_alert(
 async def test_change_whose_answer_is_lost_is_looked_up_and_told(
     core: LiveEngine, served: Served, state: str
 ) -> None:
-    server, bus = served.line, served.engine.bus
+    server, bus = served.line, served.bus
     async with running(served.url) as (app, pilot):
         server.answers_late, server.hangs = state == "applied", state != "applied"
         bus.timeout_s = 0.3
@@ -307,10 +307,10 @@ async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
         await until(lambda: isinstance(app.screen, ControlScreen), "no page")
         await pilot.press("right")
         await until(lambda: app.screen.patch, "no edits")
-        server.answers_late, served.engine.bus.timeout_s = True, 0.3
+        server.answers_late, served.bus.timeout_s = True, 0.3
         await pilot.press("enter")
         await until(lambda: "Looking it up" in outcome(app), "unsaid")
-        server.answers_late, served.engine.bus.timeout_s = False, LIMIT_S
+        server.answers_late, served.bus.timeout_s = False, LIMIT_S
         await until(lambda: "revision 2" in outcome(app), "not told")
         assert "was looked up: it is applied" in outcome(app)
         assert core.runtime.revision == 2

@@ -115,7 +115,7 @@ async def test_the_engine_adds_a_point_a_second(core: LiveEngine, served: Served
 
 async def test_a_flight_recording_holds_no_history(core: LiveEngine, served: Served) -> None:
     remember(core)
-    await until(lambda: served.engine.recorder.recording, "not recording")
+    await until(lambda: served.engine.flight.recording, "not recording")
 
     def download() -> bytes:
         with Client(served.url) as client:

@@ -147,7 +147,7 @@ def _without_measurements(status: dict[str, Any]) -> None:
 
 async def _messages(served: Served, core: LiveEngine) -> dict[str, Any]:
     """A message by the name of its struct; `seq` counts them in this order."""
-    await until(lambda: served.engine.recorder.recording, "not recording")
+    await until(lambda: served.engine.flight.recording, "not recording")
     found: dict[str, Any] = {}
     async with asyncio.timeout(LIMIT_S), connect(served.stream_url + STREAM) as stream:
         while not {"hello", "snapshot", "event", "delta", "heartbeat"} <= set(found):

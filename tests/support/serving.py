@@ -30,6 +30,7 @@ from tests.support.waiting import LIMIT_S
 from vtoken import wire
 from vtoken.base.errors import RefusedError
 from vtoken.wire import commands
+from vtoken_api.bus import EngineBus
 from vtoken_api.engine import Engine
 from vtoken_api.limits import RateLimits
 from vtoken_api.plugin import VTokenEndpointPlugin
@@ -181,9 +182,14 @@ class Served:
         return self.client.engines[0]
 
     @property
-    def engine(self) -> Engine:
-        """The first engine, as the API sees it."""
+    def bus(self) -> EngineBus:
+        """The bus to the first engine."""
         return self.service.fleet.engines[0]
+
+    @property
+    def engine(self) -> Engine:
+        """What the API has of the first engine."""
+        return self.service.engines[self.bus.rank]
 
     def calls_of(self, *ops: str) -> list[Any]:
         """The calls of kinds `ops` that the first engine received, in order."""

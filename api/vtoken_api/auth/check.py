@@ -19,15 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vtoken.wire.routes import ROUTES
 from vtoken_api.auth.access import Access, Grant, address_of
 from vtoken_api.auth.refusals import Refusals
+from vtoken_api.bus import BILL
 from vtoken_api.limits import (
-    BILL,
     CONTROLLERS,
     COSTS,
     DRY_RUN_COST,
     DRY_RUN_TIME,
     READ_TIME,
     READERS,
-    Bill,
+    EngineTime,
     RateLimits,
 )
 from vtoken_api.log import logger
@@ -158,8 +158,8 @@ def permit(scope: Scope, control: AccessControl, *, dry_run: bool) -> None:
         control.limits.spend(address, "change")
 
 
-def _bill(grant: Grant, control: AccessControl, kind: str) -> Bill:
-    return Bill(control.limits, CONTROLLERS if grant.can_control else READERS, kind)
+def _bill(grant: Grant, control: AccessControl, kind: str) -> EngineTime:
+    return EngineTime(control.limits, CONTROLLERS if grant.can_control else READERS, kind)
 
 
 def refuse_url_tokens(scope: Scope, access: Access | None) -> None:

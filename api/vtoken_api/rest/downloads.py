@@ -12,16 +12,16 @@ from vtoken.sentences import clock
 from vtoken.wire import routes
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.rest.serving import Asked, Handlers
-from vtoken_api.state.journal import Flight
-from vtoken_api.state.recorder import Recorder
 from vtoken_api.state.segments import Segment, chunks
 
 
 async def recording(asked: Asked, query: routes.RecordingQuery) -> Response:
-    service = asked.service
-    engine = service.fleet.one(query.engine)
-    flight = service.journal.flights[engine.rank]
-    _check_recorder(engine.recorder, flight)
+    flight = asked.service.engine(query.engine).flight
+    if flight.problem:
+        raise _not_recording(
+            f"the flight recorder stopped at {clock(flight.stopped_ts)}: {flight.problem}; earlier "
+            f"recordings are in {flight.segments.directory} on the server"
+        )
     try:
         segments = await flight.recent(query.seconds)
     except OSError as error:
@@ -31,15 +31,6 @@ async def recording(asked: Asked, query: routes.RecordingQuery) -> Response:
     name = time.strftime("vtoken-%Y%m%d-%H%M%S.jsonl.gz")
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
     return StreamingResponse(_read(segments), media_type=routes.GZIP, headers=headers)
-
-
-def _check_recorder(recorder: Recorder, flight: Flight) -> None:
-    if recorder.problem:
-        stopped = clock(recorder.stopped_ts)
-        raise _not_recording(
-            f"the flight recorder stopped at {stopped}: {recorder.problem}; earlier recordings are "
-            f"in {flight.segments.directory} on the server"
-        )
 
 
 def _not_recording(detail: str) -> ProblemError:

@@ -13,21 +13,56 @@ import numpy as np
 from msgspec import structs
 from starlette.responses import Response
 
-from vtoken import wire
+from vtoken import sentences, wire
 from vtoken.wire import commands, routes
+from vtoken.wire.fleet import differences
 from vtoken_api.auth.check import GRANT
 from vtoken_api.problems import ProblemError
 from vtoken_api.rest.serving import Asked, Handlers, ask, document
 
 
 async def engines(asked: Asked, _: routes.Query) -> wire.Fleet:
-    return await asked.service.fleet.document()
+    """Every engine with its state now, or the newest known if it does not answer."""
+    fleet = asked.service.fleet
+    status, config = commands.Status(), commands.Config()
+    statuses, configs = await asyncio.gather(
+        fleet.ask_each(dict.fromkeys(fleet.ranks, status), wire.Status),
+        fleet.ask_each(dict.fromkeys(fleet.ranks, config), wire.ConfigDocument),
+    )
+    rows = []
+    known: dict[int, wire.ConfigDocument] = {}
+    for rank, engine in asked.service.engines.items():
+        row = wire.EngineRow(engine=rank, status=None)
+        found, its_config = statuses[rank], configs[rank]
+        if isinstance(found, wire.Status) and isinstance(its_config, wire.ConfigDocument):
+            engine.complete(found)
+            row.status, known[rank] = found, its_config
+        else:
+            problem = found if isinstance(found, ProblemError) else its_config
+            assert isinstance(problem, ProblemError)
+            row.problem = problem.problem.detail
+            row.silent_s = engine.hub.state_age_s or 0.0
+            state = engine.hub.state
+            if state is not None and state.config is not None:
+                row.status, known[rank] = state.status, state.config
+        if rank in known:
+            row.revision, row.made = known[rank].revision, known[rank].made
+        rows.append(row)
+    drifts = differences(known)
+    for row in rows:
+        row.drift = drifts.get(row.engine, {})
+    return wire.Fleet(
+        revision=max(row.revision for row in rows),
+        engines=rows,
+        sentence=sentences.fleet_sentence(rows),
+        ok=not any(row.problem or row.drift for row in rows),
+    )
 
 
 async def status(asked: Asked, query: routes.OneEngine) -> wire.Status:
-    engine = asked.service.fleet.one(query.engine)
+    engine = asked.service.engine(query.engine)
     try:
-        found = await engine.bus.ask(commands.Status(), wire.Status)
+        found = await asked.service.fleet.one(query.engine).ask(commands.Status(), wire.Status)
     except ProblemError as error:
         age_s = engine.hub.state_age_s
         if error.problem.status == HTTPStatus.SERVICE_UNAVAILABLE and age_s is not None:
@@ -67,7 +102,7 @@ async def text(asked: Asked, query: routes.TokensQuery) -> Response:
         query.engine, asked.names["request_id"], running=asked.route.running
     )
     call = commands.Text(request_id=name, start=query.start, limit=query.limit)
-    source = await engine.bus.ask(call, wire.TextSource)
+    source = await engine.ask(call, wire.TextSource)
     page = await asyncio.to_thread(service.texts.decode, source)
     page.engine = engine.rank
     return document(page, headers={"Cache-Control": "no-store"})

@@ -69,13 +69,13 @@ async def ask(asked: Asked, query: Any) -> Any:
     call: Any
     if isinstance(query, OneEngine):
         call = read_model(given, route.command)
-        return await fleet.one(rank).bus.ask(call, route.answer)
+        return await fleet.one(rank).ask(call, route.answer)
     if "request_id" in given:
         engine, request_id = await fleet.holder(
             rank, asked.names["request_id"], running=route.running
         )
         call = read_model(given | {"request_id": request_id}, route.command)
-        return await engine.bus.ask(call, route.answer)
+        return await engine.ask(call, route.answer)
     call = read_model(given, route.command)
     _, answer = await fleet.find(rank, call, route.answer)
     return answer

@@ -95,12 +95,17 @@ class Journal:
 class Flight:
     """The flight recording of one engine, written between `begin` and `end`.
 
-    `entries`: of the audit log, that follow the messages of the next write.
+    `entries`: of the audit log, that follow the messages of the next write. `problem`: why the
+    recording stopped at `stopped_ts`; empty while it has not. `num_faults`: failed writes.
     """
 
     def __init__(self, folder: Path, engine: int, journal: Journal) -> None:
         self.segments = Segments(folder / (f"flight-{engine}" if engine else "flight"))
         self.entries: deque[wire.AuditEntry] = deque(maxlen=MAX_WAITING)
+        self.recording = False  # by this process, now
+        self.problem = ""
+        self.stopped_ts = 0.0
+        self.num_faults = 0
         self._journal = journal
         self._writer: SegmentWriter | None = None
         self._waiting: list[bytes] = []  # messages that are not written yet
@@ -114,6 +119,9 @@ class Flight:
             self._writer = SegmentWriter(self.segments, SEGMENT_S)
 
         await self._journal.on_disk(begin)
+        if self.problem:
+            logger.info("vtoken: the flight recorder is recording again")
+        self.recording, self.problem = True, ""
 
     async def take(self, message: bytes) -> None:
         """Append a message of the stream; waits for the disk once in WRITE_S.
@@ -134,10 +142,19 @@ class Flight:
 
     async def end(self) -> None:
         """Write what waits and complete the open segment, if there is one; raises as `take`."""
+        self.recording = False
         try:
             await self.flush()
         finally:
             await self._journal.on_disk(self._complete)
+
+    def stop(self, problem: str, *, fault: bool) -> None:
+        """Note why nothing is recorded; `fault`: the disk is to blame."""
+        if not self.problem:  # later ones, often the same with another file name, are no news
+            self.stopped_ts = time.time()
+            logger.warning("vtoken: the flight recorder stopped: %s", problem)
+        self.problem = problem
+        self.num_faults += fault
 
     def _write(self, messages: Sequence[bytes]) -> None:
         """Write so that other processes can read it. An error ends the segment."""

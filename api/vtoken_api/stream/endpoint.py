@@ -73,8 +73,8 @@ async def _serve(websocket: WebSocket, service: Service, query: StreamQuery, gra
         except RuntimeError as error:  # the server closed it after a protocol error of the client
             raise WebSocketDisconnect(1006) from error
 
-    engine = query.engine
-    hub = (service.fleet.engines[0] if engine is None else service.fleet.one(engine)).hub
+    first = service.fleet.ranks[0]
+    hub = service.engine(first if query.engine is None else query.engine).hub
     if hub.num_clients >= MAX_CLIENTS:
         raise refuse(429, "too many clients", bound=f"{MAX_CLIENTS} clients")
     subscriber = Subscriber(hub, query, send)
