@@ -98,7 +98,7 @@ def merge_patch(
         raise _refuse("body", patch, "a JSON object")
     before = config.values()
     document = _merged(_target(before, patch), patch)
-    values = _converted(document, bounds(num_blocks, num_layers), num_layers, num_heads)
+    values = _converted(document, num_blocks, num_layers, num_heads)
     probe = structs.replace(
         values.probe,
         layers=sorted({*values.probe.layers}),
@@ -124,7 +124,7 @@ def merge_patch(
 
 
 def _converted(
-    document: dict[str, Any], limits: dict[str, Bound], num_layers: int, num_heads: int | None
+    document: dict[str, Any], num_blocks: int, num_layers: int, num_heads: int | None
 ) -> ConfigValues:
     """`document` as a struct, checked against the bounds of fields, pool and model."""
     numbers = {"layers": num_layers, "heads": num_heads}
@@ -136,13 +136,14 @@ def _converted(
         for name, count in numbers.items():
             if field == f"probe.{name}":
                 raise _refuse_numbers(name, refused.value, count) from None
+        limits = bounds(num_blocks, num_layers)
         if field in limits:
             raise _refuse(field, refused.value, takes(limits[field])) from None
         raise refused from None
-    for name, bound in limits.items():
+    for name, of_pool in pool_limits(num_blocks).items():
         value = getattr(values, name)
-        if bound.type == "int" and bound.maximum is not None and value > bound.maximum:
-            raise _refuse(name, value, takes(bound))
+        if value > of_pool.maximum:
+            raise _refuse(name, value, takes(bounds(num_blocks, num_layers)[name]))
     for name, count in numbers.items():
         chosen: list[int] = getattr(values.probe, name)
         if count is not None and any(number >= count for number in chosen):
