@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from vtoken.control.limits import Limit
-from vtoken.control.status import FINDING_S, EngineStatus
+from vtoken.control.scheduling import Scheduling
 from vtoken.wire import Guard, Status
 from vtoken.wire.guards import Series, series_of
 
 Clock = Callable[[], float]
+ReadStatus = Callable[[], Status]
 
 RATE_WINDOW_S = 60.0
 SAMPLE_S = 1.0
@@ -43,22 +44,31 @@ class Rate:
 
 
 class GuardWatch:
-    """Reads the guards of one trial; `close` it at the trial's end."""
+    """Reads the guards of one trial; `close` it at the trial's end. `scheduling` has the runtime
+    that the trial is on, and `status` reads its status.
+    """
 
     def __init__(
-        self, guards: Sequence[Guard], revision: int, engine: EngineStatus, clock: Clock
+        self,
+        guards: Sequence[Guard],
+        revision: int,
+        scheduling: Scheduling,
+        status: ReadStatus,
+        clock: Clock,
     ) -> None:
         self._guards = [(guard, series_of(guard.metric)) for guard in guards]
         self._revision = revision
-        self._engine = engine
+        self._scheduling = scheduling
+        self._runtime = scheduling.runtime
+        self._read_status = status
         self._clock = clock
-        self._latencies = engine.runtime.latency.watch()
+        self._latencies = self._runtime.latency.watch()
         self._counted: dict[Series, float] = {}  # a counter's first value
         self._rates: dict[Series, Rate] = {}
         self.limits()
 
     def close(self) -> None:
-        self._engine.runtime.latency.unwatch(self._latencies)
+        self._runtime.latency.unwatch(self._latencies)
 
     def limits(self) -> list[Limit]:
         """Every guard with its value now."""
@@ -67,24 +77,24 @@ class GuardWatch:
 
     def _status(self) -> Status:
         """The status, with what happened since the change where that differs."""
-        status = self._engine.status(max_age_s=FINDING_S)
+        status = self._read_status()
         status.latency = self._latencies.document(self._clock())
-        status.requests.preempted = self._engine.scheduling.num_preemptions
-        status.canary = self._engine.runtime.canary.document(self._revision)
+        status.requests.preempted = self._scheduling.num_preemptions
+        status.canary = self._runtime.canary.document(self._revision)
         return status
 
     def _limit(self, guard: Guard, series: Series, status: Status) -> Limit:
         value, count = series.read(status), None
         if series.is_rate:
             if value is not None:
-                now = self._engine.scheduling.running_s(self._clock())
+                now = self._scheduling.running_s(self._clock())
                 value, count = self._rates.setdefault(series, Rate()).over(now, value)
         elif series.is_counter:
             if value is not None:
                 value -= self._counted.setdefault(series, value)
         elif series.samples:
             return limit_now(guard, series, status)
-        elif self._engine.runtime.effective[1] != self._revision:
+        elif self._runtime.effective[1] != self._revision:
             value = None
         return Limit(guard, series, value, count)
 

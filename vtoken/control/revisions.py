@@ -10,16 +10,17 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, assert_never
 
 import msgspec
 
 from vtoken.base.errors import RefusedError, StaleRevisionError
 from vtoken.control.dry_runs import DryRuns
-from vtoken.control.guard_watch import Clock, limit_now
+from vtoken.control.guard_watch import Clock, GuardWatch, limit_now
 from vtoken.control.outlook import Outlook
-from vtoken.control.status import EngineStatus
+from vtoken.control.status import FINDING_S, EngineStatus
 from vtoken.control.trials import RunningTrial, terms_of, terms_text
 from vtoken.core.config.descriptions import inactive_notes, mode_notes, swap_notes
 from vtoken.core.config.values import VTokenConfig, bounds, merge_patch
@@ -28,6 +29,7 @@ from vtoken.wire import Accepted, ConfigDocument, Guard, Made, PatchResult, Tria
 from vtoken.wire.commands import ConfigCall, Confirm, PatchConfig, Undo
 from vtoken.wire.guards import series_of
 
+OF_SCORES = ("policy", "shadow", "probe")  # settings that scores depend on
 FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
 MAX_HISTORY = 64
 
@@ -76,26 +78,26 @@ class Revisions:
         """What `call` would change if it came now; raises RefusedError if it would be refused."""
         config = self._config_of(call)
         if isinstance(call, PatchConfig):
-            terms_of(call, config)
+            _terms_of(call, config)
             self._require_no_trial()
-        changes = config_changes(self._active.config.values(), config.values())
-        return Accepted(self._active.revision, changes)
+        return Accepted(self._active.revision, self._changes(config))
 
     def preview(self, call: ConfigCall) -> PatchResult:
         """What `call` would do; raises RefusedError, but not while a revision is on trial."""
         config, revision = self._config_of(call), self._active.revision
+        changes = self._changes(config)
         match call:
             case PatchConfig():
-                notes = self._notes(config, terms_of(call, config))
+                notes = self._notes(config, changes, _terms_of(call, config))
                 refused = f"refused while revision {revision} is on trial: confirm or undo it first"
-                return self._preview(config, [*notes, refused] if self._trial else notes)
+                return self._preview(config, changes, [*notes, refused] if self._trial else notes)
             case Undo():
-                notes = self._notes(config)
+                notes = self._notes(config, changes)
                 ends = f"it ends the trial of revision {revision}"
-                return self._preview(config, [*notes, ends] if self._trial else notes)
+                return self._preview(config, changes, [*notes, ends] if self._trial else notes)
             case Confirm():
                 note = f"revision {revision} would be confirmed and stay"
-                return self._preview(config, [note, *self._without_evidence()])
+                return self._preview(config, changes, [note, *self._without_evidence()])
         assert_never(call)
 
     def _config_of(self, call: ConfigCall) -> VTokenConfig:
@@ -113,7 +115,9 @@ class Revisions:
                     num_layers=geometry.num_layers,
                     num_heads=geometry.num_heads,
                 )
-                runtime.ranking.require_all(config)
+                before = self._active.config
+                if (config.policy, config.shadow) != (before.policy, before.shadow):
+                    runtime.ranking.require_all(config)
                 return config
             case Undo():
                 if not self._history:
@@ -166,9 +170,14 @@ class Revisions:
         names = [] if self._trial is None else self._trial.unevaluated
         return [f"its guard had no evidence for {', '.join(names)}"] if names else []
 
-    def _preview(self, config: VTokenConfig, notes: list[str]) -> PatchResult:
+    def _changes(self, config: VTokenConfig) -> dict[str, list[Any]]:
+        """What differs from the current configuration to `config`: field -> [old, new]."""
+        return config_changes(self._active.config.values(), config.values())
+
+    def _preview(
+        self, config: VTokenConfig, changes: dict[str, list[Any]], notes: list[str]
+    ) -> PatchResult:
         runtime = self._runtime
-        changes = config_changes(self._active.config.values(), config.values())
         result = self._result(self._active.config, changes, notes)
         result.applied_at_step, result.outcome = None, "dry_run"
         result.overtaken = self._superseded() if changes else None
@@ -181,14 +190,17 @@ class Revisions:
             result.notes += [] if note is None else [note]
         return result
 
-    def _notes(self, config: VTokenConfig, terms: PatchConfig | None = None) -> list[str]:
-        """Notes on a change to `config`: scores that are dropped, values without effect, a
+    def _notes(
+        self, config: VTokenConfig, changes: Mapping[str, Any], terms: PatchConfig | None = None
+    ) -> list[str]:
+        """Notes on `changes` to `config`: scores that are dropped, values without effect, a
         superseded revision, guards of `terms` that are crossed already.
         """
-        runtime = self._runtime
-        notes = swap_notes(self._active.config, config, runtime.ranking.resolve)
-        notes += inactive_notes(self._active.config, config)
-        notes += mode_notes(self._active.config, config)
+        before = self._active.config
+        notes = inactive_notes(changes, config)
+        if not changes.keys().isdisjoint(OF_SCORES):
+            notes = swap_notes(before, config, self._runtime.ranking.resolve) + notes
+        notes += mode_notes(before, config)
         superseded = self._superseded()
         if superseded is not None:
             notes.append(f"revision {superseded} is superseded: no step has run with it")
@@ -238,7 +250,7 @@ class Revisions:
 
     def _patch(self, config: VTokenConfig, call: PatchConfig, actor: str) -> PatchResult:
         """A new revision; none when `config` changes nothing."""
-        terms = terms_of(call, config)
+        terms = _terms_of(call, config)
         self._require_no_trial()
         self._require_new(call.revision)
         before = self._active.config
@@ -295,10 +307,10 @@ class Revisions:
     ) -> PatchResult:
         """`before`, `after`: around the change in the event's summary; `data`: of the event."""
         previous = self._active.config
-        changes = config_changes(previous.values(), config.values())
+        changes = self._changes(config)
         if not changes:
             return self._result(previous, changes)
-        notes, superseded = self._notes(config, terms), self._superseded()
+        notes, superseded = self._notes(config, changes, terms), self._superseded()
         self._active.install(config, revision)
         self._made = Made(actor, time.time(), [*changes])
         if "reclamation" in changes:
@@ -323,13 +335,17 @@ class Revisions:
         runtime.events.add(runtime.step + 1, "config", summary, common | data)
 
     def _begin_trial(self, terms: PatchConfig, actor: str, result: PatchResult) -> None:
+        engine, clock, watch = self._engine, self._clock, None
+        if terms.guards:
+            status = partial(engine.status, max_age_s=FINDING_S)
+            watch = GuardWatch(terms.guards, result.revision, engine.scheduling, status, clock)
         self._trial = RunningTrial(
             terms,
             revision=result.revision,
             actor=actor,
             changes=result.changes,
-            engine=self._engine,
-            clock=self._clock,
+            watch=watch,
+            clock=clock,
         )
         result.trial = self._trial.document
 
@@ -356,6 +372,11 @@ class Revisions:
             effective_revision=revision,
             outcome="unchanged" if not changes else "in_force" if in_force else "accepted",
         )
+
+
+def _terms_of(call: PatchConfig, config: VTokenConfig) -> PatchConfig | None:
+    """The terms of the trial that `call` asks for, None for none; raises RefusedError."""
+    return terms_of(call, config) if call.asks_for_trial else None
 
 
 def _data_of(end: TrialEnd, **more: Any) -> dict[str, Any]:

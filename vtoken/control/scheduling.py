@@ -18,7 +18,7 @@ class Scheduling:
     """The scheduling state of one engine."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self.state: SchedulingState = "running"
         self.since_ts: float | None = None  # Unix seconds; None while running
         self._since = 0.0  # monotonic seconds
@@ -28,7 +28,7 @@ class Scheduling:
 
     def changed(self, state: SchedulingState, now: float) -> None:
         """The engine has entered `state` at `now`, in monotonic seconds."""
-        before, runtime = self.state, self._runtime
+        before, runtime = self.state, self.runtime
         if state == before:
             return
         paused_s = now - self._since
@@ -55,7 +55,7 @@ class Scheduling:
         """Preemptions so far, without those of pauses."""
         paused = self.state == "paused"
         counted = (
-            self._preemptions_at_change if paused else self._runtime.counters.requests.preempted
+            self._preemptions_at_change if paused else self.runtime.counters.requests.preempted
         )
         return counted - self._pause_preemptions
 

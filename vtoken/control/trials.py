@@ -20,15 +20,14 @@ from msgspec import structs
 
 from vtoken.base.errors import RefusedError
 from vtoken.control.guard_watch import Clock, GuardWatch
-from vtoken.control.status import EngineStatus
 from vtoken.core.config.values import VTokenConfig
 from vtoken.wire import GUARD_SECONDS, Guard, Trial, TrialEnd
 from vtoken.wire.commands import PatchConfig
 from vtoken.wire.guards import checked, guard_text, series_of
 
 
-def terms_of(call: PatchConfig, config: VTokenConfig) -> PatchConfig | None:
-    """The call with its guards' full names and defaults, None if it asks for no trial.
+def terms_of(call: PatchConfig, config: VTokenConfig) -> PatchConfig:
+    """A call that asks for a trial, with its guards' full names and defaults.
 
     `config`: what it changes to. Raises RefusedError.
     """
@@ -42,8 +41,6 @@ def terms_of(call: PatchConfig, config: VTokenConfig) -> PatchConfig | None:
         )
     for guard in guards:
         _require_value(guard, config)
-    if call.confirm_within_s is None and not guards:
-        return None
     return structs.replace(call, guards=guards)
 
 
@@ -72,7 +69,10 @@ def _require_value(guard: Guard, config: VTokenConfig) -> None:
 
 
 class RunningTrial:
-    """One revision on trial, from its change until `close`. `terms`: see `terms_of`."""
+    """One revision on trial, from its change until `close`.
+
+    `terms`: see `terms_of`; `watch`: reads their guards, None without any.
+    """
 
     def __init__(
         self,
@@ -81,19 +81,18 @@ class RunningTrial:
         revision: int,
         actor: str,
         changes: dict[str, list[Any]],
-        engine: EngineStatus,
+        watch: GuardWatch | None,
         clock: Clock,
     ) -> None:
         self._terms = terms
         self._clock = clock
+        self._watch = watch
         now, started_ts = clock(), time.time()
         within, lasts = terms.confirm_within_s, None
-        self._watch = None
         self.unevaluated: list[str] = []  # names of guards that had no value yet
-        if terms.guards:
+        if watch is not None:
             lasts = terms.guard_for_s or within or GUARD_SECONDS
-            self._watch = GuardWatch(terms.guards, revision, engine, clock)
-            self.unevaluated = [limit.name for limit in self._watch.limits()]
+            self.unevaluated = [limit.name for limit in watch.limits()]
         self._expires = None if within is None else now + within
         self._guard_until = None if lasts is None else now + lasts
         self.document = Trial(

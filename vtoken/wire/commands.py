@@ -118,6 +118,12 @@ class PatchConfig(Call, tag="patch_config"):
     engines: list[Natural] = []  # that make the change together
     followers: list[Natural] = []  # that make it when its trial here has ended well
 
+    @property
+    def asks_for_trial(self) -> bool:
+        """Whether it is to be tried first."""
+        lasts = self.confirm_within_s, self.guard_for_s
+        return bool(self.guards) or lasts != (None, None)
+
 
 class Undo(Call, tag="undo"):
     if_match: Natural | None = None

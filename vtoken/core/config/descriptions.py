@@ -7,14 +7,12 @@ from collections.abc import Callable, Container
 from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy
 from vtoken.policies.signals import Signal
-from vtoken.wire import config_changes
 
 Resolve = Callable[[Signal, VTokenConfig], Signal]
 
 
-def inactive_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
-    """One note for each group of changed values that another setting keeps without effect."""
-    changed = config_changes(old.values(), new.values())
+def inactive_notes(changed: Container[str], new: VTokenConfig) -> list[str]:
+    """One note for each group of `changed` values that another setting keeps without effect."""
     notes = []
     gates = [name for name in ("theta_f", "low_watermark_blocks") if name in changed]
     if gates and new.reclamation != "auto":
