@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vtoken.wire.routes import ROUTES
 from vtoken_api.auth.access import Access, Grant, address_of
-from vtoken_api.auth.refusals import Refusals
+from vtoken_api.auth.refusals import REFUSED, Refusals
 from vtoken_api.bus import BILL
 from vtoken_api.limits import (
     CONTROLLERS,
@@ -100,8 +100,9 @@ class AccessCheck:
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message).append(TOKEN_HEADER, "ignored")
             started = True
-            if control is not None:
-                control.refusals.note(scope, _status(message))
+            status = _status(message)
+            if control is not None and status in REFUSED:
+                control.refusals.note(scope, status)
             await send(message)
 
         try:

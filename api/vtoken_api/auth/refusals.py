@@ -17,7 +17,7 @@ from vtoken_api.auth.access import address_of
 from vtoken_api.log import logger
 
 LOG_PERIOD_S = 10.0
-STATUSES = (401, 403, 429)
+REFUSED = (401, 403, 429)  # HTTP statuses
 
 
 class Refusals:
@@ -30,11 +30,9 @@ class Refusals:
         self._unlogged = 0
 
     def note(self, scope: Scope, status: int) -> None:
-        """Count an answer with one of STATUSES and log it, unless a line was logged within
+        """Count an answer with one of REFUSED and log it, unless a line was logged within
         LOG_PERIOD_S.
         """
-        if status not in STATUSES:
-            return
         self.counts[status] += 1
         now = self._clock()
         if now < self._next_log:

@@ -100,10 +100,10 @@ class ServedRoute(StarletteRoute):
     """
 
     def __init__(self, row: Route[Any], handler: Handler) -> None:
-        async def endpoint(request: Request) -> Response:
-            return await _answered(row, handler, request)
-
-        super().__init__(row.path, endpoint, methods=[row.method], name=row.name)
+        self._row, self._handler = row, handler
+        self._changes, self._dry_run = row.changes, row.dry_run
+        self._says_in_query = row.dry_run in row.query.__struct_fields__  # whether it is a dry run
+        super().__init__(row.path, self._answered, methods=[row.method], name=row.name)
         self.methods = {row.method}  # without HEAD
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -113,23 +113,22 @@ class ServedRoute(StarletteRoute):
             matched["path_params"] = {name: unquote(value) for name, value in params.items()}
         return match, matched
 
+    async def _answered(self, request: Request) -> Response:
+        """The answer of the handler; raises ProblemError, RefusedError.
 
-async def _answered(row: Route[Any], handler: Handler, request: Request) -> Response:
-    """The answer of `handler`; raises ProblemError, RefusedError.
-
-    A caller without control is refused before the body is read, unless the body says whether the
-    call is a dry run.
-    """
-    service: Service = request.app.state.service
-    asked = Asked(row, request, service, read_query(request, row.query))
-    if row.dry_run and row.dry_run in asked.query.__struct_fields__:
-        permit(request.scope, service.auth, dry_run=getattr(asked.query, row.dry_run))
-    if row.changes:
-        asked.body = await read_body(request, row)
-        if row.dry_run and row.dry_run not in asked.query.__struct_fields__:
-            permit(request.scope, service.auth, dry_run=getattr(asked.body, row.dry_run))
-    answer = await handler(asked, asked.query)
-    return answer if isinstance(answer, Response) else document(answer, row.status)
+        A caller without control is refused before the body is read, unless the body says whether
+        the call is a dry run.
+        """
+        row, service = self._row, request.app.state.service
+        asked = Asked(row, request, service, read_query(request, row.query))
+        if self._dry_run and self._says_in_query:
+            permit(request.scope, service.auth, dry_run=getattr(asked.query, self._dry_run))
+        if self._changes:
+            asked.body = await read_body(request, row)
+            if self._dry_run and not self._says_in_query:
+                permit(request.scope, service.auth, dry_run=getattr(asked.body, self._dry_run))
+        answer = await self._handler(asked, asked.query)
+        return answer if isinstance(answer, Response) else document(answer, row.status)
 
 
 def _raw_path(scope: Scope) -> str:
