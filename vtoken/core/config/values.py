@@ -23,6 +23,9 @@ from vtoken.wire import (
 )
 from vtoken.wire.bounds import bounds_of, fault, takes
 
+# Settings that decide whether a budget is large enough for the policies.
+OF_BUDGET = {"policy", "shadow", "budget_tokens", "budget_ratio", "budget_floor_tokens"}
+
 
 class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True, dict=True):
     """The configuration as the engine holds it, with `Policy` objects."""
@@ -111,16 +114,22 @@ def merge_patch(
         shadow = _shadow(values.shadow)
     fields = {name: getattr(values, name) for name in Configuration.__struct_fields__}
     merged = VTokenConfig(**fields | {"policy": policy, "shadow": shadow, "probe": probe})
-    budget = "budget_floor_tokens" if merged.budget_ratio > 0 else "budget_tokens"
-    for role, chosen in (("policy", policy), ("shadow", shadow)):
+    if not OF_BUDGET.isdisjoint(patch):
+        _require_budget(merged)
+    return merged
+
+
+def _require_budget(config: VTokenConfig) -> None:
+    """Raises RefusedError for a budget that is too small for the policy or the shadow."""
+    budget = "budget_floor_tokens" if config.budget_ratio > 0 else "budget_tokens"
+    for role, chosen in (("policy", config.policy), ("shadow", config.shadow)):
         min_budget = 1 if chosen is None else chosen.min_budget_tokens()
-        if chosen is not None and getattr(merged, budget) < min_budget:
+        if chosen is not None and getattr(config, budget) < min_budget:
             raise _refuse(
                 budget,
-                getattr(merged, budget),
+                getattr(config, budget),
                 f"at least {min_budget}, which {role} {chosen.name} needs with these parameters",
             )
-    return merged
 
 
 def _converted(
