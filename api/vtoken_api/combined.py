@@ -10,7 +10,7 @@ from msgspec import structs
 from vtoken import wire
 
 T = TypeVar("T")
-Sums = TypeVar("Sums", wire.OperationPlan, wire.OperationResult)
+Sums = TypeVar("Sums", wire.OperationPlan, wire.OperationResult, wire.WhatIf)
 
 
 def together(answers: Sequence[T]) -> T:
@@ -34,25 +34,10 @@ def _changes(results: Sequence[wire.PatchResult]) -> wire.PatchResult:
         engine=None,
         revision=max(result.revision for result in results),
         outcome="accepted" if waits else first.outcome,
-        what_if=_sum(found) if found else None,
+        what_if=_added(found) if found else None,
         notes=list(dict.fromkeys(note for result in results for note in result.notes)),
         engines=list(results),
     )
-
-
-def _sum(effects: Sequence[wire.WhatIf]) -> wire.WhatIf:
-    """The effects of a change on several engines, added up."""
-    total = structs.replace(effects[0])
-    for effect in effects[1:]:
-        for name, value in structs.asdict(effect).items():
-            mine = getattr(total, name)
-            if isinstance(value, int) and isinstance(mine, int):
-                setattr(total, name, mine + value)
-            elif isinstance(value, wire.WhatIf) and isinstance(mine, wire.WhatIf):
-                setattr(total, name, _sum([mine, value]))
-            elif mine is None:
-                setattr(total, name, value)
-    return total
 
 
 def _compactions(parts: Sequence[wire.Operation]) -> wire.Operation:
@@ -77,10 +62,12 @@ def _added(parts: Sequence[Sums]) -> Sums:
     for part in parts[1:]:
         for name, value in structs.asdict(part).items():
             mine = getattr(total, name)
-            if name == "duration_ms":
+            if mine is None:
+                setattr(total, name, value)
+            elif name == "duration_ms":
                 setattr(total, name, max(mine, value))
             elif isinstance(value, int):
                 setattr(total, name, mine + value)
-            elif mine is None:
-                setattr(total, name, value)
+            elif isinstance(value, wire.WhatIf):
+                setattr(total, name, _added([mine, value]))
     return total
