@@ -14,23 +14,16 @@ from vtoken import wire
 
 
 class Ending:
-    """A listener of the hubs of one API process."""
-
-    wants_state = False
-    is_client = False
+    """Aborts the sessions of one API process."""
 
     def __init__(self, engine_client: Any) -> None:
         self._client = engine_client
         self._aborts: set[asyncio.Task[None]] = set()
 
-    def offer(self, events: list[wire.Event], lost: int) -> None:
-        del lost
-        for event in events:
-            if event.kind == "server" and event.data.get("detail") == "ended":
-                abort = self._client.abort(event.data["request_id"], internal=True)
-                task = asyncio.create_task(abort, name="vtoken-end")
-                self._aborts.add(task)
-                task.add_done_callback(self._aborts.discard)
-
-    def wake(self) -> None:
-        """Do nothing: it follows events."""
+    def take(self, event: wire.Event) -> None:
+        """Abort the session that an event of the server ends, if it ends one."""
+        if event.data.get("detail") == "ended":
+            abort = self._client.abort(event.data["request_id"], internal=True)
+            task = asyncio.create_task(abort, name="vtoken-end")
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)

@@ -89,7 +89,7 @@ class VTokenEndpointPlugin:
         if shared is not None and process_index(engine_client) > 0:
             self._forwarder = Forwarder(shared, access)
             for hub in hubs:
-                hub.join(ending)
+                hub.tell("server", ending.take)
                 hub.start()
                 close_later(hub.close)
             return
@@ -103,14 +103,13 @@ class VTokenEndpointPlugin:
             fleet=fleet,
             engines={hub.rank: Engine(hub, journal) for hub in hubs},
             auth=AccessControl(access, show_text=settings.show_text),
-            state=state_dir,
             model_name=_model_name(args),
             journal=journal,
             texts=RequestTexts(lambda: engine_client.get_tokenizer()),
             changes=changes,
         )
         for hub in hubs:
-            hub.join(ending)
+            hub.tell("server", ending.take)
             own_actions = OwnActions(hub, journal, partial(changes.follow, hub.rank))
             for part in (hub, Recorder(hub, journal), own_actions):
                 part.start()

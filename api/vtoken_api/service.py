@@ -10,7 +10,6 @@ from vtoken_api.changes import Changes
 from vtoken_api.engine import Engine
 from vtoken_api.fleet import Fleet
 from vtoken_api.state.journal import Journal
-from vtoken_api.state.statedir import StateDir
 from vtoken_api.text import RequestTexts
 
 
@@ -21,7 +20,6 @@ class Service:
     fleet: Fleet
     engines: Mapping[int, Engine]
     auth: AccessControl
-    state: StateDir
     journal: Journal
     texts: RequestTexts
     model_name: str  # as vLLM's metrics name it

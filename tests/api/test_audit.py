@@ -251,7 +251,7 @@ async def test_act_whose_event_was_never_heard_is_entered_all_the_same(
     monkeypatch.setattr(own_actions, "PERIOD_S", 0.05)
     async with serve(core.handle, state_dir=str(tmp_path)) as served:
         await own_acts(served, 0)
-        monkeypatch.setattr(own_actions.OwnActions, "offer", lambda *_: None)
+        monkeypatch.setattr(own_actions.OwnActions, "take", lambda *_: None)
         for number, theta_f in enumerate((0.5, 0.6), 1):
             pass_guard(core, theta_f)
             assert len(await own_acts(served, number)) == number

@@ -214,7 +214,9 @@ async def test_every_engine_has_a_recording(http: httpx.AsyncClient, served: Ser
     await patch(http, "?engine=1", theta_f=0.5)
     for rank, name in ((0, "flight"), (1, "flight-1")):
         assert (await http.get(f"/recording?engine={rank}")).is_success
-        assert list((served.service.state.path / name).iterdir())
+        folder = served.service.journal.flights[rank].segments.directory
+        assert folder.name == name
+        assert list(folder.iterdir())
 
 
 # ---------------------------------------------------------------- changes together

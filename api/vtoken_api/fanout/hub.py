@@ -61,6 +61,7 @@ class Hub:
         self.complete: Callable[[wire.Status], None] = lambda _: None
         self.num_dropped = 0  # events missed, summed over clients, cumulative
         self._listeners: set[Listener] = set()
+        self._told: list[tuple[wire.EventKind, Callable[[wire.Event], None]]] = []
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
         self._state: EngineState | None = None
@@ -150,6 +151,10 @@ class Hub:
                 lost = max(0, page.last_seq - seq) - len(events)
                 return MissedEvents(events, lost, page.last_seq)
 
+    def tell(self, kind: wire.EventKind, act: Callable[[wire.Event], None]) -> None:
+        """Call `act` with each event of `kind`; it must not block."""
+        self._told.append((kind, act))
+
     def join(self, listener: Listener) -> None:
         """Add a client: it gets every event, and is woken for frames if it wants state."""
         self._listeners.add(listener)
@@ -219,6 +224,10 @@ class Hub:
             self._last_event = events[-1].seq
             for listener in tuple(self._listeners):
                 listener.offer(events, lost)
+            for event in events:
+                for kind, act in self._told:
+                    if event.kind == kind:
+                        act(event)
 
     async def _fill(self, last: int, events: list[wire.Event]) -> tuple[list[wire.Event], int]:
         """`events`, preceded by those since `last` that the engine holds, and the number lost."""

@@ -30,9 +30,6 @@ class OwnActions:
     trial, in order.
     """
 
-    wants_state = False
-    is_client = False
-
     def __init__(self, hub: Hub, journal: Journal, on_end: Callable[[wire.TrialEnd], None]) -> None:
         self._hub = hub
         self._journal = journal
@@ -43,23 +40,19 @@ class OwnActions:
 
     def start(self) -> None:
         """Begin, in the background."""
-        self._hub.join(self)
+        self._hub.tell("config", self.take)
         self._task = asyncio.create_task(self._run(), name="vtoken-own-actions")
 
     async def close(self) -> None:
         """Stop."""
-        self._hub.leave(self)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def offer(self, events: list[wire.Event], lost: int) -> None:
-        """Note whether a trial may have ended; called by the hub."""
-        if lost or any(wire.TrialEnd.of(event) for event in events):
+    def take(self, event: wire.Event) -> None:
+        """Note whether a trial has ended."""
+        if wire.TrialEnd.of(event) is not None:
             self._acted.set()
-
-    def wake(self) -> None:
-        """Do nothing: it follows events."""
 
     async def _run(self) -> None:
         while True:
