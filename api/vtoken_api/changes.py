@@ -41,7 +41,6 @@ from vtoken_api.state.journal import Journal
 Answer = wire.PatchResult | wire.Operation | wire.Forgotten | wire.Ended
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
-OfRequest = TypeVar("OfRequest", commands.Forget, commands.End)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,22 +182,14 @@ class Changes:
             return await self._previewed(found, caller, "compact", call)
         return await self._make(Making(caller, "compact", call, calls), wire.Operation)
 
-    async def forget(
-        self, call: commands.Forget, rank: int | None, caller: Caller
-    ) -> wire.Forgotten:
-        """Let tokens of a request die first."""
-        making = Making(caller, "forget", call, await self._of_request(call, rank))
-        return await self._make(making, wire.Forgotten)
-
-    async def end(self, call: commands.End, rank: int | None, caller: Caller) -> wire.Ended:
-        """End a session for its client."""
-        making = Making(caller, "end", call, await self._of_request(call, rank))
-        return await self._make(making, wire.Ended)
-
-    async def _of_request(self, call: OfRequest, rank: int | None) -> dict[int, OfRequest]:
-        """`call` for the engine that has its request, by the engine's id of it."""
+    async def of_request(
+        self, call: commands.Forget | commands.End, rank: int | None, caller: Caller, kind: type[A]
+    ) -> A:
+        """Let tokens of a request die first, or end a session; the engine answers with a `kind`."""
         engine, request_id = await self._fleet.holder(rank, call.request_id, running=True)
-        return {engine.rank: structs.replace(call, request_id=request_id)}
+        calls = {engine.rank: structs.replace(call, request_id=request_id)}
+        action = commands.name_of(type(call))
+        return await self._make(Making(caller, action, call, calls), kind)
 
     # ------------------------------------------------------------ what became of it
 

@@ -37,17 +37,10 @@ async def patch_config(asked: Asked, query: routes.PatchQuery) -> wire.PatchResu
     )
 
 
-async def confirm(asked: Asked, query: routes.ChangeQuery) -> wire.PatchResult:
-    return await _settled(asked, query, commands.Confirm(if_match=asked.if_match))
-
-
-async def undo(asked: Asked, query: routes.ChangeQuery) -> wire.PatchResult:
-    return await _settled(asked, query, commands.Undo(if_match=asked.if_match))
-
-
-async def _settled(
-    asked: Asked, query: routes.ChangeQuery, call: commands.ConfigCall
-) -> wire.PatchResult:
+async def settle(asked: Asked, query: routes.ChangeQuery) -> wire.PatchResult:
+    """Confirm the newest change, or undo it."""
+    settles = commands.Confirm if asked.route is routes.CONFIRM else commands.Undo
+    call = settles(if_match=asked.if_match)
     return await asked.service.changes.configure(
         call, query.engine, asked.caller(), dry_run=query.validate_only
     )
@@ -69,18 +62,19 @@ async def compact(asked: Asked, query: routes.AllEngines) -> Response:
 
 async def forget(asked: Asked, query: routes.AnyEngine) -> wire.Forgotten:
     call = commands.Forget(request_id=asked.names["request_id"], spans=asked.body.spans)
-    return await asked.service.changes.forget(call, query.engine, asked.caller())
+    changes = asked.service.changes
+    return await changes.of_request(call, query.engine, asked.caller(), wire.Forgotten)
 
 
 async def end(asked: Asked, query: routes.AnyEngine) -> wire.Ended:
-    call = commands.End(request_id=asked.names["request_id"])
-    return await asked.service.changes.end(call, query.engine, asked.caller())
+    call, changes = commands.End(request_id=asked.names["request_id"]), asked.service.changes
+    return await changes.of_request(call, query.engine, asked.caller(), wire.Ended)
 
 
 HANDLERS: Handlers = {
     routes.PATCH_CONFIG: patch_config,
-    routes.CONFIRM: confirm,
-    routes.UNDO: undo,
+    routes.CONFIRM: settle,
+    routes.UNDO: settle,
     routes.SYNC: sync,
     routes.COMPACT: compact,
     routes.FORGET: forget,
