@@ -335,10 +335,9 @@ class Revisions:
         runtime.events.add(runtime.step + 1, "config", summary, common | data)
 
     def _begin_trial(self, terms: PatchConfig, actor: str, result: PatchResult) -> None:
-        engine, clock, watch = self._engine, self._clock, None
-        if terms.guards:
-            status = partial(engine.status, max_age_s=FINDING_S)
-            watch = GuardWatch(terms.guards, result.revision, engine.scheduling, status, clock)
+        engine, clock = self._engine, self._clock
+        status = partial(engine.status, max_age_s=FINDING_S)
+        watch = GuardWatch(terms.guards, result.revision, engine.scheduling, status, clock)
         self._trial = RunningTrial(
             terms,
             revision=result.revision,

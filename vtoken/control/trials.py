@@ -71,7 +71,7 @@ def _require_value(guard: Guard, config: VTokenConfig) -> None:
 class RunningTrial:
     """One revision on trial, from its change until `close`.
 
-    `terms`: see `terms_of`; `watch`: reads their guards, None without any.
+    `terms`: see `terms_of`; `watch`: reads their guards.
     """
 
     def __init__(
@@ -81,18 +81,16 @@ class RunningTrial:
         revision: int,
         actor: str,
         changes: dict[str, list[Any]],
-        watch: GuardWatch | None,
+        watch: GuardWatch,
         clock: Clock,
     ) -> None:
         self._terms = terms
         self._clock = clock
         self._watch = watch
         now, started_ts = clock(), time.time()
-        within, lasts = terms.confirm_within_s, None
-        self.unevaluated: list[str] = []  # names of guards that had no value yet
-        if watch is not None:
-            lasts = terms.guard_for_s or within or GUARD_SECONDS
-            self.unevaluated = [limit.name for limit in watch.limits()]
+        within = terms.confirm_within_s
+        lasts = (terms.guard_for_s or within or GUARD_SECONDS) if terms.guards else None
+        self.unevaluated = [limit.name for limit in watch.limits()]  # guards without a value yet
         self._expires = None if within is None else now + within
         self._guard_until = None if lasts is None else now + lasts
         self.document = Trial(
@@ -108,12 +106,11 @@ class RunningTrial:
         )
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        self._watch.close()
 
     def guards(self) -> list[Guard]:
         """The guards that are still active, with their values now."""
-        if self._watch is None or self._guard_until is None:
+        if self._guard_until is None:
             return []
         return [limit.document() for limit in self._watch.limits()]
 
@@ -124,7 +121,7 @@ class RunningTrial:
     def end(self) -> TrialEnd | None:
         """How the trial ended; None while it runs. Expiring guards are evaluated once more."""
         now = self._clock()
-        if self._watch is not None and self._guard_until is not None:
+        if self._guard_until is not None:
             limits = self._watch.limits()
             missing = {limit.name for limit in limits if not limit.evaluated}
             self.unevaluated = [name for name in self.unevaluated if name in missing]
