@@ -12,13 +12,12 @@ import msgspec
 import pytest
 
 from tests.support.core.live import LiveEngine
-from tests.support.routes import bearer
+from tests.support.routes import CONTROL, READ, bearer, token_files
 from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken_api.bus import MAX_IN_FLIGHT
 from vtoken_api.limits import DRY_RUN_TIME, READ_TIME, Rate, RateLimits
 
-READ, CONTROL = "the-read-token-0123", "the-control-token-0123"
 REAL: list[tuple[str, str, Any]] = [
     ("PATCH", "/config", {"budget_tokens": 32}),
     ("PATCH", "/config?validate_only=false", {"budget_tokens": 32}),
@@ -41,10 +40,7 @@ DRY: list[tuple[str, str, Any]] = [
 @pytest.fixture
 async def guarded(core: LiveEngine, tmp_path: Path) -> AsyncIterator[Served]:
     """A server with a read and a control token and a change that can be undone."""
-    for name, token in (("read", READ), ("control", CONTROL)):
-        (tmp_path / name).write_text(token)
-        (tmp_path / name).chmod(0o600)
-    files = {f"{name}_token_file": str(tmp_path / name) for name in ("read", "control")}
+    files = token_files(tmp_path, read=True, control=True)
     async with serve(core.handle, **files) as served:
         yield served
 

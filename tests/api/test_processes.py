@@ -21,6 +21,7 @@ import websockets
 from websockets.protocol import State
 
 from tests.support.core.live import LiveEngine
+from tests.support.routes import CONTROL, READ, bearer, token_files
 from tests.support.served_core import several
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S, until
@@ -136,12 +137,7 @@ def _head(answer: httpx.Response) -> tuple[int, dict[str, str]]:
 
 
 async def test_tokens_and_limits_hold_in_all_processes_together(tmp_path: Path) -> None:
-    tokens = {}
-    for name in ("read", "control"):
-        (tmp_path / name).write_text(f"the-{name}-token-0123")
-        tokens[name] = {"Authorization": f"Bearer the-{name}-token-0123"}
-        (tmp_path / name).chmod(0o600)
-    files = {f"{name}_token_file": str(tmp_path / name) for name in tokens}
+    files = token_files(tmp_path, read=True, control=True)
     async with (
         several(1, processes=2, **files) as (served, _),
         clients_of(served) as clients,
@@ -149,10 +145,10 @@ async def test_tokens_and_limits_hold_in_all_processes_together(tmp_path: Path) 
         body = {"theta_f": 0.4}
         for http, url in zip(clients, urls(served), strict=True):
             assert (await http.get("/status")).status_code == 401
-            assert (await http.get("/status", headers=tokens["read"])).status_code == 200
-            refused = await http.patch("/config", json=body, headers=tokens["read"])
+            assert (await http.get("/status", headers=bearer(READ))).status_code == 200
+            refused = await http.patch("/config", json=body, headers=bearer(READ))
             assert refused.status_code == 403
-            made = await http.patch("/config", json=body, headers=tokens["control"])
+            made = await http.patch("/config", json=body, headers=bearer(CONTROL))
             assert made.status_code == 200
             headers = {"Authorization": "Bearer wrong"}
             with pytest.raises(websockets.InvalidStatus) as error:
@@ -160,7 +156,7 @@ async def test_tokens_and_limits_hold_in_all_processes_together(tmp_path: Path) 
             assert error.value.response.status_code == 401
             assert "www-authenticate" in error.value.response.headers
             async with websockets.connect(stream_url(url)) as stream:
-                await stream.send('{"type": "auth", "token": "the-read-token-0123"}')
+                await stream.send('{"type": "auth", "token": "' + READ + '"}')
                 assert isinstance(await message(stream), wire.Hello)
             async with websockets.connect(stream_url(url)) as stream:
                 await stream.send('{"type": "auth", "token": "wrong"}')
@@ -170,7 +166,7 @@ async def test_tokens_and_limits_hold_in_all_processes_together(tmp_path: Path) 
             assert closed.value.rcvd.code == 4401
         # The buckets are common: a call for recordings costs 20 reads of 400, and 100 a second.
         started = time.monotonic()
-        calls = [clients[n % 2].get("/recording/x", headers=tokens["read"]) for n in range(160)]
+        calls = [clients[n % 2].get("/recording/x", headers=bearer(READ)) for n in range(160)]
         codes = [answer.status_code for answer in await asyncio.gather(*calls)]
         assert set(codes[0::2]) == set(codes[1::2]) == {404, 429}
         assert codes.count(404) <= (400 + 100 * (time.monotonic() - started)) / 20

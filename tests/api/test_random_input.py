@@ -23,7 +23,7 @@ from tests.support.random_calls import DETERMINISTIC, call_at_random, described_
 from tests.support.serving import Served, serve_in_thread
 from tests.support.waiting import LIMIT_S
 from vtoken_api.log import logger
-from vtoken_api.plugin import MOUNT_PATH
+from vtoken_api.plugin import MOUNT_PATH, build_app
 
 pytestmark = pytest.mark.slow  # hundreds of calls
 
@@ -65,31 +65,8 @@ def operations(served: Served) -> dict[str, Any]:
     return described_operations(served.url)
 
 
-OPERATIONS = [
-    "vtoken_engines",
-    "vtoken_status",
-    "vtoken_config",
-    "vtoken_patch_config",
-    "vtoken_confirm",
-    "vtoken_undo",
-    "vtoken_sync",
-    "vtoken_compact",
-    "vtoken_forget",
-    "vtoken_end",
-    "vtoken_operation",
-    "vtoken_change",
-    "vtoken_policies",
-    "vtoken_blocks",
-    "vtoken_block",
-    "vtoken_requests",
-    "vtoken_request",
-    "vtoken_tokens",
-    "vtoken_text",
-    "vtoken_events",
-    "vtoken_audit",
-    "vtoken_asyncapi",
-    "vtoken_recording",
-]
+PATHS = build_app().openapi()["paths"].values()
+OPERATIONS = [operation["operationId"] for path in PATHS for operation in path.values()]
 
 
 def test_every_operation_is_drawn_from(operations: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -45,6 +46,11 @@ class Client:
         self.state = apply(self.state, message)
         return message
 
+    @property
+    def event_seqs(self) -> list[int]:
+        """The numbers of the events that came, in their order."""
+        return [m.event.seq for m in self.messages if isinstance(m, wire.EventMessage)]
+
     async def until(self, kind: type, count: int = 1) -> Any:
         while True:
             message = await self.next()
@@ -52,6 +58,12 @@ class Client:
                 count -= 1
                 if not count:
                     return message
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Client]:
+    async with websockets.connect(url) as connection:
+        yield Client(connection)
 
 
 def parse(query: str) -> StreamQuery:
@@ -71,8 +83,7 @@ async def test_snapshot_and_deltas_rebuild_the_engines_state(
     served: Served, engine: ScriptedEngine, encoding: str
 ) -> None:
     url = f"{served.stream_url}?fps=30&format={encoding}"
-    async with websockets.connect(url) as connection:
-        client = Client(connection)
+    async with connected(url) as client:
         hello, snapshot = await client.next(), await client.next()
         assert isinstance(hello, wire.Hello)
         assert isinstance(snapshot, wire.Snapshot)
@@ -95,8 +106,7 @@ async def test_snapshot_and_deltas_rebuild_the_engines_state(
 async def test_state_is_coalesced_to_the_newest_frame(
     served: Served, engine: ScriptedEngine
 ) -> None:
-    async with websockets.connect(served.stream_url + "?fps=2&topics=blocks,metrics") as connection:
-        client = Client(connection)
+    async with connected(served.stream_url + "?fps=2&topics=blocks,metrics") as client:
         await client.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_STATE)
         for _ in range(200):
@@ -114,11 +124,11 @@ async def test_engine_is_asked_to_publish_state_only_while_somebody_looks(
 ) -> None:
     await settled(engine, wire.TOPIC_EVENTS)
     assert wire.TOPIC_STATE not in engine.poll_subscriptions()
-    async with websockets.connect(served.stream_url + "?topics=events") as connection:
-        await Client(connection).until(wire.Snapshot)
+    async with connected(served.stream_url + "?topics=events") as client:
+        await client.until(wire.Snapshot)
         assert wire.TOPIC_STATE not in engine.poll_subscriptions()
-    async with websockets.connect(served.stream_url) as connection:
-        await Client(connection).until(wire.Snapshot)
+    async with connected(served.stream_url) as client:
+        await client.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_STATE)
     await settled(engine, wire.TOPIC_STATE, wanted=False)
 
@@ -126,8 +136,7 @@ async def test_engine_is_asked_to_publish_state_only_while_somebody_looks(
 async def test_idle_engine_is_asked_so_that_state_never_goes_stale(
     served: Served, engine: ScriptedEngine
 ) -> None:
-    async with websockets.connect(served.stream_url) as connection:
-        client = Client(connection)
+    async with connected(served.stream_url) as client:
         await client.until(wire.Snapshot)
         engine.step()
         await client.until(wire.Delta)
@@ -135,8 +144,7 @@ async def test_idle_engine_is_asked_so_that_state_never_goes_stale(
 
 
 async def test_silence_is_filled_with_heartbeats(served: Served) -> None:
-    async with websockets.connect(served.stream_url + "?topics=events") as connection:
-        client = Client(connection)
+    async with connected(served.stream_url + "?topics=events") as client:
         await client.until(wire.Heartbeat, 2)
         kinds = [type(message) for message in client.messages]
         assert kinds == [wire.Hello, wire.Snapshot, wire.Heartbeat, wire.Heartbeat]
@@ -145,37 +153,32 @@ async def test_silence_is_filled_with_heartbeats(served: Served) -> None:
 async def test_events_arrive_in_order_without_loss_whatever_the_frame_rate(
     served: Served, engine: ScriptedEngine
 ) -> None:
-    async with websockets.connect(served.stream_url + "?fps=0.1") as connection:
-        client = Client(connection)
+    async with connected(served.stream_url + "?fps=0.1") as client:
         await client.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_EVENTS)
         for _ in range(100):
             engine.publish_events(engine.add_events(7))
         await client.until(wire.EventMessage, 700)
-        seqs = [m.event.seq for m in client.messages if isinstance(m, wire.EventMessage)]
-        assert seqs == list(range(1, 701))
+        assert client.event_seqs == list(range(1, 701))
 
 
 async def test_event_lost_on_the_way_is_fetched_from_the_engine(
     served: Served, engine: ScriptedEngine
 ) -> None:
-    async with websockets.connect(served.stream_url) as connection:
-        client = Client(connection)
+    async with connected(served.stream_url) as client:
         await client.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_EVENTS)
         engine.publish_events(engine.add_events(2))
         engine.add_events(3)  # never published
         engine.publish_events(engine.add_events(1))
         await client.until(wire.EventMessage, 6)
-        seqs = [m.event.seq for m in client.messages if isinstance(m, wire.EventMessage)]
-        assert seqs == [1, 2, 3, 4, 5, 6]
+        assert client.event_seqs == [1, 2, 3, 4, 5, 6]
 
 
 async def test_event_that_nobody_holds_is_told_as_dropped(
     served: Served, engine: ScriptedEngine
 ) -> None:
-    async with websockets.connect(served.stream_url) as connection:
-        client = Client(connection)
+    async with connected(served.stream_url) as client:
         await client.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_EVENTS)
         engine.publish_events(engine.add_events(1))
@@ -268,8 +271,7 @@ async def test_client_that_reads_nothing_is_closed_and_harms_nobody(
     stalled = await websockets.connect(
         served.stream_url, max_queue=1, ping_interval=None, compression=None
     )
-    async with websockets.connect(served.stream_url + "?fps=30&topics=blocks") as other:
-        quick = Client(other)
+    async with connected(served.stream_url + "?fps=30&topics=blocks") as quick:
         await quick.until(wire.Snapshot)
         await settled(engine, wire.TOPIC_STATE)
         assert served.engine.hub.num_clients == 2
@@ -305,16 +307,14 @@ async def test_resumed_client_gets_what_it_missed_once_and_in_order(
 ) -> None:
     await settled(engine, wire.TOPIC_EVENTS)
     engine.publish_events(engine.add_events(10))
-    async with websockets.connect(served.stream_url + "?resume=e1:4") as connection:
-        client = Client(connection)
+    async with connected(served.stream_url + "?resume=e1:4") as client:
         hello = await client.next()
         assert isinstance(hello, wire.Hello)
         assert hello.resumed
         assert isinstance(await client.next(), wire.Snapshot)
         engine.publish_events(engine.add_events(3))
         await client.until(wire.EventMessage, 9)
-        seqs = [m.event.seq for m in client.messages if isinstance(m, wire.EventMessage)]
-        assert seqs == [5, 6, 7, 8, 9, 10, 11, 12, 13]
+        assert client.event_seqs == [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
 
 async def test_event_replayed_to_a_resumed_client_is_not_sent_again_when_it_comes_live(
@@ -322,14 +322,12 @@ async def test_event_replayed_to_a_resumed_client_is_not_sent_again_when_it_come
 ) -> None:
     await settled(engine, wire.TOPIC_EVENTS)
     under_way = engine.add_events(10)
-    async with websockets.connect(served.stream_url + "?resume=e1:4") as connection:
-        client = Client(connection)
+    async with connected(served.stream_url + "?resume=e1:4") as client:
         await client.until(wire.EventMessage, 6)
         engine.publish_events(under_way[:7])
         engine.publish_events([*under_way[7:], *engine.add_events(2)])
         await client.until(wire.EventMessage, 2)
-        seqs = [m.event.seq for m in client.messages if isinstance(m, wire.EventMessage)]
-        assert seqs == [5, 6, 7, 8, 9, 10, 11, 12]
+        assert client.event_seqs == [5, 6, 7, 8, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("place", ["e0:4", "e1:99", "e1:1"], ids=["epoch", "future", "not held"])
@@ -339,8 +337,7 @@ async def test_client_that_cannot_resume_is_told_and_starts_afresh(
     await settled(engine, wire.TOPIC_EVENTS)
     engine.publish_events(engine.add_events(10))
     del engine.held[:5]
-    async with websockets.connect(f"{served.stream_url}?resume={place}") as connection:
-        client = Client(connection)
+    async with connected(f"{served.stream_url}?resume={place}") as client:
         hello = await client.next()
         assert isinstance(hello, wire.Hello)
         assert not hello.resumed
@@ -381,13 +378,12 @@ async def test_stream_of_a_dead_engine_is_refused_with_503(served: Served) -> No
 
 
 async def test_stream_ends_when_the_engine_dies(served: Served) -> None:
-    async with websockets.connect(served.stream_url) as connection:
-        client = Client(connection)
+    async with connected(served.stream_url) as client:
         await client.until(wire.Snapshot)
         served.client.errored = True
         with pytest.raises(websockets.ConnectionClosedError):
             await client.until(wire.Hello)
-        assert connection.close_code == 4503
+        assert client.connection.close_code == 4503
 
 
 async def test_server_stops_with_clients_connected(engine: ScriptedEngine) -> None:

@@ -9,15 +9,15 @@ from unittest import mock
 import msgspec
 import pytest
 
-from tests.support.cli_harness import run
+from tests.support.cli_harness import Url, run
 from tests.support.core.live import LiveEngine
+from tests.support.routes import token_files
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 
 
-async def test_config_is_read_set_and_undone(served: Served, core: LiveEngine) -> None:
-    url = ("--url", served.url)
+async def test_config_is_read_set_and_undone(url: Url, core: LiveEngine) -> None:
     shown = await run("config", "get", *url)
     assert "theta_f" in shown.out
     assert "0..1" in shown.out
@@ -83,11 +83,7 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
 async def test_every_change_is_tried_out_with_a_token_that_only_reads(
     core: LiveEngine, tmp_path: Path
 ) -> None:
-    files = {}
-    for name in ("read", "control"):
-        (tmp_path / name).write_text(f"the-{name}-token-0123")
-        (tmp_path / name).chmod(0o600)
-        files[f"{name}_token_file"] = str(tmp_path / name)
+    files = token_files(tmp_path, read=True, control=True)
     async with serve(core.handle, **files) as served:
         server = ("--url", served.url)
         may_change = (*server, "--token-file", files["control_token_file"])
@@ -113,9 +109,8 @@ async def test_every_change_is_tried_out_with_a_token_that_only_reads(
 
 
 async def test_change_says_whether_it_is_in_force_and_what_is_until_then(
-    served: Served, core: LiveEngine
+    url: Url, core: LiveEngine
 ) -> None:
-    url = ("--url", served.url)
     step = core.runtime.step
     ran = await run("config", "set", "theta_f=0.5", *url)
     told = f"accepted as revision 2, in force from step {step + 1} on; the newest step ran with"
@@ -138,8 +133,7 @@ async def test_change_says_whether_it_is_in_force_and_what_is_until_then(
     assert "in force, revision 4" in ran.out
 
 
-async def test_policies_are_listed_and_used(served: Served, core: LiveEngine) -> None:
-    url = ("--url", served.url)
+async def test_policies_are_listed_and_used(url: Url, core: LiveEngine) -> None:
     listed = await run("policy", "list", *url)
     assert "streaming_llm" in listed.out
     assert "sinks=" in listed.out
@@ -148,8 +142,7 @@ async def test_policies_are_listed_and_used(served: Served, core: LiveEngine) ->
     assert core.runtime.config.values().policy.params["sinks"] == 2
 
 
-async def test_switch_says_what_becomes_of_the_scores(served: Served, core: LiveEngine) -> None:
-    url = ("--url", served.url)
+async def test_switch_says_what_becomes_of_the_scores(url: Url, core: LiveEngine) -> None:
     for arguments in (("tova", "--dry-run"), ("tova",)):
         ran = await run("policy", "use", *arguments, *url)
         assert "scores start anew: tova reads attention_last (" in ran.out
@@ -170,8 +163,9 @@ async def test_compact_that_does_not_come_to_an_end_fails(served: Served) -> Non
     assert "still pending" in ran.err
 
 
-async def test_forgotten_tokens_are_told_and_die_first(served: Served, core: LiveEngine) -> None:
-    url = ("--url", served.url)
+async def test_forgotten_tokens_are_told_and_die_first(
+    served: Served, url: Url, core: LiveEngine
+) -> None:
     live = set(core.runtime.tables["a"].live_ids().tolist())
     ran = await run("forget", "a", "3", "9", "60", "99", *url)
     assert ran.code == 0
@@ -262,9 +256,8 @@ async def test_refusal_shows_field_value_and_bound(served: Served, core: LiveEng
 
 
 async def test_change_on_trial_says_what_ends_it_and_is_confirmed(
-    served: Served, core: LiveEngine
+    url: Url, core: LiveEngine
 ) -> None:
-    url = ("--url", served.url)
     nothing = await run("confirm", *url)
     assert (nothing.code, "409" in nothing.err) == (1, True)
     trial_flags = ("--confirm-within", "5m", "--guard", "preemptions>0")
@@ -283,9 +276,8 @@ async def test_change_on_trial_says_what_ends_it_and_is_confirmed(
 
 
 async def test_a_guard_on_any_metric_reaches_the_engine_and_a_wrong_one_names_those_that_exist(
-    served: Served,
+    url: Url,
 ) -> None:
-    url = ("--url", served.url)
     wrong = await run("config", "set", "theta_f=0.5", "--guard", "speed>3", *url)
     assert (wrong.code, "one of blocks, low_utilization_blocks" in wrong.err) == (1, True)
     unclear = await run("config", "set", "theta_f=0.5", "--guard", "f", *url)
@@ -333,9 +325,8 @@ async def test_misspelt_field_and_policy_get_a_suggestion(served: Served) -> Non
 
 
 async def test_undo_and_confirm_name_the_revision_that_they_are_for(
-    served: Served, core: LiveEngine
+    url: Url, core: LiveEngine
 ) -> None:
-    url = ("--url", served.url)
     await run("config", "set", "theta_f=0.5", "--confirm-within", "5m", *url)
     for command in ("undo", "confirm", "config set theta_f=0.6"):
         late = await run(*command.split(), "--if-revision", "1", *url)

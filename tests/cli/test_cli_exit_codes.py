@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.cli_harness import VTOKEN, leaves, run, spawn, terminal
+from tests.support.cli_harness import VTOKEN, Url, leaves, run, spawn, terminal
 from tests.support.core.live import SESSION, LiveEngine
 from tests.support.serving import Served
 from tests.support.small_files import limited
@@ -53,10 +53,9 @@ def test_no_command_is_forgotten_here() -> None:
 
 
 async def test_every_command_answers_0_and_documents(
-    served: Served, core: LiveEngine, tmp_path: Path
+    url: Url, core: LiveEngine, tmp_path: Path
 ) -> None:
     core.admit("stream", 20, rules=SESSION)
-    url = ("--url", served.url)
     for command, (needs, kind) in WORKS.items():
         if command == "confirm":
             trial = ("--confirm-within", "1m", *url)

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from tests.support.cli_harness import run
 from tests.support.core.live import LiveEngine
+from tests.support.routes import token_files
 from tests.support.served_core import THETA_F, several
 from tests.support.serving import Served
 from vtoken import wire
@@ -89,19 +90,16 @@ async def test_reading_names_its_engine_and_finds_requests_anywhere(
 @pytest.fixture
 async def three(tmp_path: Path) -> AsyncIterator[tuple[Path, list[Served], list[LiveEngine]]]:
     """A fleet file with a server of two engines, one of one engine, and one that needs a token."""
-    token, reading = tmp_path / "token", tmp_path / "reading"
-    for file, text in ((token, "0123456789abcdef"), (reading, "abcdef0123456789")):
-        file.touch(mode=0o600)
-        file.write_text(text)
+    files = token_files(tmp_path, read=True, control=True)
     async with (
         several(2) as (gpu7, cores),
         several(1) as (gpu8, more),
-        several(1, read_token_file=str(reading), control_token_file=str(token)) as (gpu9, last),
+        several(1, **files) as (gpu9, last),
     ):
         file = tmp_path / "all.fleet"
         file.write_text(
             f"# production\n{gpu7.url}  name=gpu7\n\n{gpu8.url} name=gpu8\n"
-            f"{gpu9.url} name=gpu9 token-file=token\n"
+            f"{gpu9.url} name=gpu9 token-file=control\n"
         )
         yield file, [gpu7, gpu8, gpu9], [*cores, *more, *last]
 
@@ -131,7 +129,7 @@ async def test_a_change_of_all_goes_on_where_servers_fail_and_each_says_why(
     file, _, cores = three
     wrong = tmp_path / "wrong"
     wrong.write_text("fedcba9876543210")
-    text = file.read_text().replace("token-file=token", "token-file=wrong")
+    text = file.read_text().replace("token-file=control", "token-file=wrong")
     file.write_text(text + "http://127.0.0.1:9 name=gone\n")
     ran = await run("config", "set", "theta_f=0.5", "--all", "--fleet", str(file))
     assert ran.code == 1

@@ -12,6 +12,7 @@ from mcp import Client, StdioServerParameters
 
 from tests.support.cli_harness import environment
 from tests.support.core.live import LiveEngine
+from tests.support.routes import token_files
 from tests.support.served_core import serving, several
 from tests.support.serving import Served
 from vtoken import wire
@@ -23,7 +24,6 @@ READING = {
     "diagnosis", "status", "engines", "config", "policies", "requests", "events", "what_if",
 }  # fmt: skip
 CHANGING = {"change", "confirm", "undo", "compact"}
-CONTROL = "control-token-0123456789"
 
 
 async def tools_of(client: Client) -> set[str]:
@@ -119,12 +119,10 @@ async def test_the_command_serves_agents_on_standard_input(
     core: LiveEngine, tmp_path: Path, has_token: bool
 ) -> None:
     """On loopback anybody may change things, but an agent needs the token."""
-    token = tmp_path / "control"
-    token.write_text(CONTROL)
-    token.chmod(0o600)
-    async with serving(core, control_token_file=str(token)) as served:
+    files = token_files(tmp_path, read=False, control=True)
+    async with serving(core, **files) as served:
         arguments = ["-m", "vtoken.cli", "mcp", "--url", served.url]
-        arguments += ["--token-file", str(token)] if has_token else []
+        arguments += ["--token-file", files["control_token_file"]] if has_token else []
         command = StdioServerParameters(command=sys.executable, args=arguments, env=environment())
         async with Client(command) as client:
             assert await tools_of(client) == READING | (CHANGING if has_token else set())

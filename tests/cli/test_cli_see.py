@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from tests.support.cli_harness import run, spawn
+from tests.support.cli_harness import Url, run, spawn
 from tests.support.core.live import LiveEngine, make_pressed
 from tests.support.profiles import made_up
 from tests.support.served_core import serving
@@ -95,8 +95,7 @@ async def test_status_says_what_the_canary_found(served: Served, core: LiveEngin
     assert "control none checked; 1 skipped" in text
 
 
-async def test_config_get_answers_one_value_as_config_set_takes_it(served: Served) -> None:
-    url = ("--url", served.url)
+async def test_config_get_answers_one_value_as_config_set_takes_it(url: Url) -> None:
     assert (await run("config", "get", "budget_tokens", *url)).out == "64\n"
     assert (await run("config", "get", "policy.name", *url)).out == "random\n"
     assert (await run("config", "get", "probe", "--json", *url)).json(dict) == {
@@ -109,8 +108,7 @@ async def test_config_get_answers_one_value_as_config_set_takes_it(served: Serve
     assert "did you mean name?" in unknown.err
 
 
-async def test_requests_are_listed_and_shown(served: Served, core: LiveEngine) -> None:
-    url = ("--url", served.url)
+async def test_requests_are_listed_and_shown(url: Url, core: LiveEngine) -> None:
     listed = (await run("requests", *url)).out.splitlines()
     assert [line.split()[0] for line in listed] == ["REQUEST", "a", "b"]
     shown = await run("request", "a", *url)
@@ -121,8 +119,7 @@ async def test_requests_are_listed_and_shown(served: Served, core: LiveEngine) -
     assert detail.block_table == core.store.tables["a"]
 
 
-async def test_tokens_of_a_request_come_a_line_each(served: Served) -> None:
-    url = ("--url", served.url)
+async def test_tokens_of_a_request_come_a_line_each(url: Url) -> None:
     lines = (await run("request", "a", "--tokens", *url)).out.splitlines()
     assert [int(line.split()[0]) for line in lines] == list(range(102))
     assert {line.split()[1] for line in lines} == {"live", "dead"}
@@ -140,8 +137,7 @@ async def test_block_shows_its_owner_and_a_mark_a_slot(served: Served, core: Liv
     assert (await run("block", "0", "--url", served.url)).out == "block  0, vLLM's null block\n"
 
 
-async def test_audit_names_who_changed_what(served: Served) -> None:
-    url = ("--url", served.url)
+async def test_audit_names_who_changed_what(url: Url) -> None:
     assert (await run("audit", *url)).out == "no changes so far\n"
     await run("config", "set", "theta_f=0.5", *url)
     await run("config", "set", "theta_f=0.6", "--dry-run", *url)
@@ -152,9 +148,8 @@ async def test_audit_names_who_changed_what(served: Served) -> None:
 
 
 async def test_audit_says_that_nothing_changed_and_names_no_value_that_is_none(
-    served: Served,
+    url: Url,
 ) -> None:
-    url = ("--url", served.url)
     await run("pause", *url)  # it is paused
     await run("pause", "--dry-run", *url)
     await run("compact", "--dry-run", *url)

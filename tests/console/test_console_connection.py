@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 
 from tests.support.console_harness import messages, running, screen_text, until
 from tests.support.core.live import LiveEngine
+from tests.support.routes import CONTROL, token_files
 from tests.support.serving import Served, serve
 from vtoken.client import Server
 from vtoken_console.app.app import ConsoleApp
@@ -67,15 +68,12 @@ async def test_gap_in_seq_leads_to_a_fresh_snapshot(core: LiveEngine, served: Se
 
 
 async def test_refused_token_is_reported_and_retried(core: LiveEngine, tmp_path: Path) -> None:
-    secret = "control-token-0123456789"
-    file = tmp_path / "token"
-    file.write_text(secret)
-    file.chmod(0o600)
-    async with serve(core.handle, control_token_file=str(file)) as served:
+    files = token_files(tmp_path, read=False, control=True)
+    async with serve(core.handle, **files) as served:
         async with reading(served.url, "wrong-token-0123456789") as client:
             await until(lambda: client.feed.connection.state is State.REFUSED, "not refused")
             assert "does not accept the token" in client.feed.connection.error
-        async with reading(served.url, secret) as client:
+        async with reading(served.url, CONTROL) as client:
             await until(lambda: client.feed.connection.is_live, "right token refused")
 
 

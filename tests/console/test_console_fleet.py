@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from tests.support.console_harness import messages, running, screen_text, until
+from tests.support.routes import CONTROL, token_files
 from tests.support.served_core import several
 from tests.support.serving import Served
 from vtoken.client import Server
@@ -178,16 +179,12 @@ async def test_silence_of_the_link_is_by_the_local_clock() -> None:
 @pytest.fixture
 async def servers(tmp_path: Path) -> AsyncIterator[tuple[list[Server], list[Served]]]:
     """Two engines, one engine behind tokens, the same with a wrong token, and no server."""
-    files = {"read": "abcdef0123456789", "control": "0123456789abcdef"}
-    for name, text in files.items():
-        (tmp_path / name).touch(mode=0o600)
-        (tmp_path / name).write_text(text)
-    tokens = {f"{name}_token_file": str(tmp_path / name) for name in files}
+    tokens = token_files(tmp_path, read=True, control=True)
     async with several(2) as (gpu7, _), several(1, **tokens) as (gpu8, _), several(1) as (gpu9, _):
         app9 = gpu9.url
         named = [
             Server(gpu7.url, name="gpu7"),
-            Server(gpu8.url, files["control"], name="gpu8"),
+            Server(gpu8.url, CONTROL, name="gpu8"),
             Server(gpu8.url + "/", "another-token-1234", name="wrong"),
             Server("http://127.0.0.1:9", name="gone"),
             Server(app9, name="gpu9"),

@@ -88,7 +88,3 @@ def test_policies_show_the_quality_that_was_measured(engine: LiveEngine) -> None
     known = qualities()
     assert known.pop("h2o") == RECALL
     assert not any(known.values())
-
-
-def test_key_norms_have_their_own_default_depth() -> None:
-    assert (default_layer(30, "attention_last"), default_layer(30, "key_norm")) == (21, 18)

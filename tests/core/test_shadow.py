@@ -8,28 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.core.test_scoring import LAST, SUM, choice
 from tests.support.core.harness import CoreEngine
 from tests.support.core.live import Words, controller_of
 from tests.support.core.request_step import parts_of
 from vtoken.base.errors import RefusedError
 from vtoken.core.config.request_rules import request_rules
 from vtoken.policies import Batch, Policy
-from vtoken.policies.signals import Signal
 from vtoken.wire import PatchResult, Shadow
-
-SUM, LAST = (
-    Signal("attention_sum", layers=(2,)),
-    Signal("attention_last", pool_radius=3, layers=(2,)),
-)
-PARAMS: dict[str, dict[str, Any]] = {
-    "h2o": {"pool_radius": 0},
-    "tova": {"heads": "mean", "pool_radius": 3},
-}
-
-
-def choice(policy: str) -> dict[str, Any]:
-    """A policy with the parameters that the numbers here are for."""
-    return {"name": policy, "params": PARAMS.get(policy, {})}
 
 
 def crowd(policy: str, shadow: str | None = None, *, lag: int = 0, **config: Any) -> CoreEngine:

@@ -21,6 +21,7 @@ from tests.support.waiting import LIMIT_S
 from vtoken.cli import main
 from vtoken.cli.commands import cli
 
+Url = tuple[str, str]
 VTOKEN = [sys.executable, "-m", "vtoken.cli"]
 
 
