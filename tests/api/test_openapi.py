@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 
 from tests.docs.examples import FILE, make
 from tests.support.core.live import LiveEngine
-from tests.support.routes import every_route
+from tests.support.routes import every_route, openapi_document
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
@@ -31,9 +31,7 @@ MESSAGES = (*get_args(wire.StreamMessage), AuthMessage)
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    app = FastAPI()
-    VTokenEndpointPlugin().attach_router(app)
-    return app.openapi()
+    return openapi_document()
 
 
 def operations(document: dict[str, Any]) -> list[dict[str, Any]]:

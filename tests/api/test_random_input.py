@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from tests.support.core.live import LiveEngine, make_quiet
 from tests.support.random_calls import DETERMINISTIC, call_at_random, described_operations
+from tests.support.routes import openapi_document
 from tests.support.serving import Served, serve_in_thread
 from tests.support.waiting import LIMIT_S
 from vtoken_api.log import logger
-from vtoken_api.plugin import MOUNT_PATH, build_app
+from vtoken_api.plugin import MOUNT_PATH
 
 pytestmark = pytest.mark.slow  # hundreds of calls
 
@@ -65,7 +66,7 @@ def operations(served: Served) -> dict[str, Any]:
     return described_operations(served.url)
 
 
-PATHS = build_app().openapi()["paths"].values()
+PATHS = openapi_document()["paths"].values()
 OPERATIONS = [operation["operationId"] for path in PATHS for operation in path.values()]
 
 

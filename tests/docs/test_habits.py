@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import yaml
 
 import vtoken
 from tests.soak import server as soak_server
 from tests.soak.phases import plan_phases
-from tests.support import scripted
 from tests.support.core.harness import CoreEngine, make_engine
 from tests.support.core.live import make_quiet
 from tests.support.engines import engine_args
@@ -89,16 +87,14 @@ def test_engines_of_vllm_start_from_what_ships(
 
 
 def test_engines_without_vllm_start_from_what_ships(ships: dict[str, Any]) -> None:
-    live = [make_engine(), make_quiet()]
-    for engine in (CoreEngine(), *(one.core for one in live)):
-        num_blocks, config = engine.store.num_blocks, engine.runtime.config
-        patch = ships | {"verify_ratio": config.verify_ratio}
-        wanted = merge_patch(default_config(num_blocks), patch, num_blocks=num_blocks, num_layers=2)
-        assert config.values() == wanted.values()
-    for one in live:
-        one.close()
-    values = msgspec.to_builtins(scripted.CONFIG_VALUES)
-    assert {name: values[name] for name in ships} == ships
+    with make_engine() as busy, make_quiet() as quiet:
+        for engine in (CoreEngine(), busy.core, quiet.core):
+            num_blocks, config = engine.store.num_blocks, engine.runtime.config
+            patch = ships | {"verify_ratio": config.verify_ratio}
+            wanted = merge_patch(
+                default_config(num_blocks), patch, num_blocks=num_blocks, num_layers=2
+            )
+            assert config.values() == wanted.values()
 
 
 def test_the_soak_starts_with_what_ships_and_keeps_it_for_a_phase(ships: dict[str, Any]) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 import websockets
+from fastapi import FastAPI
 from starlette.routing import Route, WebSocketRoute
 
 from tests.support.waiting import LIMIT_S
-from vtoken_api.plugin import MOUNT_PATH, build_app
+from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin, build_app
 
 READ, CONTROL = "the-read-token-0123", "the-control-token-0123"
 
@@ -34,6 +35,13 @@ def every_route() -> list[tuple[str, str]]:
             assert isinstance(route, Route), f"a kind of route without an access check: {route!r}"
             found += [(method, route.path) for method in sorted(route.methods or ())]
     return found
+
+
+def openapi_document() -> dict[str, Any]:
+    """What the plugin describes on a host application."""
+    app = FastAPI()
+    VTokenEndpointPlugin().attach_router(app)
+    return app.openapi()
 
 
 async def check_every_route(http: httpx.AsyncClient, read_token: str) -> int:

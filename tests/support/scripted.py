@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from copy import deepcopy
 
 import msgspec
 import numpy as np
 import zmq
+from msgspec.structs import replace
 
-from tests.support.shipped import shipped
+from tests.support.core.live import make_quiet
 from vtoken import wire
 from vtoken.wire import commands
 
@@ -104,91 +105,47 @@ class ScriptedEngine:
         return wire.EventPage(events=events, first_seq=first, last_seq=self.last_seq)
 
     def describe(self) -> wire.Describe:
-        return wire.Describe(
-            epoch="e1",
-            vtoken_version="0",
-            vllm_version="0",
-            model="scripted",
-            device="cpu",
-            geometry=wire.Geometry(
-                num_blocks=self.num_blocks,
-                block_size=16,
-                num_layers=2,
-                num_kv_heads=2,
-                head_size=8,
-                bytes_per_token=256,
-            ),
-            telemetry_endpoint=self.endpoint,
-            policies=[],
-            started_ts=0.0,
-        )
+        geometry = replace(DESCRIBED.geometry, num_blocks=self.num_blocks)
+        return replace(DESCRIBED, geometry=geometry, telemetry_endpoint=self.endpoint)
 
     def frame(self) -> wire.Frame:
-        config = wire.ConfigDocument(
-            revision=1, desired=CONFIG_VALUES, effective=CONFIG_VALUES, bounds={}
-        )
-        return wire.Frame(
+        return replace(
+            FRAME,
             step=self.steps,
             status=self.status(),
             live=self.live.tobytes(),
             flags=self.flags.tobytes(),
             requests=list(self.rows.values()),
-            config=config,
             owner=self.owner.tobytes(),
         )
 
     def status(self) -> wire.Status:
-        zeros: dict[str, Any] = {"relocations": 0, "moved_tokens": 0, "moved_bytes": 0}
-        return wire.Status(
-            schema=1,
-            vtoken_version="0",
-            vllm_version="0",
-            model="scripted",
-            device="cpu",
-            epoch="e1",
+        free = int((self.flags == 0).sum())
+        return replace(
+            deepcopy(STATUS),
             step=self.steps,
             ts=time.time(),
-            block_size=16,
-            blocks=wire.BlockCounts(
-                total=self.num_blocks,
-                free=int((self.flags == 0).sum()),
-                used=int((self.flags != 0).sum()),
-                partially_live=0,
-                low_utilization=0,
-                shared=0,
-                headroom=0,
+            blocks=replace(
+                STATUS.blocks, total=self.num_blocks, free=free, used=self.num_blocks - free
             ),
             tokens=wire.TokenCounts(live=int(self.live.sum()), dead=0),
-            fragmentation=wire.Fragmentation(f=0.0, theta_f=0.25, cause="ok"),
-            reclamation=wire.Reclamation(
-                state="auto", in_flight=0, reclaimed_blocks=0, recycled_slots=0, **zeros
-            ),
-            policy=CONFIG_VALUES.policy,
-            budget_tokens=2048,
-            interval_tokens=128,
             requests=wire.RequestCounts(running=len(self.rows), waiting=0, preempted=0),
-            invariants=wire.Invariants(checked=0, violations=0),
-            config_revision=1,
         )
 
     def _row(self, name: str) -> wire.RequestRow:
-        return wire.RequestRow(
-            id=name,
-            state="running",
-            live=int(self.rng.integers(1, 1000)),
-            dead=0,
-            prompt_tokens=1,
-            output_tokens=1,
-            blocks=1,
-            bound_blocks=1,
-            naive_blocks=1,
-            policy=CONFIG_VALUES.policy.name,
-            evict_when=CONFIG_VALUES.evict_when,
-            budget_tokens=CONFIG_VALUES.budget_floor_tokens,
-            dense=True,
-        )
+        return replace(ROW, id=name, live=int(self.rng.integers(1, 1000)))
 
 
-CONFIG_VALUES = msgspec.convert(
-    shipped() | {"low_watermark_blocks": 8, "headroom_blocks": 2}, wire.ConfigValues
-)
+def _documents() -> tuple[wire.Describe, wire.Frame, wire.RequestRow]:
+    """Those of the real core with one request."""
+    with make_quiet(block_size=16, model="scripted") as live:
+        live.admit("r", 16)
+        live.steps()
+        frame: wire.Frame = live.controller.frame()
+        assert frame.requests is not None
+        return live.call("describe"), frame, frame.requests[0]
+
+
+DESCRIBED, FRAME, ROW = _documents()
+assert FRAME.status is not None
+STATUS = FRAME.status
