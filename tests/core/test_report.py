@@ -17,7 +17,6 @@ from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.losses import answer_report
 from vtoken.sentences import budget_text, policy_text
-from vtoken.sentences.situation import situation
 from vtoken.wire import (
     FLAG_HASHED,
     FLAG_IN_FLIGHT,
@@ -25,7 +24,6 @@ from vtoken.wire import (
     FLAG_SHARED,
     FLAG_TAIL,
     FLAG_USED,
-    Reply,
     Status,
 )
 from vtoken.wire.metrics import METRICS
@@ -286,33 +284,6 @@ def test_token_pages_join_into_the_complete_table(engine: LiveEngine) -> None:
     assert places == [(slot // 4, slot % 4) for slot in slots]
     assert any(not row.live and row.block is None for row in rows)
     assert any(row.score is not None for row in rows)
-
-
-def test_every_document_crosses_the_bus_unchanged(engine: LiveEngine) -> None:
-    for op in ("describe", "status", "config", "policies", "blocks", "requests", "frame", "events"):
-        raw = engine.controller.handle_bytes(msgspec.msgpack.encode({"call": {"op": op}}))
-        reply = msgspec.msgpack.decode(raw, type=Reply)
-        assert reply.problem is None
-        assert reply.value is not None
-
-
-@pytest.mark.parametrize("cause", ["ok", "fragmented", "full"])
-def test_the_sentence_names_the_cause(engine: LiveEngine, cause: str) -> None:
-    """Free blocks: ok. None, with something to gain: fragmented. None, every token alive: full."""
-    patch: dict[str, Any] = {"low_watermark_blocks": 2, "reclamation": "paused", "recycle": False}
-    if cause == "full":
-        for request in list(engine.core.running):
-            engine.core.remove(request.id)
-        patch["policy"] = {"name": "none"}
-    engine.call("patch_config", patch=patch)
-    engine.steps(12)
-    if cause != "ok":
-        engine.core.store.take(engine.core.store.num_free_blocks())
-    status = engine.call("status")
-    found = status.fragmentation
-    assert found.cause == cause
-    assert situation(status).lower().startswith(cause)
-    assert (found.reclaimable_blocks > 0) == (found.reclaim_moved_tokens > 0) == (cause != "full")
 
 
 def test_what_was_protected_and_forgotten_is_known_of_a_finished_request() -> None:

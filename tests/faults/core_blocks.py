@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from tests.core.test_rules import EagerlyFreeingStore, GreedyBorrower
 from tests.faults.catalogue import Catalogue, Hit
 from tests.faults.core import each_relocation
-from tests.support.core.harness import CoreEngine
+from tests.support.core.harness import CoreEngine, SimpleStore
 
 BLOCKS = Catalogue()
+
+
+class EagerlyFreeingStore(SimpleStore):
+    """Returns dropped blocks immediately, inside the planning pass."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self.already: set[int] = set()
+
+    def rebind(self, request_id: str, blocks: Sequence[int]) -> None:
+        left = [b for b in self.tables[request_id] if b not in set(blocks)]
+        super().rebind(request_id, blocks)
+        super().give_back(left)
+        self.already |= set(left)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        super().give_back([b for b in blocks if b not in self.already])
+        self.already -= set(blocks)
+
+
+class GreedyBorrower(SimpleStore):
+    """Lends free blocks even if they are hashed."""
+
+    def borrow(self, num_blocks: int) -> list[int]:
+        return sorted(self.free, key=lambda block: self.hash[block] is None)[:num_blocks]
 
 
 @BLOCKS.fault("I4 snapshot", "I")
