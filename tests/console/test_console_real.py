@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from tests.support.console_harness import messages, running, screen_text, until
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import HOLES, LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from vtoken_console.frame import silence
 from vtoken_console.widgets.form import Form
@@ -20,29 +20,14 @@ from vtoken_console.widgets.outcome import Outcome
 @pytest.fixture
 async def core() -> AsyncIterator[LiveEngine]:
     """A stepping engine with two requests, random eviction and no compaction."""
-    core = make_quiet(num_blocks=512)
-    core.configure(
-        policy={"name": "random"},
-        budget_tokens=64,
-        evict_when="always",
-        interval_tokens=16,
-        recycle=False,
-        low_watermark_blocks=0,
-        theta_f=0.5,
-    )
-    core.admit("a", 300)
-    core.admit("b", 280)
-    core.steps(3)
-
-    async with core.stepping(pause_s=0.1):
-        yield core
-    core.close()
-
-
-@pytest.fixture
-async def served(core: LiveEngine) -> AsyncIterator[Served]:
-    async with serve(core.handle) as served:
-        yield served
+    with make_quiet(num_blocks=512) as core:
+        rare = {"reclamation": "auto", "low_watermark_blocks": 0, "theta_f": 0.5}
+        core.configure(**HOLES | rare)
+        core.admit("a", 300)
+        core.admit("b", 280)
+        core.steps(3)
+        async with core.stepping(pause_s=0.1):
+            yield core
 
 
 async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.core.test_protection import make as make_live
 from tests.support.core.harness import CoreEngine
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import LiveEngine
 from vtoken.base.arrays import Ragged
 from vtoken.base.errors import RefusedError
 from vtoken.core.config.prompt_parts import PromptParts, Spans
@@ -329,31 +330,13 @@ def test_a_policy_that_failed_evicts_nothing_even_of_the_forgotten() -> None:
 # ---------------------------------------------------------------- shadow and dry runs
 
 
-def live(arguments: dict[str, Any] | None = None, **config: Any) -> LiveEngine:
-    engine = make_quiet(num_blocks=128)
-    engine.configure(
-        **{
-            "policy": {"name": "streaming_llm"},
-            "budget_tokens": 60,
-            "interval_tokens": 0,
-            "evict_when": "always",
-        }
-        | config
-    )
-    engine.runtime.announce(
-        "a", request_rules(arguments), prompt=Prompt(100), num_prompt_tokens=100
-    )
-    engine.admit("a", 100)
-    return engine
-
-
 @pytest.fixture
 def started() -> Any:
     """Makes engines and closes them."""
     made: list[LiveEngine] = []
 
     def start(*args: Any, **config: Any) -> LiveEngine:
-        made.append(live(*args, **config))
+        made.append(make_live(*args, **{"budget_tokens": 60} | config))
         return made[-1]
 
     yield start

@@ -305,7 +305,8 @@ def make(arguments: dict[str, Any] | None = None, **config: Any) -> LiveEngine:
     engine = make_quiet(num_blocks=128)
     fixed = {"policy": {"name": "streaming_llm"}, "interval_tokens": 0, "evict_when": "always"}
     engine.configure(**fixed | {"budget_ratio": 0.0} | config)
-    engine.runtime.announce("a", request_rules(arguments), num_prompt_tokens=100)
+    rules = request_rules(arguments)
+    engine.runtime.announce("a", rules, prompt=Prompt(100), num_prompt_tokens=100)
     engine.admit("a", 100)
     return engine
 

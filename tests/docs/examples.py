@@ -24,7 +24,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 import vtoken_api.rest
-from tests.support.core.live import SESSION, LiveEngine, make_quiet
+from tests.support.core.live import HOLES, SESSION, LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
@@ -86,15 +86,7 @@ def _stopped_clock() -> Iterator[None]:
 
 def _engine() -> LiveEngine:
     core = make_quiet(num_blocks=24)
-    core.configure(
-        policy={"name": "random"},
-        budget_tokens=64,
-        evict_when="always",
-        interval_tokens=16,
-        recycle=False,
-        reclamation="paused",
-        shadow={"name": "streaming_llm"},
-    )
+    core.configure(**HOLES, shadow={"name": "streaming_llm"})
     core.admit("cmpl-1", 100)
     core.admit("cmpl-2", 80, rules=RequestRules(evict_when="pressure"))
     core.admit("stream-1", 20, rules=SESSION)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.core.live import LiveEngine, make_quiet
+from tests.support.core.live import HOLES, LiveEngine, make_quiet
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import Served, serve
 
@@ -33,14 +33,7 @@ THETA_F = 0.25  # of `several`
 async def core() -> AsyncIterator[LiveEngine]:
     """Two requests with holes, without automatic rounds."""
     with make_quiet() as core:
-        core.configure(
-            policy={"name": "random"},
-            budget_tokens=64,
-            evict_when="always",
-            interval_tokens=16,
-            recycle=False,
-            reclamation="paused",
-        )
+        core.configure(**HOLES)
         core.admit("a", 100)
         core.admit("b", 80)
         core.steps(3)
@@ -63,15 +56,7 @@ async def stepping(core: LiveEngine) -> AsyncIterator[None]:
 def with_holes(rank: int) -> LiveEngine:
     """An engine with one request, `r<rank>`, with holes."""
     core = make_quiet(epoch=f"e{rank}")
-    core.configure(
-        policy={"name": "random"},
-        budget_tokens=64,
-        evict_when="always",
-        interval_tokens=16,
-        reclamation="paused",
-        recycle=False,
-        theta_f=THETA_F,
-    )
+    core.configure(**HOLES, theta_f=THETA_F)
     core.admit(f"r{rank}", 100 + rank)
     core.steps(3)
     return core

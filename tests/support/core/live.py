@@ -31,6 +31,15 @@ from vtoken.policies import make_policy
 from vtoken.wire import Reply
 from vtoken.wire.commands import Command, read_command, refused
 
+# A configuration that leaves holes in requests, and no round fills them.
+HOLES: dict[str, Any] = {
+    "policy": {"name": "random"},
+    "budget_tokens": 64,
+    "evict_when": "always",
+    "interval_tokens": 16,
+    "recycle": False,
+    "reclamation": "paused",
+}
 SESSION = RequestRules(policy=make_policy("none", {}), session=True)
 
 
