@@ -26,6 +26,7 @@ from tests.support.console_harness import (
     until,
 )
 from tests.support.core.live import LiveEngine
+from tests.support.documents import ROW
 from tests.support.recorded import record
 from tests.support.served_core import serving
 from tests.support.serving import Served, serve
@@ -72,21 +73,8 @@ def pressure_of(app: ConsoleApp) -> wire.MemoryPressure:
 
 
 def row_of(**fields: Any) -> wire.RequestRow:
-    values: dict[str, Any] = {
-        "id": "r",
-        "state": "running",
-        "live": 600,
-        "dead": 1440,
-        "prompt_tokens": 2000,
-        "output_tokens": 40,
-        "blocks": 38,
-        "bound_blocks": 38,
-        "naive_blocks": 128,
-        "policy": "h2o",
-        "budget_tokens": 256,
-        "dense": True,
-    }
-    return wire.RequestRow(**(values | {"evict_when": "pressure"} | fields))
+    values = {"live": 600, "dead": 1440, "policy": "h2o", "budget_tokens": 256}
+    return msgspec.structs.replace(ROW, **values | {"evict_when": "pressure"} | fields)
 
 
 def amounts(line: str) -> dict[str, str]:

@@ -5,18 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from tests.support.documents import DESCRIBED, FRAME, ROW, hello_of
 from vtoken import wire
 from vtoken.wire.reducer import MAX_EVENTS, ResyncNeeded, StreamState, apply, with_events
-
-CONFIG_VALUES = wire.ConfigValues(
-    policy=wire.PolicyChoice(name="none"),
-    low_watermark_blocks=1,
-    headroom_blocks=1,
-    budget_tokens=64,
-    interval_tokens=8,
-)
-CONFIG = wire.ConfigDocument(revision=1, desired=CONFIG_VALUES, effective=CONFIG_VALUES, bounds={})
 
 
 def head(seq: int, epoch: str = "a") -> dict[str, object]:
@@ -24,50 +17,19 @@ def head(seq: int, epoch: str = "a") -> dict[str, object]:
 
 
 def hello(seq: int = 0, epoch: str = "a", num_blocks: int = 4) -> wire.Hello:
-    return wire.Hello(
-        **head(seq, epoch),
-        schema=1,
-        vtoken_version="0",
-        vllm_version="0",
-        model="m",
-        device="cpu",
-        geometry=wire.Geometry(
-            num_blocks=num_blocks,
-            block_size=16,
-            num_layers=1,
-            num_kv_heads=1,
-            head_size=1,
-            bytes_per_token=1,
-        ),
-        policies=[],
-        topics=[],
-        fps=10,
-        can_control=True,
-    )
+    geometry = replace(DESCRIBED.geometry, num_blocks=num_blocks)
+    return hello_of(DESCRIBED, **head(seq, epoch), geometry=geometry)
 
 
 def row(name: str, live: int = 1) -> wire.RequestRow:
-    return wire.RequestRow(
-        id=name,
-        state="running",
-        live=live,
-        dead=0,
-        prompt_tokens=1,
-        output_tokens=0,
-        blocks=1,
-        bound_blocks=1,
-        naive_blocks=1,
-        policy="none",
-        budget_tokens=64,
-        dense=True,
-    )
+    return replace(ROW, id=name, live=live, policy="none")
 
 
 def snapshot(seq: int = 1, epoch: str = "a", num_blocks: int = 4) -> wire.Snapshot:
     return wire.Snapshot(
         **head(seq, epoch),
         status=None,
-        config=CONFIG,
+        config=FRAME.config,
         live=np.arange(num_blocks, dtype="<u2").tobytes(),
         flags=bytes([0] + [1] * (num_blocks - 1)),
         requests=[row("r1"), row("r2")],
@@ -108,15 +70,13 @@ def test_json_arrays_are_read_like_packed_ones() -> None:
 
 
 def with_owners(owners: list[int]) -> wire.Snapshot:
-    return msgspec.structs.replace(snapshot(), owner=np.array(owners, "<u2").tobytes())
+    return replace(snapshot(), owner=np.array(owners, "<u2").tobytes())
 
 
 def test_owners_follow_the_deltas_that_name_them() -> None:
     model = apply(apply(StreamState(), hello()), with_owners([0, 3, 3, 0]))
     assert model.owner.tolist() == [0, 3, 3, 0]
-    message = msgspec.structs.replace(
-        delta(2, [1, 3], [9, 8]), block_owner=np.array([0, 7], "<u2").tobytes()
-    )
+    message = replace(delta(2, [1, 3], [9, 8]), block_owner=np.array([0, 7], "<u2").tobytes())
     assert apply(model, message).owner.tolist() == [0, 0, 3, 7]
     assert model.owner.tolist() == [0, 3, 3, 0]
 

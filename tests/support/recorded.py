@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tests.support.core.live import make_engine
+from tests.support.documents import hello_of
 from vtoken import wire
 from vtoken.recording import RecordingWriter
 from vtoken.wire.engine_state import Difference, EngineState
@@ -62,21 +64,8 @@ def record(
                 text = msgspec.json.encode(message)
                 writer.take(text, msgspec.json.decode(text, type=wire.StreamMessage))
 
-            about: wire.Describe = core.call("describe")
-            say(
-                wire.Hello,
-                START_TS,
-                schema=wire.SCHEMA_VERSION,
-                vtoken_version=about.vtoken_version,
-                vllm_version=about.vllm_version,
-                model=about.model,
-                device=about.device,
-                geometry=about.geometry,
-                policies=about.policies,
-                topics=sorted(TOPICS),
-                fps=fps,
-                can_control=True,
-            )
+            about = partial(hello_of, core.call("describe"))
+            say(about, START_TS, topics=sorted(TOPICS), fps=fps)
             say(wire.Snapshot, START_TS, **cursor.snapshot(state(START_TS)))
             core.runtime.events.drain()  # of before
             frames = int(seconds * fps)

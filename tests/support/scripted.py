@@ -10,7 +10,7 @@ import numpy as np
 import zmq
 from msgspec.structs import replace
 
-from tests.support.core.live import make_quiet
+from tests.support.documents import DESCRIBED, FRAME, ROW, STATUS
 from vtoken import wire
 from vtoken.wire import commands
 
@@ -134,18 +134,3 @@ class ScriptedEngine:
 
     def _row(self, name: str) -> wire.RequestRow:
         return replace(ROW, id=name, live=int(self.rng.integers(1, 1000)))
-
-
-def _documents() -> tuple[wire.Describe, wire.Frame, wire.RequestRow]:
-    """Those of the real core with one request."""
-    with make_quiet(block_size=16, model="scripted") as live:
-        live.admit("r", 16)
-        live.steps()
-        frame: wire.Frame = live.controller.frame()
-        assert frame.requests is not None
-        return live.call("describe"), frame, frame.requests[0]
-
-
-DESCRIBED, FRAME, ROW = _documents()
-assert FRAME.status is not None
-STATUS = FRAME.status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.support.documents import hello_of
 from tests.support.scripted import ScriptedEngine
 from vtoken import wire
 from vtoken.wire.engine_state import Difference, EngineState
@@ -24,22 +25,7 @@ def stream(
             head = {"epoch": "e1", "seq": n + 1, "step": engine.steps, "ts": START_TS + n / fps}
             state = EngineState().after(Difference.of(engine.frame()))
             if n == 0:
-                yield (
-                    wire.Hello(
-                        **head,
-                        schema=wire.SCHEMA_VERSION,
-                        vtoken_version="0",
-                        vllm_version="0",
-                        model="scripted",
-                        device="cpu",
-                        geometry=about.geometry,
-                        policies=[],
-                        topics=list(TOPICS),
-                        fps=fps,
-                        can_control=True,
-                    ),
-                    state,
-                )
+                yield hello_of(about, **head, topics=list(TOPICS), fps=fps), state
             elif n == 1:
                 yield wire.Snapshot(**head, **cursor.snapshot(state)), state
             elif n % 7 == 0:
