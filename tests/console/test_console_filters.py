@@ -76,9 +76,9 @@ def test_partly_typed_terms_hide_only_what_they_exclude(text: str) -> None:
 
 
 def test_without_owners_blocks_are_not_filtered_by_request_with_a_note() -> None:
-    view = model().view
-    told = {name: array for name, array in view.blocks.items() if name != "owner"}
-    unknown = replace(model(), view=replace(view, blocks=told))
+    state = model().engine
+    told = {name: array for name, array in state.blocks.items() if name != "owner"}
+    unknown = replace(model(), engine=replace(state, blocks=told))
     assert block_mask(parse("req:l-a"), unknown).all()
     assert "does not report owners" in shortfall(parse("req:l-a"), unknown)
     assert shortfall(parse("state:free"), unknown) == ""
