@@ -20,5 +20,5 @@ class BrokenCopyEngine(CPUCopyEngine):
 
 class BrokenWorker(VTokenCPUWorker):
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        self.model_runner.vtoken_copies.__class__ = BrokenCopyEngine
+        self.model_runner.vtoken_host.copies.__class__ = BrokenCopyEngine
         return super().execute_model(*args, **kwargs)

@@ -258,7 +258,7 @@ class OnDevice(Calls):
             seq_lens=self._runner.seq_lens,
             seq_lens_cpu_upper_bound=torch.from_numpy(computed + 1).int(),
         )
-        cached = SimpleNamespace(req_ids=[], new_block_ids=[])
+        cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=())
         output = SimpleNamespace(
             vtoken=plan,
             batch=batch,

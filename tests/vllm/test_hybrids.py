@@ -20,7 +20,7 @@ from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
 from tests.vllm.test_policies_exact import generate_under
 from vtoken.base.errors import SelfTestError
-from vtoken.core.runtime.admission import Admission
+from vtoken.core.runtime.demand import DemandBook
 from vtoken.policies import policy_names
 from vtoken.vllm.engine.groups import VLLMGroup
 from vtoken.wire import FLAG_OTHER, FLAG_USED
@@ -430,7 +430,7 @@ def test_a_request_waits_for_the_windows_of_those_that_run(
     preempted, tokens = {}, {}
     for counted in ("all groups", "the managed group"):
         if counted == "the managed group":
-            monkeypatch.setattr(Admission, "most_other_blocks", lambda *_: 0)
+            monkeypatch.setattr(DemandBook, "most_of_others", lambda *_: 0)
         with engine(**settings(gpt_oss, values, enable_prefix_caching=False, **pool)) as llm:
             tokens[counted] = greedy(llm, prompts, 100)
             counters = runtime_of(llm).counters

@@ -42,8 +42,8 @@ def test_the_engine_at_hand_passes(make_path: Callable[[], Any]) -> None:
 
 
 def copy_all_but_the_first(path: Any, patch: pytest.MonkeyPatch) -> None:
-    copy = path._copies.copy
-    patch.setattr(path._copies, "copy", lambda a, b: copy(a[1:], b[1:]))
+    copy = path.half.copies.copy
+    patch.setattr(path.half.copies, "copy", lambda a, b: copy(a[1:], b[1:]))
 
 
 def copy_keys_only(_path: Any, patch: pytest.MonkeyPatch) -> None:
@@ -54,12 +54,12 @@ def copy_keys_only(_path: Any, patch: pytest.MonkeyPatch) -> None:
 
 def copy_one_by_one(path: Any, patch: pytest.MonkeyPatch) -> None:
     """Copy each token alone, so that a destination that is also a source is overwritten early."""
-    copy = path._copies.copy
+    copy = path.half.copies.copy
 
     def one_by_one(source: Any, destination: Any) -> int:
         return sum(copy(source[i : i + 1], destination[i : i + 1]) for i in range(len(source)))
 
-    patch.setattr(path._copies, "copy", one_by_one)
+    patch.setattr(path.half.copies, "copy", one_by_one)
 
 
 def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
@@ -68,13 +68,13 @@ def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
 
     from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 
-    key, value = path._layout.key, path._layout.value
+    key, value = path.half.layout.key, path.half.layout.value
     wrong = replace(
-        path._layout,
+        path.half.layout,
         key=replace(key, token_stride=value.token_stride, dim_stride=value.dim_stride),
     )
-    path._layout = wrong
-    path._copies = CPUCopyEngine([path._cache], wrong)
+    path.half.layout = wrong
+    path.half.copies = CPUCopyEngine(path.half.caches, wrong)
 
 
 def pack_one_token_less(_path: Any, patch: pytest.MonkeyPatch) -> None:
@@ -86,18 +86,19 @@ def pack_one_token_less(_path: Any, patch: pytest.MonkeyPatch) -> None:
 
 def keep_what_was_packed_before(path: Any, patch: pytest.MonkeyPatch) -> None:
     """Never invalidate packed copies, so that an earlier token is read instead of the new one."""
-    patch.setattr(path._packed, "written", lambda _: None)
+    patch.setattr(path.half.packed, "written", lambda _: None)
 
 
 def read_one_token_more(path: Any, patch: pytest.MonkeyPatch) -> None:
-    physical = path._physical
+    physical = path.half.executor.physical
 
     def longer(*args: Any) -> Any:
         step = physical(*args)
-        step.seq_lens += 1
+        if step is not None:
+            step.seq_lens += 1
         return step
 
-    patch.setattr(path, "_physical", longer)
+    patch.setattr(path.half.executor, "physical", longer)
 
 
 def store_elsewhere(path: Any, patch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,9 @@ def probe_at_another_temperature(_path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(path.scores, "_keys", lambda _: path._layout.views(path._cache)[1])
+    patch.setattr(
+        path.half.scores, "_keys", lambda _: path.half.layout.views(path.half.caches[0])[1]
+    )
 
 
 @pytest.mark.parametrize(

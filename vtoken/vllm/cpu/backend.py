@@ -73,7 +73,6 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             common_attn_metadata = _with_physical_lengths(common_attn_metadata, step)
         stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
         if step is None:
-            context.forget_packed()
             return stock
         metadata = VTokenMetadata(**vars(stock), step=step)
         step.packed.written(metadata.slot_mapping.numpy())
@@ -155,8 +154,8 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         kv_cache: torch.Tensor,
         attn_metadata: CPUAttentionMetadata | None,
         output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
+        *scales: Any,
+        **named_scales: Any,
     ) -> torch.Tensor:
         step = getattr(attn_metadata, "step", None)
         copies = getattr(attn_metadata, "borrowed_copies", None)
@@ -167,15 +166,8 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
             step.packed.copied()
         if step is None or attn_metadata is None or attn_metadata.side_plan is None:
             super().forward(
-                layer,
-                query,
-                key,
-                value,
-                kv_cache,
-                attn_metadata,
-                output,
-                output_scale,
-                output_block_scale,
+                *(layer, query, key, value, kv_cache, attn_metadata, output, *scales),
+                **named_scales,
             )
         else:
             self._forward_parts(layer, query, key, value, kv_cache, attn_metadata, output)

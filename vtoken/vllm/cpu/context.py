@@ -90,7 +90,6 @@ class StepContext:
 
 
 _current: StepContext | None = None
-_packed: PackedSlots | None = None  # of the worker's cache
 
 
 def set_current(context: StepContext | None) -> None:
@@ -100,14 +99,3 @@ def set_current(context: StepContext | None) -> None:
 
 def current() -> StepContext | None:
     return _current
-
-
-def set_packed(packed: PackedSlots) -> None:
-    global _packed
-    _packed = packed
-
-
-def forget_packed() -> None:
-    """Discard the packing state: this step writes unknown slots of the cache."""
-    if _packed is not None:
-        _packed.invalidate()

@@ -6,45 +6,36 @@ sequence lengths of the requests that have evicted something.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vtoken.base.arrays import Ints
-from vtoken.base.compiled import describe_kernels
 from vtoken.core.protocol.mirror import BlockTables
-from vtoken.core.protocol.step import StepPlan
-from vtoken.vllm.cpu import context
-from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.data_path import CPUDataPath
-from vtoken.vllm.cpu.holes import PackedSlots
+from vtoken.vllm.cpu.host_executor import HostExecutor
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.drafts import NO_DRAFTS, num_drafts, num_rejected
 from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup import startup_error, support
-from vtoken.vllm.worker.executor import Batch, PhysicalStep, StepExecutor
+from vtoken.vllm.worker.executor import Batch, StepExecutor, restarted
 from vtoken.vllm.worker.managed_layers import managed_layers
 from vtoken.vllm.worker.ranks import Ranks
-from vtoken.vllm.worker.scores import HostScores
 from vtoken.vllm.worker.selftest import SelfTest
 from vtoken.vllm.worker.stages import Stages, stages_of_this_worker
-
-log = init_logger("vllm.vtoken")
 
 
 class VTokenCPURunner(CPUModelRunner):
     """vLLM's model runner V1 on the host, where everything runs in one thread, in program order."""
 
     executor: StepExecutor | None = None  # None: the cache does not exist yet
+    vtoken_host: HostExecutor
     vtoken_group: ManagedGroup
     vtoken_stages: Stages
     intermediate_tensors: Any
@@ -83,33 +74,25 @@ class VTokenCPURunner(CPUModelRunner):
                 group,
                 self.vtoken_stages.first_layer,
             )
-            self.executor = self._vtoken_prepare(layers)
+            self.vtoken_host = self._vtoken_prepare(layers)
+            self.executor = self.vtoken_host.executor
         self._vtoken_zeroes = kv_cache_config.needs_kv_cache_zeroing
 
-    def _vtoken_prepare(self, layers: dict[str, Any]) -> StepExecutor:
-        self.vtoken_caches = [layer.kv_cache for layer in layers.values()]
-        cache, layer = self.vtoken_caches[0], next(iter(layers.values()))
-        block_size: int = cache.shape[2]
-        self.vtoken_layout = learn_layout(cache, layer.isa)
-        self._vtoken_shares_memory = len(self.kv_cache_config.kv_cache_groups) > 1
-        self._vtoken_borrowed: frozenset[int] = frozenset()
-        self.vtoken_side_buffer = context.SideBuffer()
-        self.vtoken_packed = PackedSlots(len(cache), block_size, len(self.vtoken_caches))
-        context.set_packed(self.vtoken_packed)
-        self.vtoken_copies = CPUCopyEngine(self.vtoken_caches, self.vtoken_layout)
+    def _vtoken_prepare(self, layers: dict[str, Any]) -> HostExecutor:
+        """Run the self-test of the data path, then make the executor. The caches must exist."""
+        caches, layer = [layer.kv_cache for layer in layers.values()], next(iter(layers.values()))
+        layout = learn_layout(caches[0], layer.isa)
         builder = self.attn_groups[self.vtoken_group.index][0].get_metadata_builder()
-        started = time.perf_counter()
-        SelfTest(CPUDataPath(layer, builder, cache, self.vtoken_layout)).run()
-        seconds = time.perf_counter() - started
-        log.info("vToken: self-test of the data path: %.1f s, %s", seconds, describe_kernels())
-        scores = HostScores(self._vtoken_keys, layer.impl.num_heads)
+        SelfTest(CPUDataPath(layer, builder, caches[0], layout)).run()
         self._vtoken_make_room()
-        return StepExecutor(
-            block_size,
-            self.vtoken_copies.contents,
-            scores,
-            Ranks.of_this_worker(),
-            self.vtoken_stages,
+        return HostExecutor(
+            caches,
+            layout,
+            layer.impl.num_heads,
+            first_layer=self.vtoken_stages.first_layer,
+            ranks=Ranks.of_this_worker(),
+            stages=self.vtoken_stages,
+            zero=self._vtoken_zero if len(self.kv_cache_config.kv_cache_groups) > 1 else None,
         )
 
     def _vtoken_make_room(self) -> None:
@@ -122,30 +105,24 @@ class VTokenCPURunner(CPUModelRunner):
                 batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
             )
 
-    def _vtoken_keys(self, layer: int) -> torch.Tensor:
-        """The keys of the model's layer of full attention `layer`, which this stage holds."""
-        cache = self.vtoken_caches[layer - self.vtoken_stages.first_layer]
-        keys, _ = self.vtoken_layout.views(cache)
-        return keys
-
     # ------------------------------------------------------------ before the forward
 
     def _update_states(self, scheduler_output: Any) -> Any:
         executor, plan = self.executor, getattr(scheduler_output, "vtoken", None)
         if executor is None:
             return super()._update_states(scheduler_output)
-        self._vtoken_present(None)
+        self.vtoken_host.clear()
         if plan is None:
             self._vtoken_drafts = NO_DRAFTS
             executor.begin(None, ())
             return super()._update_states(scheduler_output)
         self._vtoken_drafts = num_drafts(scheduler_output)
-        executor.begin(plan, _restarted(scheduler_output), self._vtoken_drafts)
+        executor.begin(plan, restarted(scheduler_output), self._vtoken_drafts)
         with executor.stages.told_of_errors():
             with executor.ranks.deferred_errors():
                 self._vtoken_replace_tables()
                 executor.before_copies()
-                self._vtoken_copy(plan)
+                self.vtoken_host.relocate(plan)
             result = super()._update_states(scheduler_output)
             executor.apply()
         return result
@@ -182,9 +159,7 @@ class VTokenCPURunner(CPUModelRunner):
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         if self.executor is not None:
-            step = self.executor.physical(self._vtoken_batch())
-            if step is not None:
-                self._vtoken_present(step)
+            self.vtoken_host.present(self._vtoken_batch(), self._vtoken_table.slot_mapping.gpu)
         return prepared
 
     def _vtoken_batch(self) -> Batch:
@@ -198,51 +173,6 @@ class VTokenCPURunner(CPUModelRunner):
 
         return Batch.of(batch.req_ids, starts, batch.num_computed_tokens_cpu, tables)
 
-    def _vtoken_copy(self, plan: StepPlan) -> None:
-        assert self.executor is not None
-        if len(plan.source_slots):
-            copy_us = self.vtoken_copies.copy(plan.source_slots, plan.destination_slots)
-            self.vtoken_packed.written(plan.destination_slots)
-            self.executor.note_copy(copy_us)
-
-    def _vtoken_present(self, step: PhysicalStep | None) -> None:
-        assert self.executor is not None
-        done = context.current()
-        context.set_current(None)
-        if self._vtoken_shares_memory:
-            self._vtoken_borrow(() if step is None else step.with_holes.borrowed.values.tolist())
-        if step is None:
-            if done is not None:
-                self.executor.note_packing(done.pack_ns // 1000, done.packed_tokens)
-                if done.probe is not None:
-                    self.executor.note_probe(done.probe.single_ns // 1000, done.probe.num_single)
-            return
-        if len(step.rows):
-            tokens, slots = torch.from_numpy(step.writes)
-            self._vtoken_table.slot_mapping.gpu[tokens] = slots
-        current = context.StepContext(
-            self.vtoken_layout,
-            self.vtoken_packed,
-            self.vtoken_side_buffer,
-            len(self.vtoken_caches[0]),
-            self.executor.block_size,
-        )
-        current.add(step)
-        context.set_current(current)
-
-    def _vtoken_borrow(self, blocks: Iterable[int]) -> None:
-        """Forget what was packed into blocks that were not borrowed a step ago.
-
-        Another group may have written them since.
-        """
-        fresh = frozenset(blocks) - self._vtoken_borrowed
-        self._vtoken_borrowed = frozenset(blocks)
-        if fresh:
-            self._vtoken_zero(fresh)
-            size = self.vtoken_packed.block_size
-            first = np.array(sorted(fresh), dtype=np.int64)[:, None] * size
-            self.vtoken_packed.written((first + np.arange(size)).ravel())
-
     # ------------------------------------------------------------ after the forward
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -255,18 +185,10 @@ class VTokenCPURunner(CPUModelRunner):
         output = super().sample_tokens(grammar_output)
         if self.executor is None:
             return output
-        self._vtoken_present(None)
+        self.vtoken_host.clear()
         if self._vtoken_drafts:
             self.executor.reject(num_rejected(self._vtoken_drafts, output))
         return self.executor.attach(output)
-
-
-def _restarted(scheduler_output: Any) -> Iterator[str]:
-    """Requests that finish, resume or start in this step, whose mirrors are obsolete."""
-    yield from scheduler_output.finished_req_ids
-    yield from scheduler_output.scheduled_cached_reqs.resumed_req_ids
-    for request in scheduler_output.scheduled_new_reqs:
-        yield request.req_id
 
 
 def _without_checkpoints(spec: Any) -> Any:

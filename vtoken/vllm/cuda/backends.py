@@ -101,8 +101,8 @@ class PagedImplMixin:
         kv_cache: torch.Tensor,
         attn_metadata: Any,
         output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
+        *scales: Any,
+        **named_scales: Any,
     ) -> torch.Tensor:
         cache, paged = kv_cache, getattr(attn_metadata, "vtoken_paged", False)
         if paged:
@@ -110,15 +110,7 @@ class PagedImplMixin:
                 self._paged = page_view(kv_cache)
             cache = self._paged
         result: torch.Tensor = super().forward(  # type: ignore[misc]
-            layer,
-            query,
-            key,
-            value,
-            cache,
-            attn_metadata,
-            output,
-            output_scale,
-            output_block_scale,
+            layer, query, key, value, cache, attn_metadata, output, *scales, **named_scales
         )
         if paged and self.vtoken_signals is not None:
             self.vtoken_signals.save(query)

@@ -20,7 +20,7 @@ facts of vLLM 0.32:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.cuda_rules import graph_reasons
 from vtoken.vllm.startup.settings import read_settings
-from vtoken.vllm.worker.executor import Batch
+from vtoken.vllm.worker.executor import Batch, restarted
 from vtoken.vllm.worker.managed_layers import managed_layers
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.selftest import SelfTest
@@ -116,9 +116,9 @@ class VTokenV2Mixin:
         half = self.vtoken_device
         if half is not None:
             half.clear()
-            restarted = set(_restarted(scheduler_output))
-            half.executor.begin(getattr(scheduler_output, "vtoken", None), restarted)
-            for request_id in restarted:
+            ended = restarted(scheduler_output)
+            half.executor.begin(getattr(scheduler_output, "vtoken", None), ended)
+            for request_id in ended:
                 self.vtoken_blocks.pop(request_id, None)
         super().finish_requests(scheduler_output)  # type: ignore[misc]
 
@@ -231,13 +231,6 @@ class VTokenV2Mixin:
 def _writes_blocks(scheduler_output: Any) -> bool:
     """Whether vLLM itself clears or copies blocks before the step's forward."""
     return bool(scheduler_output.new_block_ids_to_zero or scheduler_output.kv_cache_block_copies)
-
-
-def _restarted(scheduler_output: Any) -> Iterator[str]:
-    yield from scheduler_output.finished_req_ids
-    yield from scheduler_output.preempted_req_ids or ()
-    for request in scheduler_output.scheduled_new_reqs:
-        yield request.req_id
 
 
 class VTokenGPURunner(VTokenV2Mixin, GPUModelRunner):

@@ -1,14 +1,14 @@
-"""The engine's operations on its cache, applied to a scratch cache for the self-test.
+"""Steps of a worker over a scratch cache, for the self-test.
 
 The layer, its implementation and its metadata builder are the engine's own. Only the cache is
-replaced, in the same layout. A device adds its copy engine, its scores and how attention reads
-holes.
+replaced, in the same layout, and the executor over it. The plans are those of a scheduler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,10 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.base.arrays import Ints, Ragged
-from vtoken.core.protocol.mirror import Mirrors
-from vtoken.core.protocol.step import StepPlan
-from vtoken.vllm.worker.executor import PhysicalStep, RowsWithHoles
-from vtoken.vllm.worker.probe import ProbedRequest
-from vtoken.vllm.worker.scores import Scores
+from vtoken.core.protocol.mirror import BlockTables
+from vtoken.core.protocol.step import NO_IDS, RequestSteps, StepPlan, WorkerReport
+from vtoken.policies.signals import Signal
+from vtoken.vllm.worker.executor import Batch
 
 NUM_BLOCKS = 12
 
@@ -42,13 +41,12 @@ class Read:
 class DataPath:
     """Attention, store and copies over `cache` [NUM_BLOCKS, H, S, 2D].
 
-    `scores`: the accumulators and signals over that cache.
+    `half`: the device's executor over that cache.
     """
 
-    scores: Scores
     block_size: int
 
-    def __init__(self, layer: Any, builder: Any, cache: torch.Tensor) -> None:
+    def __init__(self, layer: Any, builder: Any, cache: torch.Tensor, half: Any) -> None:
         impl = layer.impl
         _, self.num_kv_heads, self.block_size, two_d = cache.shape
         self.head_size = two_d // 2
@@ -58,19 +56,18 @@ class DataPath:
         self.sinks: torch.Tensor | None = None if impl.sinks is None else impl.sinks.detach()
         self.dtype, self.device = cache.dtype, cache.device
         self.layer_number = impl.vtoken_layer
+        self.half = half
         self._layer, self._builder, self._cache = layer, builder, cache
 
-    def relocate(self, source: Ints, destination: Ints) -> None:
-        """Move tokens with the copy engine."""
-        raise NotImplementedError
-
-    def _present(self, step: PhysicalStep, common: CommonAttentionMetadata, plan: StepPlan) -> None:
+    def _present(self, batch: Batch, common: CommonAttentionMetadata) -> None:
         """Pass the step to attention; `common`: the batch as vLLM prepares it."""
         raise NotImplementedError
 
-    def _clear(self) -> None:
-        """End the step that was passed to attention."""
-        raise NotImplementedError
+    def relocate(self, source: Ints, destination: Ints) -> None:
+        """Move tokens, of requests without a mirror, with the copy engine."""
+        plan = StepPlan(0, source, destination)
+        self.half.executor.begin(plan, ())
+        self.half.relocate(plan)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
         """Write K and V [n, Hkv, D] to `slots` [n] with the backend's own operation."""
@@ -82,51 +79,43 @@ class DataPath:
         query: torch.Tensor,
         reads: list[Read],
         borrowed: list[int],
-        probed: Sequence[ProbedRequest] = (),
-        plan: StepPlan | None = None,
-    ) -> torch.Tensor:
-        """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request.
+        signals: Sequence[Signal] = (),
+    ) -> tuple[torch.Tensor, WorkerReport]:
+        """Attention [R, Hq, D] of `query` [R, Hq, D], one token a request, and the step's report,
+        with the scores of `signals` of all requests.
 
-        `borrowed`: free blocks for packing. `probed`: the probed requests, whose scores `plan`
-        requests.
+        `borrowed`: free blocks for packing. A step before it has all tokens but the newest, without
+        attention: a worker may keep what it sent to the device.
         """
-        common, output = self._common(reads), torch.empty_like(query)
-        unused = query[:, : self.num_kv_heads]
-        step = self._physical(reads, borrowed, probed)
-        self._present(step, common, plan or StepPlan(0))
+        executor, output = self.half.executor, torch.empty_like(query)
+        unused, common = query[:, : self.num_kv_heads], self._common(reads)
+        names = [*map(str, range(len(reads)))]
+        for plan in (
+            _plan(0, reads, borrowed),
+            _plan(1, reads, borrowed, {name: tuple(signals) for name in names if signals}),
+        ):
+            executor.begin(plan, () if plan.step else [*executor.mirrors])
+            executor.prepare(lambda name: reads[int(name)].blocks)
+            executor.apply()
+            computed = np.array([len(read.slots) - 2 + plan.step for read in reads])
+            self._present(
+                Batch.of(
+                    names,
+                    np.arange(len(reads) + 1),
+                    computed,
+                    lambda rows: BlockTables.of([reads[row].blocks for row in rows]),
+                ),
+                common,
+            )
         try:
             metadata = self._builder.build(0, common)
             self._layer.impl.forward(
                 *(self._layer, query, unused, unused, self._cache, metadata, output)
             )
         finally:
-            self._clear()
-        return output
-
-    def _physical(
-        self, reads: list[Read], borrowed: list[int], probed: Sequence[ProbedRequest]
-    ) -> PhysicalStep:
-        rows = [row for row, read in enumerate(reads) if read.how != "positional"]
-        holes = np.flatnonzero([reads[row].how != "dense" for row in rows])
-        if probed:
-            mirrors = probed[0].mirror.mirrors
-        else:
-            mirrors = Mirrors.of({str(row): reads[row].slots for row in rows})
-        index, of_mirrors = np.array(rows, dtype=np.int64), mirrors.rows_of([*map(str, rows)])
-        return PhysicalStep(
-            mirrors,
-            index,
-            of_mirrors,
-            np.array([len(reads[row].slots) for row in rows], dtype=np.int64),
-            np.stack([index, np.array([reads[row].slots[-1] for row in rows], dtype=np.int64)]),
-            RowsWithHoles(
-                *(index[holes], of_mirrors[holes], np.ones(len(holes), dtype=np.int64)),
-                Ragged.joined(
-                    borrowed if reads[row].how == "borrowed" else [] for row in index[holes]
-                ),
-            ),
-            [*probed],
-        )
+            self.half.clear()
+        answer: Any = executor.attach(SimpleNamespace())
+        return output, answer.vtoken
 
     def _common(self, reads: list[Read]) -> CommonAttentionMetadata:
         """One new token a request, which attends to all of the request's live tokens."""
@@ -158,3 +147,39 @@ class DataPath:
 
     def _uploaded(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, copy=True)
+
+
+def _plan(
+    step: int,
+    reads: list[Read],
+    borrowed: list[int],
+    signals: dict[str, tuple[Signal, ...]] | None = None,
+) -> StepPlan:
+    """The plan of the step in which each request gets its last token but one (0) or its last (1).
+
+    In step 0 the earlier tokens move to their slots, from where vLLM would have put them.
+    """
+    virtual = {str(row): read for row, read in enumerate(reads) if read.how != "positional"}
+    ends = [len(read.slots) - 2 + step for read in virtual.values()]  # tokens before the step
+    slots = [read.slots for read in virtual.values()]
+    earlier = [NO_IDS if step else np.arange(end) for end in ends]
+    signals = signals or {}
+    return StepPlan(
+        step,
+        requests=RequestSteps(
+            [*virtual],
+            np.array(ends, dtype=np.int64),
+            np.array(ends, dtype=np.int64) + 1,
+            np.array([read.how == "dense" for read in virtual.values()], dtype=np.bool_),
+            evicted=Ragged.joined(NO_IDS for _ in virtual),
+            moved_ids=Ragged.joined(earlier),
+            moved_slots=Ragged.joined(of[ids] for of, ids in zip(slots, earlier, strict=True)),
+            new_slots=Ragged.joined(of[end : end + 1] for of, end in zip(slots, ends, strict=True)),
+            scratch=Ragged.joined(
+                borrowed if read.how == "borrowed" else () for read in virtual.values()
+            ),
+        ),
+        want_scores=tuple((name, signal) for name, kept in signals.items() for signal in kept),
+        signals=signals,
+        probed=frozenset(signals),
+    )

@@ -42,6 +42,16 @@ from vtoken.vllm.worker.stages import ONE_STAGE, Stages
 BlocksOf = Callable[[str], Sequence[int]]
 
 
+def restarted(scheduler_output: Any) -> set[str]:
+    """Requests whose mirrors are obsolete: they end, are preempted, resume or start now."""
+    return {
+        *scheduler_output.finished_req_ids,
+        *(scheduler_output.preempted_req_ids or ()),
+        *scheduler_output.scheduled_cached_reqs.resumed_req_ids,
+        *(request.req_id for request in scheduler_output.scheduled_new_reqs),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The step's batch of B requests, in vLLM's order.

@@ -13,22 +13,22 @@ names the case, and the engine does not start. Uses one attention layer and no s
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from vllm.logger import init_logger
 
 from vtoken.base.arrays import Ints
+from vtoken.base.compiled import describe_kernels
 from vtoken.base.errors import SelfTestError
-from vtoken.core.protocol.mirror import Mirrors
-from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import AnchoredKeyKind, Signal, redundancy
 from vtoken.policies.signals.kind import kinds
 from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath, Read
-from vtoken.vllm.worker.probe import ProbedRequest
-from vtoken.vllm.worker.ranks import Ranks
 
+log = init_logger("vllm.vtoken")
 SIGNAL_TOLERANCE = 1e-3  # of the largest |score|; sums are float32 in caches of every type
 MIX_LAMBDA = 0.5  # weights attention and redundancy equally, so that an error in either shows
 # Largest |difference| from the oracle, of the largest |output|. One missing token exceeds it.
@@ -54,6 +54,12 @@ class SelfTest:
 
     def run(self) -> None:
         """Raises SelfTestError that names the first case that differs, and the difference."""
+        started = time.perf_counter()
+        self._run()
+        seconds = time.perf_counter() - started
+        log.info("vToken: self-test of the data path: %.1f s, %s", seconds, describe_kernels())
+
+    def _run(self) -> None:
         s = self._path.block_size
         rng = np.random.default_rng(0)
         places = np.arange(2 * s + s // 2 + 1)  # three blocks, the last a little more than half
@@ -106,10 +112,10 @@ class SelfTest:
         query = torch.randn((len(reads), p.num_heads, p.head_size), generator=self._random)
         query = query.to(p.device, p.dtype)
         self._write(np.unique([read.slots[-1] for read in reads]))  # this step's tokens
-        found = p.attend(query, reads, borrowed=[9, 10, 11]).float().cpu()
+        found, _ = p.attend(query, reads, borrowed=[9, 10, 11])
         for number, read in enumerate(reads):
             expected = self._oracle(query[number].float().cpu(), read.slots)
-            error = float((found[number] - expected).abs().max())
+            error = float((found[number].float().cpu() - expected).abs().max())
             allowed = tolerance(p.dtype, p.device) * float(expected.abs().max())
             if not error <= allowed:  # NaN fails here too
                 raise SelfTestError(
@@ -153,15 +159,7 @@ class SelfTest:
         layers = (p.layer_number,)
         mixed = Signal("attention_last", layers=layers, mix_lambda=MIX_LAMBDA)
         signals = [*_one_query_signals(layers), mixed]
-        mirrors = Mirrors.of({str(row): read.slots for row, read in enumerate(reads)})
-        probed: list[ProbedRequest] = []
-        for row, (name, mirror) in enumerate(mirrors.items()):
-            mirror.keep(signals, p.scores.make_accumulator)
-            probed += ProbedRequest.of(name, row, 1, mirror)
-        plan = StepPlan(0)
-        plan.want_scores = tuple((name, signal) for name in mirrors for signal in signals)
-        p.attend(query, reads, borrowed=[9, 10, 11], probed=probed, plan=plan)
-        scores = p.scores.finish(probed, plan, mirrors, Ranks())()
+        _, report = p.attend(query, reads, [9, 10, 11], signals)
         for row, read in enumerate(reads):
             attention = self._weights(query[row].float().cpu(), read.slots)
             weights = attention.mean(dim=0, keepdim=True).numpy()
@@ -175,7 +173,7 @@ class SelfTest:
                     expected = signal.from_rows(weights)
                 if signal.is_mixed:
                     expected = signal.mixed(expected, redundancy(keys).mean(axis=0))
-                error = float(np.abs(scores[str(row), signal] - expected).max())
+                error = float(np.abs(report.scores[str(row), signal] - expected).max())
                 allowed = SIGNAL_TOLERANCE * float(np.abs(expected).max())
                 if not error <= allowed:  # NaN fails here too
                     raise SelfTestError(

@@ -176,93 +176,60 @@ def probe_scores(
     -inf for none. `table`, `seq_lens`, `queries`, `rows` and
     `heads` are int32. Three launches for every chunk of requests with at most `MAX_LOGITS` logits.
     """
-    width = scores.shape[1]
-    chunk = max(1, MAX_LOGITS // (query.shape[1] * width))
-    requests = seq_lens, scores, queries, rows
-    parts = [requests]
-    if chunk < len(scores):  # else no tensor is sliced, which costs the host 1.5 µs each
-        parts = [*zip(*(tensor.split(chunk) for tensor in requests), strict=True)]
-    for part in parts:
-        _probe_chunk(
-            query,
-            key,
-            table,
-            *part,
-            heads,
-            sinks,
-            scale,
-            divisor,
-            use_max,
-            soft_cap,
-            tile,
-        )
-
-
-def _probe_chunk(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scores: torch.Tensor,
-    queries: torch.Tensor,
-    rows: torch.Tensor,
-    heads: torch.Tensor,
-    sinks: torch.Tensor,
-    scale: float,
-    divisor: float,
-    use_max: bool,
-    soft_cap: float,
-    tile: int,
-) -> None:
-    requests = len(scores)
     num_heads, dim = query.shape[1:]
     width = triton.cdiv(scores.shape[1], ALIGNMENT) * ALIGNMENT
     tiles = triton.cdiv(width, tile)
     group = num_heads // key.shape[1]
-    logits = torch.empty((requests, num_heads, width), dtype=torch.float32, device=query.device)
-    tops = torch.empty((requests, num_heads, tiles), dtype=torch.float32, device=query.device)
-    sums = torch.empty_like(tops)
-    _probe_logits_kernel[(requests, key.shape[1], tiles)](
-        query,
-        key,
-        table,
-        queries,
-        rows,
-        seq_lens,
-        logits,
-        tops,
-        sums,
-        scale,
-        soft_cap,
-        query.stride(0),
-        key.stride(0),
-        key.stride(1),
-        table.stride(0),
-        width,
-        tiles,
-        GROUP=group,
-        GROUP_PAD=max(16, triton.next_power_of_2(group)),
-        D=dim,
-        D_PAD=max(16, triton.next_power_of_2(dim)),
-        TILE=tile,
-        CAPPED=soft_cap > 0.0,
-        ALIGNMENT=ALIGNMENT,
-    )
-    norms = torch.empty((requests, num_heads), dtype=torch.float32, device=query.device)
-    _probe_norm_kernel[(requests, num_heads)](tops, sums, sinks, norms, tiles, TILES=TILES_AT_ONCE)
-    _probe_sum_kernel[(requests, tiles)](
-        logits,
-        norms,
-        seq_lens,
-        scores,
-        heads,
-        len(heads),
-        float(divisor),
-        scores.stride(0),
-        width,
-        HEADS=num_heads,
-        AT_ONCE=HEADS_AT_ONCE,
-        TILE=tile,
-        USE_MAX=use_max,
-        ALIGNMENT=ALIGNMENT,
-    )
+    chunk = max(1, MAX_LOGITS // (num_heads * scores.shape[1]))
+    parts = [(seq_lens, scores, queries, rows)]
+    if chunk < len(scores):  # else no tensor is sliced, which costs the host 1.5 µs each
+        parts = [*zip(*(tensor.split(chunk) for tensor in parts[0]), strict=True)]
+    for lengths, found, own_queries, table_rows in parts:
+        shape = len(found), num_heads
+        logits = torch.empty((*shape, width), dtype=torch.float32, device=query.device)
+        tops = torch.empty((*shape, tiles), dtype=torch.float32, device=query.device)
+        sums = torch.empty_like(tops)
+        _probe_logits_kernel[(len(found), key.shape[1], tiles)](
+            query,
+            key,
+            table,
+            own_queries,
+            table_rows,
+            lengths,
+            logits,
+            tops,
+            sums,
+            scale,
+            soft_cap,
+            query.stride(0),
+            key.stride(0),
+            key.stride(1),
+            table.stride(0),
+            width,
+            tiles,
+            GROUP=group,
+            GROUP_PAD=max(16, triton.next_power_of_2(group)),
+            D=dim,
+            D_PAD=max(16, triton.next_power_of_2(dim)),
+            TILE=tile,
+            CAPPED=soft_cap > 0.0,
+            ALIGNMENT=ALIGNMENT,
+        )
+        norms = torch.empty(shape, dtype=torch.float32, device=query.device)
+        _probe_norm_kernel[shape](tops, sums, sinks, norms, tiles, TILES=TILES_AT_ONCE)
+        _probe_sum_kernel[(len(found), tiles)](
+            logits,
+            norms,
+            lengths,
+            found,
+            heads,
+            len(heads),
+            float(divisor),
+            found.stride(0),
+            width,
+            HEADS=num_heads,
+            AT_ONCE=HEADS_AT_ONCE,
+            TILE=tile,
+            USE_MAX=use_max,
+            ALIGNMENT=ALIGNMENT,
+        )

@@ -1,0 +1,96 @@
+"""The host's half of a CPU worker's step, where everything runs in one thread, in program order.
+
+Composes the executor, the copy engine and the packing of holes, as
+`vtoken.vllm.cuda.device_executor` does on a device. The runner calls it; the self-test drives one
+over a scratch cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+
+from vtoken.core.protocol.step import StepPlan
+from vtoken.vllm.cpu import context
+from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
+from vtoken.vllm.cpu.holes import PackedSlots
+from vtoken.vllm.cpu.layout import KVLayout
+from vtoken.vllm.worker.executor import Batch, StepExecutor
+from vtoken.vllm.worker.ranks import Ranks
+from vtoken.vllm.worker.scores import HostScores
+from vtoken.vllm.worker.stages import ONE_STAGE, Stages
+
+
+class HostExecutor:
+    """One worker's state on the host.
+
+    `caches`: one [N, H, S, 2D] a layer, the first of which is layer `first_layer` of the model,
+    read by `num_heads` query heads. `zero` clears blocks; None: no other group of layers writes
+    blocks of the pool.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[torch.Tensor],
+        layout: KVLayout,
+        num_heads: int,
+        *,
+        first_layer: int = 0,
+        ranks: Ranks,
+        stages: Stages = ONE_STAGE,
+        zero: Callable[[Iterable[int]], None] | None = None,
+    ) -> None:
+        num_blocks, _, self._block_size, _ = caches[0].shape
+        self.caches, self.layout = caches, layout
+        self.copies = CPUCopyEngine(caches, layout)
+        self.packed = PackedSlots(num_blocks, self._block_size, len(caches))
+        self.scores = HostScores(self._keys, num_heads)
+        self.executor = StepExecutor(
+            self._block_size, self.copies.contents, self.scores, ranks, stages
+        )
+        self._side_buffer = context.SideBuffer()
+        self._first_layer = first_layer
+        self._zero = zero
+
+    def _keys(self, layer: int) -> torch.Tensor:
+        """The keys of the model's layer of full attention `layer`, which this stage holds."""
+        keys, _ = self.layout.views(self.caches[layer - self._first_layer])
+        return keys
+
+    def relocate(self, plan: StepPlan) -> None:
+        """Make the step's copies."""
+        if len(plan.source_slots):
+            copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
+            self.packed.written(plan.destination_slots)
+            self.executor.note_copy(copy_us)
+
+    def present(self, batch: Batch, slot_mapping: torch.Tensor) -> None:
+        """Set the context of the step's attention, until `clear`; corrects `slot_mapping` [T]."""
+        step = self.executor.physical(batch)
+        if step is None:
+            self.packed.invalidate()  # vLLM alone knows what this step writes
+            return
+        if len(step.rows):
+            tokens, slots = torch.from_numpy(step.writes)
+            slot_mapping[tokens] = slots
+        borrowed = step.with_holes.borrowed.values
+        if self._zero is not None and len(borrowed):  # another group may have written them
+            self._zero(borrowed.tolist())
+            first = borrowed[:, None] * self._block_size
+            self.packed.written((first + np.arange(self._block_size)).ravel())
+        current = context.StepContext(
+            self.layout, self.packed, self._side_buffer, len(self.caches[0]), self._block_size
+        )
+        current.add(step)
+        context.set_current(current)
+
+    def clear(self) -> None:
+        """End the step whose context is set, if there is one, and report its times."""
+        done = context.current()
+        context.set_current(None)
+        if done is not None:
+            self.executor.note_packing(done.pack_ns // 1000, done.packed_tokens)
+            if done.probe is not None:
+                self.executor.note_probe(done.probe.single_ns // 1000, done.probe.num_single)
