@@ -14,11 +14,11 @@ from typing import Any, assert_never
 import msgspec
 
 from vtoken.base.errors import RefusedError, UnknownRequestError
-from vtoken.control.changes import Changes
 from vtoken.control.dry_runs import DryRuns
 from vtoken.control.ending import EndRequest, end
 from vtoken.control.forgetting import forget
 from vtoken.control.guard_watch import Clock
+from vtoken.control.outcomes import Outcomes
 from vtoken.control.report import Reporter
 from vtoken.control.revisions import Revisions
 from vtoken.control.status import FINDING_S
@@ -63,7 +63,7 @@ class Controller:
         self.started_ts = time.time()
         self.dry_runs = DryRuns(self.runtime)
         self.revisions = Revisions(reporter.engine_status, self.dry_runs, clock)
-        self.changes = Changes()
+        self.outcomes = Outcomes()
         # What charts need of the last quarter of an hour, from the statuses that frames have
         # anyway.
         self.history: deque[Point] = deque(maxlen=NUM_POINTS)
@@ -95,11 +95,11 @@ class Controller:
         if change_id is None:
             return self._reply(command)
         try:
-            self.changes.require_new(change_id)
+            self.outcomes.require_new(change_id)
         except RefusedError as error:
             return refused(error)
         reply = self._reply(command)
-        self.changes.note(change_id, reply)
+        self.outcomes.note(change_id, reply)
         return reply
 
     def _reply(self, command: Command) -> Reply:
@@ -159,7 +159,7 @@ class Controller:
             case commands.History():
                 return [*self.history]
             case commands.Change():
-                return self.changes.get(call.id)
+                return self.outcomes.get(call.id)
             case commands.PatchConfig() | commands.Undo() | commands.Confirm():
                 return self.revisions.make(call, actor)
             case commands.Validate():

@@ -16,7 +16,7 @@ from vtoken.wire import Change, Ended, Forgotten, Operation, PatchResult, Reply
 MAX_KEPT = 1000
 
 
-class Changes:
+class Outcomes:
     """The outcome of the newest MAX_KEPT changes, by the ids that their callers gave."""
 
     def __init__(self) -> None:
