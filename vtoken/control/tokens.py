@@ -16,10 +16,8 @@ from vtoken.core.config.spans import covered
 from vtoken.core.runtime.held_request import ShadowComparison
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
-from vtoken.policies import params_dict
 from vtoken.wire import (
     TEXT_CONTEXT_TOKENS,
-    PolicyChoice,
     TextPage,
     TextShadow,
     TextSource,
@@ -144,7 +142,7 @@ def _comparison(runtime: Runtime, table: TokenTable) -> ShadowComparison | None:
 def _shadow(compared: ShadowComparison) -> TextShadow:
     policy, chosen = compared.policy, set(compared.chosen.tolist())
     return TextShadow(
-        policy=PolicyChoice(name=policy.name, params=params_dict(policy)),
+        policy=policy.choice,
         step=compared.step,
         num_tokens=compared.num_tokens,
         evicted=len(chosen),

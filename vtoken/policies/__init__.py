@@ -20,7 +20,6 @@ from vtoken.policies.registry import (
     describe_broken,
     describe_policies,
     make_policy,
-    params_dict,
     policy_names,
 )
 from vtoken.policies.selection import lowest, oldest
@@ -39,7 +38,6 @@ __all__ = [
     "lowest",
     "make_policy",
     "oldest",
-    "params_dict",
     "policy_names",
     "register",
 ]

@@ -11,6 +11,7 @@ Invariants of every policy's result, checked by the runtime before a token dies:
 
 from __future__ import annotations
 
+from functools import cached_property
 from operator import index
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,6 +24,7 @@ from vtoken.base.errors import InvariantViolation
 from vtoken.policies.selection import ViewBatch
 from vtoken.policies.signals import Aggregate, Signal
 from vtoken.policies.view import Batch, TokenIds, View
+from vtoken.wire import PolicyChoice
 
 Need = Literal["attention", "keys", "token_ids"]
 Sinks = Annotated[int, Meta(ge=0, le=1024, description="first positions, always kept")]
@@ -120,6 +122,11 @@ class Policy:
     def min_budget_tokens(self) -> int:
         """The smallest budget that the parameters allow."""
         return 1
+
+    @cached_property
+    def choice(self) -> PolicyChoice:
+        """Its name and all its parameters, made once: do not write to it."""
+        return PolicyChoice(name=self.name, params=msgspec.structs.asdict(self.params))
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.params == other.params

@@ -102,7 +102,3 @@ def _describe(cls: type[Policy]) -> PolicyInfo:
         needs=[*needs_of(cls())],
         params_schema=components[schema[0]["$ref"].rsplit("/", 1)[-1]],
     )
-
-
-def params_dict(policy: Policy) -> dict[str, Any]:
-    return msgspec.structs.asdict(policy.params)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from vtoken.base.arrays import Ints
-from vtoken.policies import Policy, params_dict
-from vtoken.wire import PolicyChoice, Shadow
+from vtoken.policies import Policy
+from vtoken.wire import Shadow
 
 
 class ShadowTally:
@@ -49,7 +49,7 @@ class ShadowTally:
         if policy is None:
             return None
         return Shadow(
-            policy=PolicyChoice(name=policy.name, params=params_dict(policy)),
+            policy=policy.choice,
             compared=self._compared,
             victims=self._victims,
             agreed=self._agreed,

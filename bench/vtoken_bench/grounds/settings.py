@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtoken.calibration.model_files import fingerprint
-from vtoken.policies import Policy, make_policy, params_dict, policy_names
+from vtoken.policies import Policy, make_policy, policy_names
 from vtoken_bench.target import Target
 
 INTERVAL_TOKENS = 8
@@ -52,7 +52,7 @@ class Setting:
             return {"vtoken_policy": "none"}
         return {
             "vtoken_policy": self.policy.name,
-            "vtoken_policy_params": json.dumps(params_dict(self.policy)),
+            "vtoken_policy_params": json.dumps(self.policy.choice.params),
             "vtoken_budget_tokens": self.budget_tokens(num_prompt),
             "vtoken_interval_tokens": INTERVAL_TOKENS,
             "vtoken_evict_when": "always",
@@ -64,7 +64,7 @@ class Setting:
             return {"policy": "none"}
         return {
             "policy": self.policy.name,
-            "params": params_dict(self.policy),
+            "params": self.policy.choice.params,
             "keep": self.keep,
             "interval": INTERVAL_TOKENS,
         }

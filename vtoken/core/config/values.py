@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from vtoken.base.errors import RefusedError
-from vtoken.policies import Policy, make_policy, params_dict, policy_names
+from vtoken.policies import Policy, make_policy, policy_names
 from vtoken.wire import (
     Bound,
     Configuration,
@@ -38,8 +38,8 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _values(self) -> ConfigValues:
-        shadow = None if self.shadow is None else _choice(self.shadow)
-        fields = structs.asdict(self) | {"policy": _choice(self.policy), "shadow": shadow}
+        shadow = None if self.shadow is None else self.shadow.choice
+        fields = structs.asdict(self) | {"policy": self.policy.choice, "shadow": shadow}
         return ConfigValues(**fields)
 
     @property
@@ -60,10 +60,6 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True, dict=True):
     def recycles(self) -> bool:
         """Whether a new token may be written to a dead slot of its request."""
         return self.recycle and self.reclamation != "off"
-
-
-def _choice(policy: Policy) -> PolicyChoice:
-    return PolicyChoice(name=policy.name, params=params_dict(policy))
 
 
 def default_config(num_blocks: int) -> VTokenConfig:
