@@ -13,7 +13,7 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
-from vtoken.control import changes
+from vtoken.control import outcomes
 from vtoken_api.bus import MAX_IN_FLIGHT
 
 BASE = "/vtoken/v1"
@@ -189,8 +189,8 @@ async def test_reading_call_without_an_answer_names_no_change(
 
 
 def test_the_newest_outcomes_are_kept() -> None:
-    kept = changes.Changes()
-    for n in range(changes.MAX_KEPT + 1):
+    kept = outcomes.Outcomes()
+    for n in range(outcomes.MAX_KEPT + 1):
         kept.note(f"change-{n}", wire.Reply())
     assert kept.get("change-0").state == "not_applied"
     assert kept.get("change-1").state == "applied"
