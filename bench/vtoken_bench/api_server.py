@@ -69,7 +69,7 @@ async def serve(engine: str, state_dir: str) -> None:
     server.should_exit = True
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(task, 5)
-    await app.state.vtoken.close()
+    await plugin.close()
 
 
 def main() -> None:

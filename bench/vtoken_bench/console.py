@@ -1,8 +1,8 @@
 """Latency and cost of the console: first paint, key to reaction, memory, bytes, CPU.
 
-The real `vtoken console` runs in a pty of 200 x 50, on a simulated stream of 70,000 blocks and 256
-requests at 10 frames a second (`console_feed`). It is measured from outside, through its pty and
-/proc: once with a terminal that reads at once, once behind a link of 64 kB/s.
+The real `vtoken console` runs in a pty of 200 x 50, on the server of `vtoken bench stream` with
+70,000 blocks and 256 requests, at 10 frames a second. It is measured from outside, through its pty
+and /proc: once with a terminal that reads at once, once behind a link of 64 kB/s.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from contextlib import contextmanager
 from statistics import median
 
 from vtoken_bench.output import FOLDER, Cell, Table, finish, new_result
+from vtoken_bench.stream import NUM_BLOCKS
 from vtoken_bench.terminal import Terminal
 
 SIZE = (200, 50)
+NUM_REQUESTS = 256
+POOL_SHOWN = "pool · "  # the panel's title once there is a snapshot, and after a help page
 SETTLE_S = 2.0  # from the first data to the first measurement
 CACHE = FOLDER / "bytecode"
 QUIET_FPS = "0.1"  # so low that output after a key is the reaction to it
@@ -52,7 +55,7 @@ def _warm_up(url: str) -> None:
     """Start the console once, unmeasured, to write the bytecode."""
     console = _console(url, "10")
     try:
-        console.wait_for("70,000 blocks", limit_s=60)
+        console.wait_for(POOL_SHOWN, limit_s=60)
         mark = console.mark()
         console.type(b"?")
         console.wait_for("help: esc", mark)
@@ -84,7 +87,7 @@ def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | Non
     try:
         painted = console.wait_for("vToken") - console.started
         paint_cpu = console.cpu_s()
-        data = console.wait_for("70,000 blocks") - console.started
+        data = console.wait_for(POOL_SHOWN) - console.started
         watched = _watch(console, watch_s)
         pages = []
         for _ in range(num_keys):
@@ -93,7 +96,7 @@ def _measure(url: str, watch_s: float, num_keys: int, link_kb_per_s: float | Non
             pages.append((console.wait_for("help: esc", mark) - typed) * 1e3)
             mark = console.mark()
             console.type(b"?")
-            console.wait_for("70,000 blocks", mark)
+            console.wait_for(POOL_SHOWN, mark)
             time.sleep(0.25)
         watched[MEMORY].append(console.rss_bytes() / 1e6)
     finally:
@@ -112,7 +115,7 @@ def _keys(url: str, num_keys: int, link_kb_per_s: float | None) -> list[float]:
     console = _console(url, QUIET_FPS, link_kb_per_s)
     times = []
     try:
-        console.wait_for("70,000 blocks", limit_s=60)
+        console.wait_for(POOL_SHOWN, limit_s=60)
         time.sleep(SETTLE_S)
         for number in range(num_keys):
             mark = console.mark()
@@ -134,13 +137,13 @@ def run(args: argparse.Namespace) -> int:
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     setup: dict[str, str | int] = {
         "load before": load,
-        "blocks": 70_000,
-        "requests": 256,
+        "blocks": NUM_BLOCKS,
+        "requests": NUM_REQUESTS,
         "terminal": "200x50, truecolor",
         "runs": runs,
     }
     result = new_result("console", "make bench-console", setup)
-    with _feed() as url:
+    with _server() as url:
         _warm_up(url)
         found = [
             {link: _measure(url, watch_s, num_keys, link) for link in (None, LINK_KB_PER_S)}
@@ -156,16 +159,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _feed() -> Iterator[str]:
-    """The URL of the simulated stream, in a process of its own."""
-    command = [sys.executable, "-m", "vtoken_bench.console_feed"]
-    feed = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert feed.stdout is not None
-        yield f"http://127.0.0.1:{feed.stdout.readline().strip()}"
-    finally:
-        feed.terminate()
-        feed.wait()
+def _server() -> Iterator[str]:
+    """The URL of a busy server, in processes of its own."""
+    command = [sys.executable, "-m", "vtoken_bench.stream", str(NUM_REQUESTS)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        yield f"http://{server.stdout.readline().strip()}"
 
 
 def figures_table(runs: Sequence[Figures], link_kb_per_s: float | None) -> Table:

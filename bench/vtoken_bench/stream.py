@@ -3,6 +3,8 @@
 The publisher runs in this process (70,000 blocks, 64 requests that decode and evict, a step every
 30 ms), the API server in a second one, the clients in a third; no model runs. On a machine with few
 cores the three compete for them: read the server's CPU time, not the clients' latency.
+
+`python -m vtoken_bench.stream REQUESTS` runs publisher and server alone, for the console.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ FPS = 10
 class Engine:
     """The engine's thread: steps, publishes, and answers commands between two steps."""
 
-    def __init__(self, folder: Path) -> None:
-        num_tokens = NUM_BLOCKS // NUM_REQUESTS * BLOCK_SIZE - SLACK_TOKENS
-        decoding = Decoding(NUM_REQUESTS, num_tokens, {"reclamation": "auto"})
+    def __init__(self, folder: Path, num_requests: int = NUM_REQUESTS) -> None:
+        num_tokens = NUM_BLOCKS // num_requests * BLOCK_SIZE - SLACK_TOKENS
+        decoding = Decoding(num_requests, num_tokens, {"reclamation": "auto"})
         patch = {"policy": {"name": "random"}, "budget_tokens": num_tokens // 2}
         decoding.configure({**patch, "interval_tokens": 16})
         decoding.step(decoding.ids)
@@ -103,11 +105,11 @@ class ApiServer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._port = int(self._line())
+        self.address = f"127.0.0.1:{int(self._line())}"
 
     @property
     def stream_url(self) -> str:
-        return f"ws://127.0.0.1:{self._port}/vtoken/v1/stream?format=msgpack&fps={FPS}"
+        return f"ws://{self.address}/vtoken/v1/stream?format=msgpack&fps={FPS}"
 
     def __enter__(self) -> ApiServer:
         return self
@@ -232,3 +234,18 @@ def run(args: argparse.Namespace) -> int:
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return 0
+
+
+def main(argv: list[str]) -> None:
+    """Print the server's address, and serve until standard input ends."""
+    with (
+        tempfile.TemporaryDirectory(prefix="vtoken-bench-") as name,
+        Engine(Path(name), int(argv[0])) as engine,
+        ApiServer(engine, Path(name)) as server,
+    ):
+        print(server.address, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,31 +1,13 @@
-"""The basis of `vtoken bench console`: a consistent feed and a real pseudo-terminal."""
+"""The basis of `vtoken bench console`: its verdicts, and a real pseudo-terminal."""
 
 from __future__ import annotations
 
 import sys
 
-import numpy as np
 import pytest
 
 from vtoken_bench.console import FIGURES, KEY, PAGE, SPEED, figures_table
-from vtoken_bench.console_feed import BLOCK_SIZE, BUDGET, INTERVAL, Traffic
 from vtoken_bench.terminal import Terminal
-
-
-def test_feed_is_consistent() -> None:
-    traffic = Traffic(4000, 14)
-    kinds = set()
-    for _ in range(400):
-        kinds |= {event.kind for event in traffic.frame()}
-    held = [block for table in traffic.tables for block in table]
-    assert len(held) == len(set(held))
-    assert sorted(held + traffic.free) == list(range(1, traffic.num_blocks))
-    assert traffic.live.max() <= BLOCK_SIZE
-    assert np.flatnonzero(traffic.flags).tolist() == sorted(held)
-    for request, table in enumerate(traffic.tables):
-        assert set(traffic.owner[table].tolist()) <= {request + 1}
-        assert traffic.live[table].sum() == traffic.tokens[request] <= BUDGET + INTERVAL
-    assert kinds == {"relocation"}
 
 
 def test_a_goal_is_met_when_every_measurement_meets_it() -> None:
