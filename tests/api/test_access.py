@@ -116,11 +116,10 @@ async def test_api_key_guards_unknown_paths_and_leaves_the_rest_of_the_server_al
     engine: ScriptedEngine,
 ) -> None:
     async with serve(engine.handle, api_key=[API_KEY]) as served:
-        http = served.http
-        answer = await http.get("/vtoken/v1/nowhere")
+        answer = await served.http.get("/vtoken/v1/nowhere")
         assert answer.status_code == 401
         assert answer.headers["Content-Type"] == "application/problem+json"
-        assert (await http.get("/v1/models")).status_code == 200
+        assert (await served.http.get("/v1/models")).status_code == 200
 
 
 DEEP = '{"type": "auth", "token": "x", "more": ' + "[" * 2000 + "]" * 2000 + "}"
@@ -195,8 +194,7 @@ async def test_token_in_a_url_is_refused_even_where_none_is_needed(
 ) -> None:
     files = token_files(tmp_path, read=False, control=True)
     async with serve(engine.handle, **files) as served:
-        http = served.http
-        answer = await http.get("/vtoken/v1/events", params={name: CONTROL})
+        answer = await served.http.get("/vtoken/v1/events", params={name: CONTROL})
         assert answer.status_code == 401
         assert "URL" in answer.json()["detail"]
         assert CONTROL not in answer.text
@@ -220,8 +218,7 @@ async def test_loopback_server_takes_changes(
     engine: ScriptedEngine, host: str, server_log: pytest.LogCaptureFixture
 ) -> None:
     async with serve(engine.handle, host=host) as served:
-        http = served.http
-        answer = await http.patch("/vtoken/v1/config", json={})
+        answer = await served.http.patch("/vtoken/v1/config", json={})
         assert answer.json()["detail"] == "patch_config"  # the scripted engine has been asked
         assert "read-only" not in server_log.text
 
@@ -243,9 +240,8 @@ async def test_foreign_pages_and_rebound_names_are_refused(
     engine: ScriptedEngine, headers: dict[str, str], field: str
 ) -> None:
     async with serve(engine.handle) as served:
-        http = served.http
         for method in ("GET", "POST"):
-            answer = await http.request(method, "/vtoken/v1/undo", headers=headers)
+            answer = await served.http.request(method, "/vtoken/v1/undo", headers=headers)
             assert answer.status_code == 403
             assert answer.json()["field"] == field
         if "Host" not in headers:
@@ -256,11 +252,10 @@ async def test_foreign_pages_and_rebound_names_are_refused(
 
 async def test_pages_of_the_same_host_are_served(engine: ScriptedEngine) -> None:
     async with serve(engine.handle) as served:
-        http = served.http
         for origin in (served.url, "http://localhost:3000", "http://[::1]:1"):
-            answer = await http.get("/vtoken/v1/events", headers={"Origin": origin})
+            answer = await served.http.get("/vtoken/v1/events", headers={"Origin": origin})
             assert answer.status_code == 200
-        typed = await http.get("/vtoken/v1/events", headers={"Sec-Fetch-Site": "none"})
+        typed = await served.http.get("/vtoken/v1/events", headers={"Sec-Fetch-Site": "none"})
         assert typed.status_code == 200
 
 
@@ -314,10 +309,9 @@ async def test_refused_calls_are_counted_all_and_logged_seldom_without_what_was_
 ) -> None:
     files = token_files(tmp_path, read=True, control=True)
     async with serve(engine.handle, **files) as served:
-        http = served.http
         for _ in range(20):
-            await http.get("/vtoken/v1/status", headers=bearer("guess-0123456789"))
-        await http.post("/vtoken/v1/undo", headers=bearer(READ))
+            await served.http.get("/vtoken/v1/status", headers=bearer("guess-0123456789"))
+        await served.http.post("/vtoken/v1/undo", headers=bearer(READ))
         assert served.service.auth.refusals.counts == {401: 20, 403: 1}
         lines = {id(r): r.getMessage() for r in server_log.records if "refused" in r.getMessage()}
         assert len(lines) == 1
@@ -329,5 +323,4 @@ async def test_refused_calls_are_counted_all_and_logged_seldom_without_what_was_
 
 async def test_path_with_a_line_break_does_not_pass_by_the_guard(engine: ScriptedEngine) -> None:
     async with serve(engine.handle, api_key=[API_KEY]) as served:
-        http = served.http
-        assert (await http.get("/vtoken/v1/requests/a%0Ab")).status_code == 401
+        assert (await served.http.get("/vtoken/v1/requests/a%0Ab")).status_code == 401

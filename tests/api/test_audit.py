@@ -291,11 +291,10 @@ async def test_server_without_a_usable_state_directory_serves_and_says_so(
 ) -> None:
     (tmp_path / "file").write_text("")
     async with serve(core.handle, state_dir=str(tmp_path / "file" / "x")) as served:
-        http = served.http
         pass_guard(core, 0.5)
         assert await own_acts(served, 1) == [("guard", "revert", 3)]
         page = msgspec.json.decode(
-            (await http.get("/vtoken/v1/audit")).content, type=wire.AuditPage
+            (await served.http.get("/vtoken/v1/audit")).content, type=wire.AuditPage
         )
         assert "Not a directory" in page.storage_error
         assert [entry.action for entry in page.entries] == ["revert"]

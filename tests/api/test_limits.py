@@ -111,15 +111,14 @@ async def test_address_that_calls_too_often_is_told_when_to_come_back(
     engine: ScriptedEngine,
 ) -> None:
     async with serve(engine.handle) as served:
-        http = served.http
         served.service.auth.limits = RateLimits(
             {"change": Rate(0.001, 2), "stream": Rate(0.001, 1)}
         )
-        answers = [await http.post("/vtoken/v1/undo") for _ in range(3)]
+        answers = [await served.http.post("/vtoken/v1/undo") for _ in range(3)]
         assert [answer.status_code for answer in answers] == [404, 404, 429]
         assert int(answers[-1].headers["Retry-After"]) > 900
         assert answers[-1].headers["Content-Type"] == "application/problem+json"
-        assert (await http.get("/vtoken/v1/events")).status_code == 200
+        assert (await served.http.get("/vtoken/v1/events")).status_code == 200
         async with websockets.connect(served.stream_url) as stream:
             await asyncio.wait_for(stream.recv(), LIMIT_S)
         with pytest.raises(websockets.InvalidStatus) as refused:

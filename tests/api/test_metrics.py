@@ -49,9 +49,8 @@ async def test_every_metric_is_scraped_with_its_type_help_and_vllms_labels(
     engine: ScriptedEngine,
 ) -> None:
     async with serve(engine.handle) as served:
-        http = served.http
-        await http.post("/vtoken/v1/undo", headers={"Host": "evil.example"})
-        found = await scraped(http)
+        await served.http.post("/vtoken/v1/undo", headers={"Host": "evil.example"})
+        found = await scraped(served.http)
         assert set(found) == {PREFIX + metric.name for metric in METRICS}
         for metric in METRICS:
             family = found[PREFIX + metric.name]
@@ -161,13 +160,12 @@ async def test_engine_in_a_long_step_is_up_and_its_values_say_how_old_they_are(
 ) -> None:
     monkeypatch.setattr(scrape, "SCRAPE_S", 0.1)
     async with serve(engine.handle) as served:
-        http = served.http
-        before = await scraped(http)
+        before = await scraped(served.http)
         assert value(before, "up") == 1
         assert (value(before, "age_seconds") or 0.0) <= hub.FRESH_S
         monkeypatch.setattr(hub, "FRESH_S", 0.0)  # the known values are too old
         served.line.hangs = True
-        first, second = await scraped(http), await scraped(http)
+        first, second = await scraped(served.http), await scraped(served.http)
         assert value(first, "up") == 1
         assert value(first, "pool_blocks") == value(before, "pool_blocks")
         ages = value(first, "age_seconds"), value(second, "age_seconds")
@@ -181,10 +179,9 @@ def test_engine_that_has_not_answered_yet_is_up_without_values() -> None:
 
 async def test_dead_engine_is_down_and_leaves_no_stale_value(engine: ScriptedEngine) -> None:
     async with serve(engine.handle) as served:
-        http = served.http
-        await scraped(http)
+        await scraped(served.http)
         served.client.errored = True
-        found = await scraped(http)
+        found = await scraped(served.http)
         assert value(found, "up") == 0
         shown = {name for name, family in found.items() if family.samples}
         assert all(name == PREFIX + "up" or "_server_" in name for name in shown)

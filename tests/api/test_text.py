@@ -38,10 +38,8 @@ async def refused(client: AsyncClient, request_id: str = "a") -> wire.Problem:
 
 async def test_the_pieces_are_the_text_and_the_flags_are_the_table() -> None:
     core = make_evicting()
-    async with serving(core, show_text=True) as served:
-        client = AsyncClient(served.url)
+    async with serving(core, show_text=True) as served, AsyncClient(served.url) as client:
         page = await client.text("a", 0, 4096)
-        await client.aclose()
     assert (page.total, page.prompt_tokens, len(page.rows)) == (203, 201, 203)
     words = [n % 97 for n in range(203)]
     assert "".join(row.text or "" for row in page.rows) == SpelledWords().decode(words)
@@ -56,8 +54,7 @@ async def test_the_pieces_are_the_text_and_the_flags_are_the_table() -> None:
 @pytest.mark.parametrize("limit", [1, 7, 64])
 async def test_pages_of_any_size_are_the_same_text(limit: int) -> None:
     core = make_evicting()
-    async with serving(core, show_text=True) as served:
-        client = AsyncClient(served.url)
+    async with serving(core, show_text=True) as served, AsyncClient(served.url) as client:
         whole = await client.text("a", 0, 4096)
         rows, start = [], 0
         while start < whole.total:
@@ -70,16 +67,13 @@ async def test_pages_of_any_size_are_the_same_text(limit: int) -> None:
             rows += page.rows
             start += limit
         beyond = await client.text("a", whole.total, limit)
-        await client.aclose()
     assert rows == whole.rows
     assert beyond.rows == []
 
 
 async def test_without_the_flag_nobody_reads_text_and_the_engine_is_not_asked() -> None:
-    async with serving(make_evicting()) as served:
-        client = AsyncClient(served.url)
+    async with serving(make_evicting()) as served, AsyncClient(served.url) as client:
         problem = await refused(client)
-        await client.aclose()
     assert (problem.status, problem.title) == (403, "Text is not shown")
     assert problem.bound == "a server started with --vtoken-show-text"
     assert not served.calls_of("text")
@@ -113,9 +107,8 @@ async def test_a_server_without_a_tokenizer_says_so(monkeypatch: pytest.MonkeyPa
             raise ValueError("Tokenizer not available when `skip_tokenizer_init=True`")
 
         monkeypatch.setattr(served.client, "get_tokenizer", get_tokenizer)
-        client = AsyncClient(served.url)
-        problem = await refused(client)
-        await client.aclose()
+        async with AsyncClient(served.url) as client:
+            problem = await refused(client)
     assert (problem.status, problem.title) == (409, "No text")
     assert "skip_tokenizer_init" in problem.detail
 

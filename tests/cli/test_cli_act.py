@@ -40,16 +40,17 @@ async def test_config_is_read_set_and_undone(url: Url, core: LiveEngine) -> None
 
 @pytest.mark.usefixtures("stepping")
 @pytest.mark.parametrize(
-    ("command", "out"),
+    ("command", "out", "state"),
     [
-        ("config set theta_f=0.5", "theta_f: 0.25 -> 0.5"),
-        ("resume", "reclamation: paused -> auto"),
-        ("undo", "theta_f: 0.75 -> 0.25"),
-        ("compact", "moved"),
-        ("forget a 3 9", "6 more tokens of a die first"),
+        ("config set theta_f=0.5", "theta_f: 0.25 -> 0.5", "applied"),
+        ("resume", "reclamation: paused -> auto", "applied"),
+        ("undo", "theta_f: 0.75 -> 0.25", "applied"),
+        ("compact", "moved", "applied"),
+        ("forget a 3 9", "6 more tokens of a die first", "applied"),
+        ("config set theta_f=0.5", "", "not applied"),
+        ("forget a 3 9", "", "not applied"),
     ],
 )
-@pytest.mark.parametrize("state", ["applied", "not applied"])
 async def test_change_whose_answer_is_lost_is_looked_up_and_told(
     served: Served, core: LiveEngine, command: str, out: str, state: str
 ) -> None:

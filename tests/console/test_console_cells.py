@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vtoken_console.style import cells
 from vtoken_console.style import grid as grid_of
-from vtoken_console.style.appearance import choose
+from vtoken_console.style.appearance import Appearance, choose
 from vtoken_console.style.ramp import FREE_LEVEL, LEVELS, ramps
 from vtoken_console.style.words import BLOCK_STATES
 from vtoken_console.widgets.heatmap import cell_paint
@@ -85,24 +85,21 @@ def test_small_pool_fills_a_large_widget(num_blocks: int, width: int, height: in
         assert num_blocks * grid.cell_area >= 0.65 * width * height
 
 
+FULL, PLAIN = choose(depth="truecolor", environ={}), choose(ascii_only=True, environ={})
+
+
+def painter_of(
+    look: Appearance, mode: Mode, size: tuple[int, int], *, roomy: bool, has_ids: bool
+) -> CellPainter:
+    return CellPainter(look.theme, look.ramp, mode, *size, roomy, has_ids, True, look.ascii_only)
+
+
 def test_large_cell_shows_its_blocks_id_above_its_live_count() -> None:
-    appearance = choose(depth="truecolor", environ={})
-    painter = CellPainter(
-        appearance.theme,
-        appearance.ramp,
-        Mode.UTILISATION,
-        8,
-        3,
-        True,
-        True,
-        True,
-        appearance.ascii_only,
-    )
+    painter = painter_of(FULL, Mode.UTILISATION, (8, 3), roomy=True, has_ids=True)
     codes = cell_paint.pack(2, mean=[4, FREE_LEVEL], mark=[4, 0], live=[13, 0]).tolist()
     rows = ["".join(text for text, _ in painter.row(codes, y, 41)) for y in range(3)]
     assert rows == ["41    t 42      ", "   13      ·    ", "▀▀▀▀▀▀▀ ▀▀▀▀▀▀▀ "]
-    plain = choose(ascii_only=True, environ={})
-    painter = CellPainter(plain.theme, plain.ramp, Mode.UTILISATION, 8, 3, True, True, True, True)
+    painter = painter_of(PLAIN, Mode.UTILISATION, (8, 3), roomy=True, has_ids=True)
     rows = ["".join(text for text, _ in painter.row(codes[:1], y, 41)) for y in range(3)]
     assert rows == ["41    t ", "---13-- ", "------- "]
 
@@ -175,18 +172,9 @@ def test_painted_rows_are_as_wide_as_their_cells(
         cursor=np.arange(count) == count - 1,
         **fields,
     )
-    for appearance in (choose(depth="truecolor", environ={}), choose(ascii_only=True, environ={})):
-        painter = CellPainter(
-            appearance.theme,
-            appearance.ramp,
-            mode,
-            grid.cell_width,
-            grid.cell_height,
-            roomy,
-            grid_of.has_ids(grid, block_size),
-            True,
-            appearance.ascii_only,
-        )
+    size, has_ids = (grid.cell_width, grid.cell_height), grid_of.has_ids(grid, block_size)
+    for appearance in (FULL, PLAIN):
+        painter = painter_of(appearance, mode, size, roomy=roomy, has_ids=has_ids)
         for line in range(grid.cell_height):
             spans = painter.row(codes.tolist(), line)
             text = "".join(text for text, _ in spans)

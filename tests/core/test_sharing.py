@@ -217,6 +217,10 @@ def test_a_block_whose_holder_may_not_move_stays(
 # ---------------------------------------------------------------- hand-worked cases
 
 
+THIN = [[0, -1, -1, -1], [4, -1, -1, -1], [8, -1, -1, -1]]
+FULL = [[12, 13, 14, 15]]
+
+
 def two(shared: tuple[Grid, Grid], own: tuple[Grid, Grid]) -> Pool:
     """Two requests with the same shared blocks 1.., and blocks of their own."""
     n = len(shared[0])
@@ -227,9 +231,7 @@ def two(shared: tuple[Grid, Grid], own: tuple[Grid, Grid]) -> Pool:
 
 
 def test_pack_copies_when_the_copies_take_fewer_blocks_than_they_free() -> None:
-    half = [[0, -1, -1, -1], [4, -1, -1, -1], [8, -1, -1, -1]]
-    full = [[12, 13, 14, 15]]
-    plans = two((half, half), (full, full)).plan("pack")
+    plans = two((THIN, THIN), (FULL, FULL)).plan("pack")
     assert [plan.num_fresh_blocks for plan in plans] == [1, 1]
     assert [plan.num_shed_blocks for plan in plans] == [2, 2]
     assert [plan.num_freed_blocks for plan in plans] == [0, 1]  # 3 blocks freed, 2 taken
@@ -271,9 +273,7 @@ def test_the_emptiest_blocks_go_first_when_b_is_short() -> None:
 
 
 def test_missing_headroom_is_counted() -> None:
-    half = [[0, -1, -1, -1], [4, -1, -1, -1], [8, -1, -1, -1]]
-    full = [[12, 13, 14, 15]]
-    pool = two((half, half), (full, full))
+    pool = two((THIN, THIN), (FULL, FULL))
     plans, missing = plan_groups(
         pool.layouts(), [None] * 2, pool.holders, "pack", batch_size=99, headroom_blocks=1
     )
@@ -282,8 +282,7 @@ def test_missing_headroom_is_counted() -> None:
 
 def test_control_a_group_that_ignores_a_holder_loses_blocks() -> None:
     """Three holders; the third is denied. The plans promise a gain, the pool has a loss."""
-    half = [[0, -1, -1, -1], [4, -1, -1, -1], [8, -1, -1, -1]]
-    pool = two((half, half), ([[12, 13, 14, 15]], [[12, 13, 14, 15]]))
+    pool = two((THIN, THIN), (FULL, FULL))
     pool.grids.append(pool.grids[0])
     pool.tables.append([1, 2, 3, pool.num_blocks])
     pool.num_blocks += 1
