@@ -21,7 +21,7 @@ from triton.runtime.jit import KernelInterface
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.vllm.cuda.backends import PagedImplMixin, PhysicalBuilderMixin
-from vtoken.vllm.cuda.copies.streams import HostStreams
+from vtoken.vllm.cuda.copies.streams import Streams
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.runner import VTokenV2Mixin
@@ -203,7 +203,7 @@ class Runner(VTokenV2Mixin, V2):
         for number in layers_in_graphs(LAYERS, {}, None):
             signals[number].hold(REQUESTS, torch.float32, in_graphs=True)
         half = DeviceExecutor(
-            *(self.caches, signals, self.vtoken_tables), ranks=Ranks(), streams=HostStreams()
+            *(self.caches, signals, self.vtoken_tables), ranks=Ranks(), streams=Streams()
         )
         self.vtoken_device = use_triton(half)
         self.vtoken_group, self.kv_block_zeroer = SimpleNamespace(index=0), None

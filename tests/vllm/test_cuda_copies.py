@@ -10,7 +10,7 @@ import torch
 
 from vtoken.base.errors import InvariantViolation, UnsupportedError
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine, TorchSlotCopy
-from vtoken.vllm.cuda.copies.streams import HostStreams
+from vtoken.vllm.cuda.copies.streams import Streams
 from vtoken.vllm.cuda.layout import page_view, slot_rows
 
 N, H, S, D, LAYERS = 6, 2, 16, 8, 3
@@ -42,7 +42,7 @@ def test_a_copy_moves_every_layer_and_nothing_else(
 def test_tokens_may_change_places_while_they_can_be_gathered_at_once() -> None:
     caches = make_caches()
     before = [slot_rows(cache).clone() for cache in caches]
-    engine = CUDACopyEngine(caches, HostStreams(), use_triton=False)
+    engine = CUDACopyEngine(caches, Streams(), use_triton=False)
     engine._direct = lambda *_: pytest.fail("a kernel without an order must not be used here")
     engine.copy(np.array([3, 50]), np.array([50, 3]))
     for cache, old in zip(caches, before, strict=True):
@@ -56,7 +56,7 @@ def test_contents_are_read_after_the_copies_and_in_the_requested_order() -> None
     caches = make_caches()
     source, destination = np.array([3, 50]), np.array([90, 17])
     before = [cache.clone() for cache in caches]
-    engine = CUDACopyEngine(caches, HostStreams(), use_triton=False)
+    engine = CUDACopyEngine(caches, Streams(), use_triton=False)
     engine.copy(source, destination)
     for cache, (key, value) in zip(before, engine.contents(destination), strict=True):
         rows = torch.stack([cache[slot // S, :, slot % S] for slot in source.tolist()])

@@ -26,7 +26,7 @@ from vtoken.base.arrays import Floats
 from vtoken.core.protocol.mirror import Mirror
 from vtoken.core.protocol.step import WorkerReport
 from vtoken.policies.signals import Signal, make_accumulator
-from vtoken.vllm.cuda.copies.streams import HostStreams, Stream
+from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.signals import scores as device_scores
 from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
 from vtoken.vllm.cuda.signals.readings import SignalReadings
@@ -48,7 +48,7 @@ def _signals_in_torch() -> Iterator[None]:
         yield
 
 
-class LateStreams(HostStreams):
+class LateStreams(Streams):
     """Runs work on side streams only when a thread waits for its end."""
 
     def __init__(self) -> None:

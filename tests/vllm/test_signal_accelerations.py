@@ -31,7 +31,7 @@ from vtoken.policies.signals.accumulators import ACCELERATIONS
 from vtoken.policies.signals.kind import BUILT_IN
 from vtoken.vllm.cpu.compiled_probe import StepProbe
 from vtoken.vllm.cpu.layout import KVLayout, Placement
-from vtoken.vllm.cuda.copies.streams import HostStreams
+from vtoken.vllm.cuda.copies.streams import Streams
 from vtoken.vllm.cuda.layout import slot_rows
 from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
 from vtoken.vllm.worker.executor import Batch, PhysicalStep
@@ -62,7 +62,7 @@ class NumbaWorker(Worker):
 WORKERS: dict[str, Any] = {
     "torch, on the host": Worker,
     "Numba, on the host": NumbaWorker,
-    "torch, on a device": lambda life: DeviceWorker(life, HostStreams()),
+    "torch, on a device": lambda life: DeviceWorker(life, Streams()),
 }
 
 

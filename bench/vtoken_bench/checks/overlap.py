@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
-from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
+from vtoken.vllm.cuda.copies.streams import CUDAStreams, Streams
 from vtoken.vllm.cuda.layout import slot_rows
 from vtoken_bench.checks.cases import Shape
 from vtoken_bench.checks.measure import facts
@@ -38,7 +38,7 @@ class Server:
 
     def engine(self, *, sync: bool) -> CUDACopyEngine:
         on_cuda = self.device.type == "cuda"
-        streams: Streams = CUDAStreams(self.device) if on_cuda else HostStreams()
+        streams: Streams = CUDAStreams(self.device) if on_cuda else Streams()
         return CUDACopyEngine(self.caches, streams, use_triton=on_cuda, sync=sync)
 
     def step(self, number: int, engine: CUDACopyEngine | None) -> None:

@@ -15,7 +15,7 @@ from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
 from vtoken.vllm.cuda.copies.staging import Staging
-from vtoken.vllm.cuda.copies.streams import CUDAStreams, HostStreams, Streams
+from vtoken.vllm.cuda.copies.streams import CUDAStreams, Streams
 from vtoken.vllm.cuda.inputs import Positional, StepInputs
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.layers import AttentionLayer
@@ -45,7 +45,7 @@ class DeviceExecutor:
         block_size, device = caches[0].shape[2], tables.pages.device
         on_cuda = device.type == "cuda"
         if streams is None:
-            streams = CUDAStreams(device) if on_cuda else HostStreams()
+            streams = CUDAStreams(device) if on_cuda else Streams()
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
         self.layers = layers
         self.staging = Staging(device)

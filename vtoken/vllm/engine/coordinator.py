@@ -8,15 +8,16 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable
 from typing import Any
+
+from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 
 from vtoken.vllm.engine.manager import VTokenAttentionManager
 from vtoken.vllm.spec import ManagedGroup
 
 
-class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instances can change theirs
+class VTokenCoordinatorMixin(KVCacheCoordinator):
     """Put before the class of a vLLM coordinator.
 
     `managed`: the manager of the group with token tables. `num_withheld` returns the free blocks
@@ -45,11 +46,11 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
         if not self.managed.is_truncated(request.request_id):
-            super().cache_blocks(request, num_computed_tokens)  # type: ignore[misc]
+            super().cache_blocks(request, num_computed_tokens)
 
     def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **kwargs: Any) -> int:
         self.managed.first_demand = None
-        needed: int = super().get_num_blocks_to_allocate(request_id, *args, **kwargs)  # type: ignore[misc]
+        needed: int = super().get_num_blocks_to_allocate(request_id, *args, **kwargs)
         runtime, demand = self.managed.runtime, self.managed.first_demand
         if runtime is None:
             return needed
@@ -73,7 +74,7 @@ class VTokenCoordinatorMixin(ABC):  # the base of vLLM's class, so that instance
         return needed + requirement.extra_blocks
 
     def allocate_new_blocks(self, request_id: str, *args: Any, **kwargs: Any) -> Any:
-        blocks = super().allocate_new_blocks(request_id, *args, **kwargs)  # type: ignore[misc]
+        blocks = super().allocate_new_blocks(request_id, *args, **kwargs)
         runtime = self.managed.runtime
         if runtime is not None and request_id not in runtime.requests.held:
             held = len(self.managed.req_to_blocks[request_id])

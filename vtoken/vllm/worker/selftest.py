@@ -117,15 +117,23 @@ class SelfTest:
             expected = self._oracle(query[number].float().cpu(), read.slots)
             error = float((found[number].float().cpu() - expected).abs().max())
             allowed = tolerance(p.dtype, p.device) * float(expected.abs().max())
-            if not error <= allowed:  # NaN fails here too
-                raise SelfTestError(
-                    f"attention over {len(read.slots)} live tokens ({case}, request {number + 1} "
-                    f"of {len(reads)}, {read.how}) differs from plain torch by {error:.3g}, more "
-                    f"than the allowed {allowed:.3g}: block size {p.block_size}, {p.dtype}, "
-                    f"{p.num_heads} query heads of size {p.head_size}, {p.num_kv_heads} KV heads. "
-                    "vToken would serve wrong tokens, so the engine does not start. Start without "
-                    "vToken, and report this"
-                )
+            self._require(
+                error <= allowed,
+                f"attention over {len(read.slots)} live tokens ({case}, request {number + 1} of "
+                f"{len(reads)}, {read.how}) differs from plain torch by {error:.3g}, more than the "
+                f"allowed {allowed:.3g}",
+                "vToken would serve wrong tokens",
+            )
+
+    def _require(self, holds: bool, difference: str, consequence: str) -> None:
+        """Raises SelfTestError with the facts of the data path, unless `holds`, as no NaN does."""
+        if not holds:
+            p = self._path
+            raise SelfTestError(
+                f"{difference}: block size {p.block_size}, {p.dtype}, {p.num_heads} query heads of "
+                f"size {p.head_size}, {p.num_kv_heads} KV heads. {consequence}, so the engine does "
+                "not start. Start without vToken, and report this"
+            )
 
     def _oracle(self, query: torch.Tensor, slots: Ints) -> torch.Tensor:
         """softmax(q k / sqrt(d)) v of one query [Hq, D] over the tokens in `slots`."""
@@ -175,15 +183,13 @@ class SelfTest:
                     expected = signal.mixed(expected, redundancy(keys).mean(axis=0))
                 error = float(np.abs(report.scores[str(row), signal] - expected).max())
                 allowed = SIGNAL_TOLERANCE * float(np.abs(expected).max())
-                if not error <= allowed:  # NaN fails here too
-                    raise SelfTestError(
-                        f"{signal} of {len(read.slots)} live tokens (request {row + 1} of "
-                        f"{len(reads)}) differs from plain torch by {error:.3g}, more than the "
-                        f"allowed {allowed:.3g}: block size {p.block_size}, {p.dtype}, "
-                        f"{p.num_heads} query heads of size {p.head_size}, {p.num_kv_heads} KV "
-                        "heads. Policies that read this signal would evict wrong tokens, so the "
-                        "engine does not start. Start without vToken, and report this"
-                    )
+                self._require(
+                    error <= allowed,
+                    f"{signal} of {len(read.slots)} live tokens (request {row + 1} of "
+                    f"{len(reads)}) differs from plain torch by {error:.3g}, more than the allowed "
+                    f"{allowed:.3g}",
+                    "Policies that read this signal would evict wrong tokens",
+                )
 
 
 def _one_query_signals(layers: tuple[int, ...]) -> list[Signal]:

@@ -1,14 +1,13 @@
 """The three streams that copies and reports use, and the events between them.
 
-Independent of caches and steps. `CUDAStreams` are real streams. `HostStreams` run everything at
-once in program order, for devices without streams and for the CPU tests.
+Independent of caches and steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,48 +18,33 @@ class Stream(Enum):
     REPORT = "report"  # transfer of scores to the host
 
 
-class Streams(Protocol):
-    """Order between the streams of one device. Only `synchronize` makes the host wait.
+class Streams:
+    """One queue in program order, for devices without streams: every event is complete at once.
 
-    `record`: return an event that completes when all work launched on `stream` so far is done.
-    `wait`: make all work launched on `stream` from now on start after `event`.
-    `launch`: run `work`, whose device calls go to `stream`.
-    `synchronize`: make the host wait for `event`.
-    `keep`: keep the memory of `tensor`, which may be dropped now, until all work launched on
-    `stream` so far is done. Needed where that is not the stream that made it.
+    Only `synchronize` may make the host wait.
     """
 
-    def record(self, stream: Stream) -> Any: ...
-
-    def wait(self, stream: Stream, event: Any) -> None: ...
-
-    def launch(self, stream: Stream, work: Callable[[], None]) -> None: ...
-
-    def synchronize(self, event: Any) -> None: ...
-
-    def keep(self, tensor: torch.Tensor, stream: Stream) -> None: ...
-
-
-class HostStreams:
-    """One queue in program order: every event is complete when it is recorded."""
-
-    def record(self, stream: Stream) -> Stream:
+    def record(self, stream: Stream) -> Any:
+        """An event that completes when all work launched on `stream` so far is done."""
         return stream
 
     def wait(self, stream: Stream, event: Any) -> None:
-        pass
+        """Make all work launched on `stream` from now on start after `event`."""
 
     def launch(self, stream: Stream, work: Callable[[], None]) -> None:  # noqa: ARG002
+        """Run `work`, whose device calls go to `stream`."""
         work()
 
     def synchronize(self, event: Any) -> None:
-        pass
+        """Make the host wait for `event`."""
 
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        pass
+        """Keep the memory of `tensor`, which may be dropped now, until all work launched on
+        `stream` so far is done. Needed where that is not the stream that made it.
+        """
 
 
-class CUDAStreams:
+class CUDAStreams(Streams):
     """The thread's current stream, which is vLLM's, and two more of the same priority."""
 
     def __init__(self, device: torch.device) -> None:
