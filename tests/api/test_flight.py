@@ -139,14 +139,14 @@ async def test_segments_follow_one_another_without_losing_an_event(
 
 def test_a_segment_ends_with_its_size(tmp_path: Path) -> None:
     segments = Segments(tmp_path)
-    writer = SegmentWriter(segments, 3600.0, 2000)
+    writer = SegmentWriter(segments, 3600.0, 6000)
     for message, _ in stream(200):
         writer.take(msgspec.json.encode(message), message)
         writer.flush()
     writer.close()
     sizes = [segment.num_bytes for segment in segments.listed()]
     assert len(sizes) > 3
-    assert all(2000 <= size < 4000 for size in sizes[:-1])
+    assert all(6000 <= size < 12_000 for size in sizes[:-1])
 
 
 async def test_server_that_stops_while_a_segment_ends_leaves_none_open(
