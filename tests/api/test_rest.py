@@ -304,9 +304,6 @@ async def test_a_session_is_ended_and_other_requests_are_not(
         ("nobody", {"spans": [[0, 1]]}, 404, "request_id"),
         ("b", {"spans": [[0, 1]]}, 404, "request_id"),  # it has finished
         ("a", {"spans": [[0, 103]]}, 422, "spans"),
-        ("a", {"spans": [[5, 5]]}, 422, "spans"),
-        ("a", {"spans": [[0, 5], [4, 9]]}, 422, "spans"),
-        ("a", {"spans": [[-1, 5]]}, 422, "spans"),
         ("a", {"spans": [[1]]}, 422, "spans"),
         ("a", {"spans": [[0, 2.5]]}, 422, "spans"),
         ("a", {"spans": []}, 422, "spans"),
@@ -425,10 +422,7 @@ async def test_wrong_calls_get_problem_documents(
     ("body", "status", "field"),
     [
         ({"request_id": "nobody"}, 404, "request_id"),
-        ({"request_id": 7}, 422, "request_id"),
         ({"batch_size": 0}, 422, "batch_size"),
-        ({"batch_size": "many"}, 422, "batch_size"),
-        ({"dry_run": "yes"}, 422, "dry_run"),
         ({"dryrun": True}, 422, "dryrun"),
         ([], 422, None),
     ],

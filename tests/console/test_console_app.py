@@ -81,15 +81,6 @@ async def test_c_compacts_once_and_shows_the_outcome(served: Served) -> None:
     assert served.calls_of("compact") == [commands.Compact()]
 
 
-async def test_capital_c_is_a_dry_run(core: LiveEngine, served: Served) -> None:
-    async with running(served.url) as (app, pilot):
-        before = core.runtime.counters.reclamation.relocations
-        await pilot.press("C")
-        await until(lambda: "Dry run" in messages(app), "no answer shown")
-        assert core.runtime.counters.reclamation.relocations == before
-    assert served.calls_of("compact") == [commands.Compact(dry_run=True)]
-
-
 async def test_u_undoes_and_a_refused_undo_is_shown_in_full(
     core: LiveEngine, served: Served
 ) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -200,9 +203,18 @@ def test_a_policy_may_not_name_layers_or_heads() -> None:
 # ---------------------------------------------------------------- answers
 
 
-def numbered(request_id: str, num_tokens: int) -> Any:
-    """Scores that fall with age, newest heaviest."""
-    return np.arange(num_tokens, dtype=np.float32)
+@contextmanager
+def silent(worker: SimulatedWorker) -> Iterator[None]:
+    """Reports have no scores."""
+    execute = worker.execute
+
+    def without_scores(message: Any) -> Any:
+        report = execute(message)
+        report.scores.clear()
+        return report
+
+    with mock.patch.object(worker, "execute", without_scores):
+        yield
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -246,18 +258,9 @@ def test_nothing_dies_between_a_change_of_signal_and_its_first_report() -> None:
     engine.add("a", 40)
     engine.step()
     patch(engine, policy={"name": "snapkv", "params": {"window": 4}})
-    score, engine.worker.score = engine.worker.score, lambda *_: None  # type: ignore[assignment,return-value]
-    report = engine.worker.execute
-
-    def silent(message: Any) -> Any:
-        out = report(message)
-        out.scores.clear()
-        return out
-
-    engine.worker.execute = silent  # type: ignore[method-assign]
-    engine.steps(5)
+    with silent(engine.worker):
+        engine.steps(5)
     assert engine.runtime.counters.tokens.evicted == 0
-    engine.worker.execute, engine.worker.score = report, score  # type: ignore[method-assign]
     engine.step()
     engine.step()
     assert engine.runtime.tables["a"].num_live == 9
@@ -410,14 +413,7 @@ def test_control_a_reading_from_before_a_token_died_does_not_hold() -> None:
 def test_a_reading_that_never_arrives_is_asked_for_again() -> None:
     config = {"policy": {"name": "knorm"}, "evict_when": "pressure", "budget_tokens": 24}
     engine = giving(CoreEngine(config=config, worker_lag_steps=1))
-    execute = engine.worker.execute
-
-    def silent(message: Any) -> Any:
-        report = execute(message)
-        report.scores.clear()
-        return report
-
-    engine.worker.execute = silent  # type: ignore[method-assign]
     engine.add("a", 30, max_tokens=100)
-    asked = [bool(engine.step().want_scores) for _ in range(6)]
+    with silent(engine.worker):
+        asked = [bool(engine.step().want_scores) for _ in range(6)]
     assert asked == [True, False, True, False, True, False]
