@@ -75,14 +75,13 @@ class CoreEngine:
         prefix_caching: bool = True,
         strict: bool = True,
         check_every_step: bool = True,
-        store: SimpleStore | None = None,
         worker: SimulatedWorker | None = None,
         calibration: CalibrationProfile | None = None,
         window: int | None = None,
         max_drafts: int = 0,
     ) -> None:
         self.block_size = block_size
-        self.store = store or SimpleStore(num_blocks)
+        self.store = SimpleStore(num_blocks)
         self.worker = worker or SimulatedWorker(num_blocks, block_size)
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.worker_lag_steps = worker_lag_steps
