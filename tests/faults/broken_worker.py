@@ -1,4 +1,4 @@
-"""A worker whose copy engine skips the last layer after the self-test has passed."""
+"""A worker whose copy engine skips the last layer from when it is told to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from vtoken.base.arrays import Ints
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
-from vtoken.vllm.cpu.worker import VTokenCPUWorker
 
 
 class BrokenCopyEngine(CPUCopyEngine):
@@ -18,7 +17,10 @@ class BrokenCopyEngine(CPUCopyEngine):
             self._layers = layers
 
 
-class BrokenWorker(VTokenCPUWorker):
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+class Breakable:
+    """What `--worker-extension-cls` adds to a worker."""
+
+    model_runner: Any
+
+    def lose_the_last_layer(self) -> None:
         self.model_runner.vtoken_host.copies.__class__ = BrokenCopyEngine
-        return super().execute_model(*args, **kwargs)

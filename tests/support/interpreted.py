@@ -2,9 +2,9 @@
 
     python -m tests.support.interpreted MODEL [WINDOWED]
 
-prints one JSON document: `attention`, vLLM's kernel at page size 1, `probe`, vToken's score kernel,
-`played`, SCENARIOS on an engine with MODEL, `windowed`, WITH_WINDOWS on one with that model, and
-`mistakes`, the tokens of one scenario with mistakes that only a captured graph shows.
+prints one JSON document: `attention`, vLLM's kernel at page size 1, `played`, SCENARIOS on an
+engine with MODEL, `windowed`, WITH_WINDOWS on one with that model, and `mistakes`, the tokens of
+one scenario with mistakes that only a captured graph shows.
 
 It needs its own process, because importing Triton selects the interpreter; vLLM, which disables
 Triton on a CPU, is patched to keep it. What runs: vLLM's Model Runner V2 (its subclass for CPUs,
@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 from vtoken_bench.vllm.without_gpu import (
@@ -202,97 +201,6 @@ def attention() -> dict[str, Any]:
         "equal_when_moved": torch.equal(got[:2], again),
         "equal_to_block_size": torch.equal(dense, same),
     }
-
-
-def probe() -> dict[str, Any]:
-    """vToken's score kernels against the probe in plain torch: lengths that end within a tile, two
-    layers, five signals of one request, maxima, some heads, a head size that is not a power of two,
-    a capped softmax, attention sinks.
-    """
-    import numpy as np
-
-    from vtoken.core.protocol.mirror import Mirrors
-    from vtoken.policies.signals import Signal
-    from vtoken.vllm.cuda.copies.staging import Staging
-    from vtoken.vllm.cuda.pages import PageTables
-    from vtoken.vllm.cuda.signals import probe_kernels
-    from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator, DeviceArrays
-    from vtoken.vllm.cuda.signals.constants import Constants
-    from vtoken.vllm.cuda.signals.layers import AttentionLayer
-    from vtoken.vllm.cuda.signals.probing import DeviceProbe
-    from vtoken.vllm.worker import probe as plain
-    from vtoken.vllm.worker.probe import ProbedRequest
-    from vtoken.vllm.worker.ranks import Ranks
-
-    torch.manual_seed(1)
-    blocks, size, heads, dim, query_heads = 24, 16, 2, 24, 6
-    both, host = (0, 1), torch.device("cpu")
-    signals = (
-        Signal("attention_sum", layers=both),
-        Signal("attention_window", 8, layers=both),
-        Signal("attention_max", 8, "max", "max", layers=both, heads=(5, 1)),
-        Signal("attention_last", 0, "max", layers=both, heads=(2,)),
-        Signal("attention_hits", 8, "mean", "max", layers=both, heads=(0, 3, 4)),
-    )
-    caches = [torch.randn(blocks, size, heads, 2 * dim).permute(0, 2, 1, 3) for _ in range(2)]
-    order = torch.randperm(blocks * size).numpy().astype(np.int64)
-    parts = {"long": order[:130], "new": order[130:131]}
-    queries = [torch.randn(2, query_heads, dim) for _ in caches]
-    sinks = 3.0 + torch.randn(query_heads)
-
-    def rows(soft_cap: float, sinks: torch.Tensor | None) -> list[tuple[Any, Any]]:
-        """The rows of the kernels and those of plain torch."""
-        impl = SimpleNamespace(
-            num_heads=query_heads, scale=dim**-0.5, logits_soft_cap=soft_cap, sinks=sinks
-        )
-        layers = [AttentionLayer.of(impl, cache) for cache in caches]
-        tables, probed = PageTables(len(parts), 130, host), []
-        for row, (name, mirror) in enumerate(Mirrors.of(parts).items()):
-            mirror.keep(signals, lambda signal: DeviceAccumulator(signal, DeviceArrays(host)))
-            probed += ProbedRequest.of(name, row, 1, mirror)
-            tables.pages[row, : len(parts[name])] = torch.from_numpy(parts[name])
-        staging, in_batch = Staging(host), {name: row for row, name in enumerate(parts)}
-        found = DeviceProbe(*(probed, in_batch, layers, tables, staging, Constants(host), Ranks()))
-        staging.send()
-        for number, (layer, query) in enumerate(zip(layers, queries, strict=True)):
-            found.add_layer(number, query)
-            plain.probe(
-                *(probed, number, query, layer.key),
-                scale=layer.scale,
-                soft_cap=soft_cap,
-                sinks=sinks,
-            )
-        attention = {
-            group.key: (group, group._attention(layers, tables.pages)) for group in found._singles
-        }
-        pairs = []
-        for request in probed:
-            group, all_rows = attention[request.row_key[1:]]
-            row = group._row_of[request.request_id]
-            pairs.append((all_rows[:, row : row + 1, : len(request.ids)], request.rows))
-        return pairs
-
-    def error(soft_cap: float = 0.0, sinks: torch.Tensor | None = None) -> float:
-        pairs = rows(soft_cap, sinks)
-        assert len(pairs) == len(parts) * len(signals)
-        return max(float((own - want).abs().max()) for own, want in pairs)
-
-    errors = {"max_error": error(), "max_error_capped": error(soft_cap=2.0)}
-    errors["max_error_with_sinks"] = error(sinks=sinks)
-    held, probe_kernels.MAX_LOGITS = probe_kernels.MAX_LOGITS, 1
-    errors["max_error_one_by_one"] = error()
-    probe_kernels.MAX_LOGITS = held
-    capped, sunk, found = rows(2.0, None)[0][0], rows(0.0, sinks)[0][0], rows(0.0, None)[0][0]
-    errors["max_error_damaged"] = float((capped - found).abs().max())
-    return errors | {"max_error_without_sinks": float((sunk - found).abs().max())}
-
-
-def signals() -> dict[str, Any]:
-    """Two workers with the same random requests, one of them with vToken's kernels."""
-    from tests.vllm.test_cuda_signals import run_two_workers
-
-    wrong, num_scores = run_two_workers(0, late_steps=0)
-    return {"wrong": wrong, "num_scores": num_scores}
 
 
 def play(llm: Any, scenarios: Any, holes: list[int] | None = None) -> dict[str, dict[str, Any]]:
@@ -489,7 +397,7 @@ def main() -> None:
 
     spare_interpreter()
     install()
-    document: dict[str, Any] = {"attention": attention(), "probe": probe(), "signals": signals()}
+    document: dict[str, Any] = {"attention": attention()}
     freeze_heap()
     with frozen_heap(), async_scheduling():
         document["played"] = played(sys.argv[1], ENGINE, SCENARIOS)

@@ -7,8 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 
+def core_of(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core
+
+
+def scheduler_of(llm: Any) -> Any:
+    return core_of(llm).scheduler
+
+
 def runtime_of(llm: Any) -> Any:
-    return llm.llm_engine.engine_core.engine_core.scheduler.vtoken
+    return scheduler_of(llm).vtoken
 
 
 def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[], None]:

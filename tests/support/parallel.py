@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.observe import Observer, runtime_of
+from tests.support.observe import Observer, runtime_of, scheduler_of
 from tests.support.reference import Trace
+from tests.support.stepping import add, step
 
 Tokens = list[list[int]]
 NEAR_TIE = 1e-3  # logits; two ranks differ from one by some 1e-5
@@ -24,12 +25,8 @@ def num_sure(trace: Trace) -> int:
     return len(trace.logits)
 
 
-def core_of(llm: Any) -> Any:
-    return llm.llm_engine.engine_core.engine_core
-
-
 def patch(llm: Any, **changes: Any) -> None:
-    core_of(llm).scheduler.vtoken_controller.patch_config(changes)
+    scheduler_of(llm).vtoken_controller.patch_config(changes)
 
 
 def everywhere(llm: Any, act: Callable[[Any], Any]) -> list[Any]:
@@ -109,15 +106,10 @@ def run_and_break(
     llm: Any, prompts: Tokens, act: Callable[[Any], Any], num_steps: int = 6
 ) -> list[str]:
     """Run until all requests have evicted, break one worker, continue; return the violations."""
-    from vllm import SamplingParams
-
     known = len(violations(llm))
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     for number, prompt in enumerate(prompts):
-        llm.llm_engine.add_request(f"b{known}-{number}", {"prompt_token_ids": prompt}, params)
-    for _ in range(num_steps):
-        llm.llm_engine.step()
+        add(llm, f"b{known}-{number}", prompt, 40)
+    step(llm, times=num_steps)
     everywhere(llm, act)
-    while llm.llm_engine.has_unfinished_requests():
-        llm.llm_engine.step()
+    step(llm)
     return violations(llm)[known:]

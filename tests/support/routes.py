@@ -14,6 +14,7 @@ import httpx
 import websockets
 from fastapi import FastAPI
 from starlette.routing import Route, WebSocketRoute
+from websockets.asyncio.client import ClientConnection
 
 from tests.support.waiting import LIMIT_S
 from vtoken_api.plugin import MOUNT_PATH, VTokenEndpointPlugin, build_app
@@ -104,3 +105,9 @@ async def hello_of(url: str, token: str | None, *, first_message: bool = False) 
         if first_message:
             await stream.send(f'{{"type": "auth", "token": "{token}"}}')
         return json.loads(await asyncio.wait_for(stream.recv(), LIMIT_S))
+
+
+async def told_that_the_engine_ended(stream: ClientConnection) -> None:
+    """Wait until vToken closes the stream, or its server shuts down."""
+    await asyncio.wait_for(stream.wait_closed(), LIMIT_S)
+    assert stream.close_code in (4503, 1012)

@@ -213,9 +213,24 @@ def tables(rows: list[tuple[str, int]], new: int, size: int, columns: int) -> No
     group=st.sampled_from([1, 3]),
     dim=st.sampled_from([8, 24]),
     use_max=st.booleans(),
+    sinks=st.booleans(),
+    soft_cap=st.sampled_from([0.0, 2.0]),
+    max_logits=st.sampled_from([1, probe_kernels.MAX_LOGITS]),
 )
-def probes(lengths: list[int], heads: int, group: int, dim: int, *, use_max: bool) -> None:
-    """Scores equal plain torch for any lengths; rows end where their requests do."""
+def probes(
+    lengths: list[int],
+    heads: int,
+    group: int,
+    dim: int,
+    soft_cap: float,
+    max_logits: int,
+    *,
+    use_max: bool,
+    sinks: bool,
+) -> None:
+    """Scores equal plain torch for any lengths; rows end where their requests do. With and without
+    attention sinks and a cap of the logits; all requests at once, and one by one.
+    """
     torch.manual_seed(len(lengths))
     width, requests, query_heads = max(lengths), len(lengths), heads * group
     slots = sum(lengths) + 1  # the last one holds NaN
@@ -227,10 +242,14 @@ def probes(lengths: list[int], heads: int, group: int, dim: int, *, use_max: boo
     for row, own in zip(table, places, strict=True):
         row[: len(own)] = own
     chosen = torch.arange(query_heads, dtype=torch.int32)[:: 1 + use_max]
+    sink = 3.0 + torch.randn(query_heads) if sinks else torch.full((query_heads,), -torch.inf)
     expected = torch.full((requests, width), 0.25)
     for number, own in enumerate(places):
         k = keys[own].repeat_interleave(group, dim=1)
-        weights = torch.softmax(torch.einsum("hd,nhd->hn", query[number], k) * 0.3, dim=-1)
+        logits = torch.einsum("hd,nhd->hn", query[number], k) * 0.3
+        if soft_cap:
+            logits = soft_cap * torch.tanh(logits / soft_cap)
+        weights = torch.softmax(torch.cat([logits, sink[:, None]], dim=1), dim=-1)[:, :-1]
         weights = weights[chosen.long()]
         top = weights.amax(dim=0).clamp(min=0.25)
         mean = 0.25 + weights.sum(dim=0) / len(chosen)
@@ -244,11 +263,13 @@ def probes(lengths: list[int], heads: int, group: int, dim: int, *, use_max: boo
             "queries": each,
             "rows": each,
             "heads": guarded.of(chosen),
-            "sinks": guarded.of(torch.full((query_heads,), float("-inf"))),
+            "sinks": guarded.of(sink),
         }
         seq_lens = guarded.of(torch.tensor(lengths, dtype=torch.int32))
-        probe_kernels.torch = _Empty(guarded)  # type: ignore[attr-defined]
-        try:
+        with (
+            patch.object(probe_kernels, "torch", _Empty(guarded)),
+            patch.object(probe_kernels, "MAX_LOGITS", max_logits),
+        ):
             probe_kernels.probe_scores(
                 *arguments,
                 seq_lens,
@@ -256,10 +277,9 @@ def probes(lengths: list[int], heads: int, group: int, dim: int, *, use_max: boo
                 scale=0.3,
                 divisor=len(chosen),
                 use_max=use_max,
+                soft_cap=soft_cap,
                 **given,
             )
-        finally:
-            probe_kernels.torch = torch  # type: ignore[attr-defined]
         return scores
 
     found = in_orders(run)

@@ -1,8 +1,8 @@
 """The kernels of `vtoken.vllm.cuda.signals` in plain torch, request by request.
 
 For devices that run no Triton: a CPU without the interpreter, torch's `meta`, a `LateDevice`. Only
-the host's copies of the tables are looked at. `tests/support/interpreted.py` compares Triton's own
-kernels with the host's numbers, as the tests that use these do.
+the host's copies of the tables are looked at. `tests/support/shuffled.py` compares Triton's own
+kernels with these.
 """
 
 from __future__ import annotations

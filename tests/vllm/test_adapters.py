@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer
+from tests.support.observe import Observer, scheduler_of
 
 pytestmark = pytest.mark.vllm
 
@@ -98,7 +98,7 @@ def test_requests_with_adapters_are_pruned_exactly(
         **engine_args(H2O | {"verify_ratio": 1.0}, check_every_step=True),
     ) as llm:
         observer = Observer(llm)
-        controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        controller = scheduler_of(llm).vtoken_controller
         for patch in ({}, RELOCATING):
             controller.patch_config(patch)
             outputs = llm.generate(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer
+from tests.support.observe import Observer, scheduler_of
 from vtoken.sentences.situation import situation
 
 pytestmark = pytest.mark.vllm
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.vllm
 
 def sentences_while_waiting(llm: Any) -> list[str]:
     """The diagnosis's sentence after each step with waiting requests; filled as the engine runs."""
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler = scheduler_of(llm)
     note, sentences = scheduler._note_step, []
 
     def note_and_listen(now: float) -> None:
@@ -104,7 +104,7 @@ def test_admission_counts_with_the_longest_chunk_of_a_shared_step(engine: Any, g
         long_prefill_token_threshold_adaptive=True,
         **engine_args(),
     ) as llm:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        scheduler = scheduler_of(llm)
         schedule, chunks = scheduler.schedule, []
 
         def schedule_and_look(*args: Any) -> Any:
@@ -140,7 +140,7 @@ def test_blocks_that_the_watermark_withholds_are_reported_and_open_the_gate(
         watermark=0.5,
         **engine_args(config, check_every_step=True),
     ) as llm:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        scheduler = scheduler_of(llm)
         note, statuses = scheduler._note_step, []
 
         def note_and_listen(now: float) -> None:

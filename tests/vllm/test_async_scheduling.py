@@ -17,7 +17,8 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
-from tests.support.observe import Observer, runtime_of, watch_victims
+from tests.support.observe import Observer, core_of, runtime_of, watch_victims
+from tests.support.stepping import Outputs, add, step
 from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.serve import server_command
@@ -61,32 +62,10 @@ def args(
     return {"enable_prefix_caching": False, **more}
 
 
-def core_of(llm: Any) -> Any:
-    return llm.llm_engine.engine_core.engine_core
-
-
 def submit(llm: Any, prompts: Tokens, num_new: int = NUM_NEW, **sampling: Any) -> None:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=num_new,
-        ignore_eos=True,
-        output_kind=RequestOutputKind.CUMULATIVE,
-        **sampling,
-    )
     known = len(llm.llm_engine.output_processor.request_states)
     for number, prompt in enumerate(prompts):
-        llm.llm_engine.add_request(f"{known + number}", {"prompt_token_ids": prompt}, params)
-
-
-def step(llm: Any, tokens: dict[str, list[int]], times: int | None = None) -> None:
-    """Step the engine `times` times, or until nothing is left."""
-    while llm.llm_engine.has_unfinished_requests() and (times is None or times > 0):
-        for output in llm.llm_engine.step():
-            tokens[output.request_id] = list(output.outputs[0].token_ids)
-        times = None if times is None else times - 1
+        add(llm, f"{known + number}", prompt, num_new, **sampling)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -208,7 +187,7 @@ def in_lives(hf_model: Any, prompt: list[int], cuts: list[int], answer: list[int
 def test_a_reset_with_a_step_in_flight_resumes_after_the_tokens_already_output(
     engine: Any, hf_model: Any
 ) -> None:
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     with engine(**args(**VARIANTS["plug"])) as llm:
         core, cuts = core_of(llm), resumed(llm)
         submit(llm, PROMPTS)
@@ -236,7 +215,7 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     plain = reference.generate(hf_model, prompts[0], num_new, evict)
     stop = next(token for i, token in enumerate(plain) if i > 30 and token not in plain[:i])
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     small = {"theta_f": 0.0, "low_watermark_blocks": 12, "headroom_blocks": 2, "batch_size": 8}
     stock = {"admission": "stock"}  # the other one avoids preemptions
     config = args(recycle=False, experiment=stock, **small)
@@ -269,7 +248,7 @@ def test_blocks_freed_under_a_step_in_flight_are_reused_without_harm(
 
 
 def test_switches_and_compactions_between_overlapping_steps(engine: Any, hf_model: Any) -> None:
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     policies = ["h2o", "random", "sliding_window", "h2o", "streaming_llm"]
     calm = args(interval_tokens=8, reclamation="paused", recycle=False)
     with engine(**calm) as llm:

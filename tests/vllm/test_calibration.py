@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.engines import engine_args
-from tests.support.observe import runtime_of
+from tests.support.observe import runtime_of, scheduler_of
 from tests.support.packages import install_example, installer
 from tests.support.plain_signals import of_keys, of_queries, redundancy
 from tests.support.profiles import RECALL, made_up
@@ -237,7 +237,7 @@ CONFIG = {"policy": {"name": "h2o", "params": {}}}
 
 def started(engine: Any, **settings: Any) -> Status:
     with engine(**engine_args(CONFIG, **settings)) as llm:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        scheduler = scheduler_of(llm)
         runtime = runtime_of(llm)
         assert (runtime.ranking.calibration is not None) == bool(
             scheduler.vtoken_controller.reporter.status().calibration.fingerprint

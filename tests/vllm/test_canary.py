@@ -6,8 +6,7 @@ The reference is one Hugging Face forward over prompt and output, without evicti
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ import torch
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.latency import num_tracked
-from tests.support.observe import runtime_of
+from tests.support.observe import core_of, runtime_of, scheduler_of
+from tests.support.stepping import add, step
 from vtoken.vllm.engine.canary import checks as module
 from vtoken.wire import Guard
 from vtoken.wire.commands import Command, PatchConfig
@@ -39,10 +39,6 @@ def args(policy: str = "streaming_llm", **config: Any) -> dict[str, Any]:
         **config,
     }
     return engine_args(config, check_every_step=True)
-
-
-def scheduler_of(llm: Any) -> Any:
-    return llm.llm_engine.engine_core.engine_core.scheduler
 
 
 def finish_checks(llm: Any) -> Any:
@@ -76,7 +72,7 @@ def test_metrics_of_an_evicting_run_equal_an_independent_recomputation(
 ) -> None:
     from vllm import SamplingParams
 
-    with async_scheduling() if overlap else _nothing(), engine(**args()) as llm:
+    with async_scheduling() if overlap else nullcontext(), engine(**args()) as llm:
         params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True, logprobs=0)
         inputs = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         outputs = [r.outputs[0] for r in llm.generate(inputs, params, use_tqdm=False)]
@@ -104,21 +100,6 @@ def test_metrics_of_an_evicting_run_equal_an_independent_recomputation(
     assert all(o.logprobs is None for o in unasked)
     assert twice.count == 6
     assert twice.logprob_lost == pytest.approx(found.logprob_lost, abs=1e-5)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def add(
-    llm: Any, request_id: str, prompt: list[int], num_new: int, priority: int = 0, **sampling: Any
-) -> None:
-    from vllm import SamplingParams
-
-    params = SamplingParams(**{"temperature": 0, "ignore_eos": True} | sampling, max_tokens=num_new)
-    inputs = {"prompt_token_ids": prompt}
-    llm.llm_engine.add_request(request_id, inputs, params, priority=priority)
 
 
 def test_evicting_always_is_reverted_when_the_real_outputs_agree_too_little(
@@ -194,7 +175,7 @@ def test_a_check_leaves_no_trace_but_its_metrics(engine: Any, greedy: Any) -> No
     with engine(**args()) as llm:
         greedy(llm, PROMPTS, NUM_NEW)
         before = counted(llm)
-        core = llm.llm_engine.engine_core.engine_core
+        core = core_of(llm)
         while scheduler_of(llm).has_unfinished_requests():
             outputs, _ = core.step_fn()
             assert not any(part.outputs or part.finished_requests for part in outputs.values())
@@ -211,8 +192,7 @@ def test_sampled_requests_have_a_loss_but_no_agreement(engine: Any, greedy: Any)
     with engine(**args()) as llm:
         greedy(llm, PROMPTS, NUM_NEW, min_tokens=1)  # no token may end it: not the first choice
         add(llm, "warm", PROMPTS[0], NUM_NEW, temperature=1.0, seed=1)
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
+        step(llm)
         found = finish_checks(llm)
     assert (found.count, found.greedy_count, found.agreement) == (4, 0, None)
     assert found.logprob_lost is not None
@@ -234,11 +214,9 @@ def test_only_the_share_is_checked_and_only_while_it_is_on(engine: Any, greedy: 
 def test_a_request_that_saw_two_revisions_is_not_checked(engine: Any) -> None:
     with engine(**args()) as llm:
         add(llm, "a", PROMPTS[0], NUM_NEW)
-        for _ in range(10):
-            llm.llm_engine.step()
+        step(llm, times=10)
         scheduler_of(llm).vtoken_controller.patch_config({"theta_f": 0.5})
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
+        step(llm)
         found = finish_checks(llm)
     assert (found.checked, found.skipped) == (0, {"revision changed": 1})
 
@@ -258,7 +236,7 @@ def test_a_request_that_ends_on_a_stop_string_is_checked(
 ) -> None:
     from vllm import SamplingParams
 
-    with async_scheduling() if overlap else _nothing(), engine(**args()) as llm:
+    with async_scheduling() if overlap else nullcontext(), engine(**args()) as llm:
         scheduler_of(llm).vtoken_controller.patch_config({"canary": {"share": 0.0}})
         (whole,) = greedy(llm, PROMPTS[:1], NUM_NEW)
         scheduler_of(llm).vtoken_controller.patch_config({"canary": {"share": 1.0}})
@@ -285,8 +263,7 @@ def test_a_request_that_ends_on_a_stop_string_is_checked(
 def test_an_aborted_request_is_counted_as_skipped(engine: Any) -> None:
     with engine(**args()) as llm:
         add(llm, "a", PROMPTS[0], NUM_NEW)
-        for _ in range(10):
-            llm.llm_engine.step()
+        step(llm, times=10)
         add(llm, "b", PROMPTS[1], NUM_NEW, stop=["never"])  # no token yet
         llm.llm_engine.abort_request(["a", "b"])
         found = finish_checks(llm)
@@ -300,8 +277,7 @@ def test_no_check_outlives_the_end_of_all_requests(engine: Any) -> None:
     with engine(**args()) as llm:
         scheduler = scheduler_of(llm)
         add(llm, "a", PROMPTS[0], NUM_NEW, stop=["never"])
-        for _ in range(10):
-            llm.llm_engine.step()
+        step(llm, times=10)
         (ended,) = scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
         assert ended.request_id.startswith("a")
         assert (scheduler.requests, scheduler.vtoken_canary.num_unfinished) == ({}, 0)
@@ -354,8 +330,7 @@ def test_a_request_is_admitted_in_the_step_in_which_it_comes_and_the_check_pause
         assert (other.num_computed_tokens, check.num_computed_tokens) == (len(PROMPTS[1]), done)
         llm.llm_engine.step()
         assert done < check.num_computed_tokens <= done + module.CHUNK_TOKENS
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
+        step(llm)
         found = finish_checks(llm)
     assert (found.checked, found.dropped) == (2, 0)
 
@@ -407,8 +382,7 @@ def test_vllm_preempts_a_check_before_any_request(
         if not goes_last:
             monkeypatch.setattr(module.Checks, "_go_last", lambda _: None)
         add(llm, "b", reference.random_prompt(260, 7), 60, priority=2**63 - 1)  # 9 blocks, then 10
-        for _ in range(40):
-            llm.llm_engine.step()
+        step(llm, times=40)
         found = "request" if counters.requests.preempted else "check"
         assert (found, check.request_id in scheduler.requests) == (
             preempted,
@@ -469,8 +443,7 @@ def test_a_check_takes_no_place_from_a_request(engine: Any) -> None:
         llm.llm_engine.step()
         (request,) = scheduler_of(llm).running
         assert request is not check
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
+        step(llm)
         assert finish_checks(llm).dropped == 1
 
 
@@ -507,8 +480,7 @@ def test_a_check_is_dropped_when_a_request_needs_its_blocks(engine: Any) -> None
         llm.llm_engine.step()
         assert scheduler_of(llm).get_request_counts() == (1, 0)  # admitted at once
         assert check.request_id not in scheduler_of(llm).requests
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
+        step(llm)
         found = finish_checks(llm)
         assert runtime_of(llm).counters.requests.preempted == 0
     assert found.dropped >= 1
@@ -565,8 +537,7 @@ def test_a_pause_aborts_checks_and_none_begins(engine: Any) -> None:
         assert runtime_of(llm).canary.document().dropped == 2
         scheduler.set_pause_state(PauseState.UNPAUSED)
         add(llm, "c", PROMPTS[2], NUM_NEW)
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
+        step(llm)
         assert finish_checks(llm).checked == 1
 
 
@@ -600,7 +571,7 @@ def test_no_output_is_checked_with_weights_that_changed_after_it(
     engine: Any, greedy: Any, evicting: bool
 ) -> None:
     with engine(**args("streaming_llm" if evicting else "none")) as llm:
-        core = llm.llm_engine.engine_core.engine_core
+        core = core_of(llm)
         add(llm, "done", PROMPTS[0], NUM_NEW)
         run_until_checking(llm)
         add(llm, "both", PROMPTS[1], NUM_NEW)

@@ -24,6 +24,7 @@ import websockets
 
 from tests.support import data_parallel
 from tests.support.data_parallel import assert_both_engines_are_exact, complete, fleet
+from tests.support.routes import told_that_the_engine_ended
 from tests.support.waiting import LIMIT_S, until
 from vtoken import wire
 from vtoken.demo.server import Server
@@ -95,12 +96,15 @@ async def test_any_api_process_answers_alike(server: Server) -> None:
     first, second = found.values()
     assert first == second
     assert "vllm:vtoken_up" in first[1]
-    stream_url = server.url.replace("http://", "ws://") + "/vtoken/v1/stream?topics=events"
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(4):
-            stream = await stack.enter_async_context(websockets.connect(stream_url))
+            stream = await stack.enter_async_context(websockets.connect(stream_url(server)))
             hello = msgspec.json.decode(await stream.recv(), type=wire.StreamMessage)
             assert isinstance(hello, wire.Hello)
+
+
+def stream_url(server: Server) -> str:
+    return server.url.replace("http://", "ws://") + "/vtoken/v1/stream?topics=events"
 
 
 def process_of(server: Server, answer: httpx.Response) -> int:
@@ -183,12 +187,11 @@ async def test_guards_on_one_engine_decide_whether_the_other_follows(
 
 
 async def test_an_engine_that_dies_is_told_before_the_server_ends(
-    http: httpx.AsyncClient,
+    server: Server, http: httpx.AsyncClient
 ) -> None:
     """vLLM ends a server when one of its engines dies; nothing hangs until then."""
-    children = psutil.Process().children(recursive=True)
+    children = psutil.Process(server.pid).children(recursive=True)
     (engine,) = [child for child in children if "EngineCore_DP1" in " ".join(child.cmdline())]
-    os.kill(engine.pid, signal.SIGKILL)
 
     async def told() -> bool:
         try:
@@ -200,4 +203,7 @@ async def test_an_engine_that_dies_is_told_before_the_server_ends(
         found = msgspec.json.decode(answer.content, type=wire.Fleet)
         return all(row.problem for row in found.engines)
 
-    await until(told, "an engine that died seems to answer")
+    async with websockets.connect(stream_url(server)) as stream:
+        os.kill(engine.pid, signal.SIGKILL)
+        await until(told, "an engine that died seems to answer")
+        await told_that_the_engine_ended(stream)

@@ -17,7 +17,8 @@ import pytest
 
 from tests.support import models, reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer, runtime_of
+from tests.support.observe import Observer, runtime_of, scheduler_of
+from tests.support.stepping import Outputs, add, step
 from tests.vllm.test_policies_exact import generate_under
 from vtoken.base.errors import SelfTestError
 from vtoken.core.runtime.demand import DemandBook
@@ -180,34 +181,28 @@ def test_prompts_found_in_the_cache_are_pruned_exactly(
 def test_a_preempted_request_is_computed_again_in_all_groups(
     engine: Any, folder_of: Any, in_process: Callable[..., Any], family: str
 ) -> None:
-    from vllm import SamplingParams
-
     folder, dtype = folder_of(family), FAMILIES[family].dtype
     prompts = [reference.random_prompt(70 + 17 * i, 20 + i) for i in range(4)]
-    answers: dict[int, list[int]] = {}
+    answers: Outputs = {}
     with engine(**settings(folder, RELOCATING, **cached_pool(family))) as llm:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
+        scheduler = scheduler_of(llm)
         for number, prompt in enumerate(prompts):
-            llm.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
-        for _ in range(25):
-            llm.llm_engine.step()
+            add(llm, str(number), prompt, NUM_NEW)
+        step(llm, times=25)
         assert scheduler.vtoken.counters.tokens.evicted > 0
         cuts = [r.num_output_tokens for r in sorted(scheduler.running, key=_number)]
         assert scheduler.reset_prefix_cache(reset_running_requests=True)
-        while llm.llm_engine.has_unfinished_requests():
-            for output in llm.llm_engine.step():
-                answers[int(output.request_id)] = list(output.outputs[0].token_ids)
+        step(llm, answers)
         counters = runtime_of(llm).counters
         assert (counters.requests.preempted, counters.invariants.violations) == (len(prompts), 0)
     jobs = []
     for number, (prompt, cut) in enumerate(zip(prompts, cuts, strict=True)):
         # In bfloat16 the second part follows what the engine chose, not what the reference would.
-        jobs += [Job(prompt, cut), Job(prompt + answers[number][:cut], NUM_NEW - cut)]
+        jobs += [Job(prompt, cut), Job(prompt + answers[str(number)][:cut], NUM_NEW - cut)]
     wanted = in_process(answers_of, folder, dtype, jobs)
     for number, cut in enumerate(cuts):
-        assert_same(answers[number][:cut], wanted[2 * number], dtype)
-        assert_same(answers[number][cut:], wanted[2 * number + 1], dtype)
+        assert_same(answers[str(number)][:cut], wanted[2 * number], dtype)
+        assert_same(answers[str(number)][cut:], wanted[2 * number + 1], dtype)
 
 
 def _number(request: Any) -> int:
@@ -230,7 +225,7 @@ CHUNK = 64
 
 
 def change(llm: Any, patch: dict[str, Any]) -> None:
-    controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+    controller = scheduler_of(llm).vtoken_controller
     assert controller.handle(Command(call=PatchConfig(patch=patch))).problem is None
 
 
@@ -383,19 +378,14 @@ PLACES = {"gpt_oss": 1, "granitemoehybrid": 3}  # of the managed group among the
 def test_the_status_says_what_each_group_holds(
     engine: Any, folder_of: Callable[[str], Path], family: str
 ) -> None:
-    from vllm import SamplingParams
-
     pool: dict[str, Any] = {"num_gpu_blocks_override": 600, "block_size": 16}
     if family in models.HYBRID:
         pool = {"num_gpu_blocks_override": 64, "block_size": None, "enable_prefix_caching": False}
     with engine(**settings(folder_of(family), {}, **pool)) as llm:
-        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
         for number in range(3):
-            prompt = {"prompt_token_ids": reference.random_prompt(100, number)}
-            llm.llm_engine.add_request(str(number), prompt, params)
-        for _ in range(10):
-            llm.llm_engine.step()
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+            add(llm, str(number), reference.random_prompt(100, number), NUM_NEW)
+        step(llm, times=10)
+        scheduler = scheduler_of(llm)
         reporter = scheduler.vtoken_controller.reporter
         status, flags = reporter.status(), reporter.flags()
         free, held = status.blocks.free, {group.index: group for group in status.groups}
@@ -413,8 +403,7 @@ def test_the_status_says_what_each_group_holds(
             assert [(group.kind, group.layers) for group in others] == [("state", 1)] * 3
             assert [group.blocks for group in others] == [3, 3, 3]
         assert len({group.bytes / group.blocks for group in status.groups}) == 1
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
+        step(llm)
         assert [group.blocks for group in reporter.status().groups] == [0] * len(status.groups)
 
 
@@ -457,8 +446,6 @@ def test_full_attention_holds_most_blocks_of_a_long_context(
 ) -> None:
     from dataclasses import replace
 
-    from vllm import SamplingParams
-
     recipe, (layers, windows) = FAMILIES[family], LONG[family]
     recipe = replace(recipe, config=recipe.config | SMALL | layers)
     folder = in_process(models.make, recipe, tmp_path)
@@ -466,10 +453,8 @@ def test_full_attention_holds_most_blocks_of_a_long_context(
     pool |= {"max_num_batched_tokens": 2048, "kv_cache_memory_bytes": 1 << 30}
     values = settings(folder, {"policy": {"name": "none"}}, enable_prefix_caching=False, **pool)
     with engine(**values) as llm:
-        prompt = {"prompt_token_ids": reference.random_prompt(32_760, 1)}
-        params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, detokenize=False)
-        llm.llm_engine.add_request("0", prompt, params)
-        controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        add(llm, "0", reference.random_prompt(32_760, 1), 9, detokenize=False)
+        controller = scheduler_of(llm).vtoken_controller
         held: list[Any] = []
         while llm.llm_engine.has_unfinished_requests():
             held.append(controller.reporter.status().groups)
@@ -534,7 +519,7 @@ def test_no_group_is_hashed_after_an_eviction(
     (wanted,) = expected(folder_of(family), [Job(prompt, log={})])
     assert answer == wanted
 
-    coordinator = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.coordinator
+    coordinator = scheduler_of(llm).kv_cache_manager.coordinator
     stock, managed = type(coordinator).__mro__[2].cache_blocks, coordinator.managed
     hash_own = managed.cache_blocks
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer, runtime_of
-from vtoken.base.errors import InvariantViolation
+from tests.support.observe import Observer, core_of, runtime_of, scheduler_of
+from tests.support.stepping import Outputs, add, step
 from vtoken.sentences.situation import situation
 from vtoken.vllm.touchpoints import register
 from vtoken.wire import Guard
@@ -36,30 +33,9 @@ def args(**config: Any) -> dict[str, Any]:
     return pool | engine_args({"verify_ratio": 1.0, **config}, check_every_step=True)
 
 
-def scheduler_of(llm: Any) -> Any:
-    return llm.llm_engine.engine_core.engine_core.scheduler
-
-
 def submit(llm: Any, prompts: list[list[int]], num_new: int, first: int = 0) -> None:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    params = SamplingParams(
-        temperature=0,
-        max_tokens=num_new,
-        ignore_eos=True,
-        output_kind=RequestOutputKind.CUMULATIVE,
-    )
     for number, prompt in enumerate(prompts, first):
-        llm.llm_engine.add_request(f"r{number}", {"prompt_token_ids": prompt}, params)
-
-
-def step(llm: Any, tokens: dict[str, list[int]], times: int | None = None) -> None:
-    """Step the engine `times` times, or until nothing is left."""
-    while llm.llm_engine.has_unfinished_requests() and (times is None or times > 0):
-        for output in llm.llm_engine.step():
-            tokens[output.request_id] = list(output.outputs[0].token_ids)
-        times = None if times is None else times - 1
+        add(llm, f"r{number}", prompt, num_new)
 
 
 class Lives:
@@ -70,12 +46,12 @@ class Lives:
         self._first: dict[str, dict[int, set[int]]] = {}
         self._so_far: dict[str, list[int]] = {}
 
-    def end_first(self, tokens: dict[str, list[int]]) -> None:
+    def end_first(self, tokens: Outputs) -> None:
         """All were preempted after `tokens`."""
         self._first, self._so_far = dict(self._observer.victims), dict(tokens)
         self._observer.victims.clear()
 
-    def check(self, hf_model: Any, tokens: dict[str, list[int]], num_new: int) -> None:
+    def check(self, hf_model: Any, tokens: Outputs, num_new: int) -> None:
         """They saw their whole context again, and then gave anew."""
         for number, prompt in enumerate(PROMPTS):
             seen, found = self._so_far[f"r{number}"], tokens[f"r{number}"]
@@ -95,7 +71,7 @@ def test_a_preempted_request_resumes_as_if_its_output_were_prompt(
     engine: Any, hf_model: Any
 ) -> None:
     num_new, before = 160, 70
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     with engine(enable_prefix_caching=False, **args()) as llm:
         lives = Lives(llm)
         submit(llm, PROMPTS, num_new)
@@ -118,7 +94,7 @@ def test_sleep_forgets_every_table_and_requests_resume_after_it(
     engine: Any, hf_model: Any, level: int
 ) -> None:
     num_new, before = 100, 70
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     with engine(enable_prefix_caching=True, **args()) as llm:
         pool = scheduler_of(llm).kv_cache_manager.block_pool
         lives = Lives(llm)
@@ -144,7 +120,7 @@ def test_sleep_forgets_every_table_and_requests_resume_after_it(
 
 
 def test_waiting_and_preempted_requests_are_reported_as_such(engine: Any) -> None:
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     with engine(enable_prefix_caching=False, max_num_seqs=2, **args()) as llm:
         submit(llm, PROMPTS, 40)
         step(llm, tokens, 20)
@@ -171,18 +147,17 @@ def test_waiting_and_preempted_requests_are_reported_as_such(engine: Any) -> Non
 
 
 def test_a_pause_is_no_step(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens: dict[str, list[int]] = {}
     pause_s, paused_s, monotonic = 1_000.0, [0.0], time.monotonic  # no real step is as slow
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + sum(paused_s))
     with engine(enable_prefix_caching=False, **args()) as llm:
-        core = llm.llm_engine.engine_core.engine_core
+        core = core_of(llm)
         submit(llm, PROMPTS, 20)
-        step(llm, tokens, 2)
+        step(llm, times=2)
         for _ in range(3):  # most of the times between two steps have a pause
             core.pause_scheduler("keep", clear_cache=False)
             paused_s.append(pause_s)
             core.resume_scheduler()
-            step(llm, tokens, 1)
+            step(llm, times=1)
         status = scheduler_of(llm).vtoken_controller.reporter.status()
         assert 0 < status.step_ms < 1e3 * pause_s / 100
 
@@ -190,11 +165,11 @@ def test_a_pause_is_no_step(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_paused_engine_reports_it_and_excludes_the_pause_from_latencies(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     pause_s, paused_s, monotonic = 1_000.0, [0.0], time.monotonic  # no real step is as slow
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + sum(paused_s))
     with engine(enable_prefix_caching=False, **args()) as llm:
-        core = llm.llm_engine.engine_core.engine_core
+        core = core_of(llm)
         controller = scheduler_of(llm).vtoken_controller
         submit(llm, PROMPTS, 80)
         step(llm, tokens, 30)
@@ -232,7 +207,7 @@ def test_a_paused_engine_reports_it_and_excludes_the_pause_from_latencies(
 def test_tables_follow_steps_without_evictions_through_a_hit_a_preemption_and_a_switch(
     engine: Any,
 ) -> None:
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     idle = engine_args(FIXED | {"policy": {"name": "none"}}, check_every_step=False)
     with engine(enable_prefix_caching=True, **idle) as llm:
         runtime = runtime_of(llm)
@@ -262,7 +237,7 @@ def test_tables_follow_steps_without_evictions_through_a_hit_a_preemption_and_a_
 
 
 def test_abort_and_finish_return_every_block(engine: Any) -> None:
-    tokens: dict[str, list[int]] = {}
+    tokens: Outputs = {}
     with engine(enable_prefix_caching=True, **args()) as llm:
         runtime = runtime_of(llm)
         free = runtime.store.num_free_blocks()
@@ -293,55 +268,6 @@ def test_an_evicting_request_is_never_cached_again(engine: Any, greedy: Any) -> 
         assert runtime_of(llm).counters.invariants.violations == 0
     with engine(enable_prefix_caching=False, **args(**FIXED)) as llm:
         assert greedy(llm, [follow_up], 40) == fresh
-
-
-def test_a_violation_stops_the_engine_in_strict_mode(engine: Any) -> None:
-    tokens: dict[str, list[int]] = {}
-    with engine(enable_prefix_caching=False, **args()) as llm:
-        submit(llm, PROMPTS, 100)
-        step(llm, tokens, 20)
-        runtime = runtime_of(llm)
-        tables = runtime.tables
-        tables.columns.num_live[next(iter(tables)).row] += 1  # the effect of a lost update
-        with pytest.raises(InvariantViolation):
-            step(llm, tokens)
-
-
-@pytest.fixture
-def windowed_model(demo_model: Path, tmp_path: Path) -> Path:
-    """The demo model under an architecture with sliding-window attention."""
-    model = tmp_path / "windowed"
-    shutil.copytree(demo_model, model)
-    config = json.loads((model / "config.json").read_text())
-    config |= {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "sliding_window": 64,
-    }
-    (model / "config.json").write_text(json.dumps(config))
-    return model
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        ({"kv_cache_dtype": "fp8"}, "quantised KV cache"),
-        ({"kv_cache_dtype": "bfloat16"}, "a KV cache in bfloat16 for a model in float32"),
-    ],
-)
-def test_unsupported_configurations_are_refused_with_the_reason(
-    overrides: dict[str, Any], reason: str, engine: Any
-) -> None:
-    with pytest.raises(Exception, match=reason), engine(**overrides, **args()):
-        pass
-
-
-def test_a_sliding_window_model_is_refused(windowed_model: Path, engine: Any) -> None:
-    with (
-        pytest.raises(Exception, match="sliding-window attention"),
-        engine(model=str(windowed_model), **args()),
-    ):
-        pass
 
 
 def test_a_bad_initial_configuration_is_refused_with_its_bound(engine: Any) -> None:

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.spec_decode import init_speculator
 
 from tests.support import models, reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer
+from tests.support.observe import Observer, scheduler_of
 from tests.support.profiles import made_up
 from vtoken.base.errors import UnsupportedError
 from vtoken.calibration import store
@@ -110,7 +110,7 @@ def test_tokens_under_h2o_equal_the_reference(
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         logs = observer.logs()
         assert observer.runtime.counters.reclamation.recycled_slots > 100
-        controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        controller = scheduler_of(llm).vtoken_controller
         reply = controller.handle(Command(call=PatchConfig(patch=RELOCATING)))
         assert reply.problem is None
         assert greedy(llm, PROMPTS, NUM_NEW) == tokens

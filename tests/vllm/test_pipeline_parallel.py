@@ -17,10 +17,9 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer, runtime_of
+from tests.support.observe import Observer, core_of, runtime_of
 from tests.support.parallel import (
     Tokens,
-    core_of,
     count_wrongly,
     everywhere,
     lose_a_copy,

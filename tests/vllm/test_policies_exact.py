@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer
+from tests.support.observe import Observer, scheduler_of
 from vtoken.policies import policy_names
 from vtoken.wire.commands import Command, PatchConfig
 
@@ -127,7 +127,7 @@ def test_the_vocabulary_finds_special_tokens_and_punctuation_of_the_demo_model()
 
 def test_a_policy_that_reads_words_is_refused_without_a_tokenizer(engine: Any) -> None:
     with engine(skip_tokenizer_init=True, **engine_args({})) as llm:
-        controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        controller = scheduler_of(llm).vtoken_controller
         patch = {"policy": {"name": "fastgen"}}
         problem = controller.handle(Command(call=PatchConfig(patch=patch))).problem
         assert (problem.status, problem.field) == (422, "policy.name")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import reference
+from tests.support import reference, stepping
 from tests.support.engines import engine_args
-from tests.support.observe import Observer, runtime_of
+from tests.support.observe import Observer, runtime_of, scheduler_of
 from vtoken.control.dry_runs import DryRuns
 from vtoken.core.config.values import merge_patch
 
@@ -39,10 +39,6 @@ def llm(engine: Any) -> Iterator[Any]:
     args = engine_args(EAGER | {"verify_ratio": 1.0}, check_every_step=True)
     with engine(enable_prefix_caching=True, **args) as it:
         yield it
-
-
-def scheduler_of(llm: Any) -> Any:
-    return llm.llm_engine.engine_core.engine_core.scheduler
 
 
 def configure(llm: Any, **patch: Any) -> None:
@@ -82,25 +78,12 @@ class Session:
         self.before = {name: attrgetter(name)(self.runtime.counters) for name in COUNTERS}
 
     def add(self, name: str, prompt: list[int], num_new: int = NUM_NEW) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            temperature=0,
-            max_tokens=num_new,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.CUMULATIVE,
-        )
-        self.llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        stepping.add(self.llm, name, prompt, num_new)
 
     def step(self, times: int | None = None) -> None:
         """`times` steps, or until nothing is left."""
-        engine = self.llm.llm_engine
-        while engine.has_unfinished_requests() and (times is None or times > 0):
-            for output in engine.step():
-                self.tokens[output.request_id] = list(output.outputs[0].token_ids)
-                self.hits = output.num_cached_tokens
-            times = None if times is None else times - 1
+        if (last := stepping.step(self.llm, self.tokens, times)) is not None:
+            self.hits = last.num_cached_tokens
 
     def counted(self, name: str) -> int:
         return int(attrgetter(name)(self.runtime.counters)) - self.before[name]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import runtime_of
+from tests.support.observe import runtime_of, scheduler_of
 from tests.support.waiting import LIMIT_S
 from tests.vllm.conftest import DEFAULTS
 from vtoken import wire
@@ -116,7 +116,7 @@ def test_an_idle_session_is_named_and_its_end_frees_its_blocks_for_others(engine
     args = engine_args({"policy": {"name": "streaming_llm"}, "evict_when": "pressure"})
     tokens: dict[str, list[int]] = {}
     with engine(num_gpu_blocks_override=12, max_model_len=256, **args) as llm:
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        scheduler = scheduler_of(llm)
         controller = scheduler.vtoken_controller
 
         def call(kind: Any, **arguments: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer
+from tests.support.observe import Observer, scheduler_of
 
 pytestmark = pytest.mark.vllm
 
@@ -29,7 +29,7 @@ def test_tokens_and_victims_are_the_same_whatever_the_shadow(engine: Any, greedy
     """Attention and key signals besides those of the policy, in prompt chunks and decode."""
     runs = {}
     with engine(enable_prefix_caching=False, **CHUNKS, **engine_args(CONFIG)) as llm:
-        control = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        control = scheduler_of(llm).vtoken_controller
         for name in ("none", "tova", "snapkv", "scissorhands", "keydiff"):
             control.patch_config({"shadow": {"name": name}})
             observer = Observer(llm)

@@ -1,7 +1,7 @@
 """Every way in which a worker computes signals, against the definitions of their kinds.
 
 The reference keeps every query's attention of every request in float64 and applies a kind's methods
-to numpy arrays. `tests/support/interpreted.py` and `tests/gpu/` compare Triton's rows with those of
+to numpy arrays. `tests/support/shuffled.py` and `tests/gpu/` compare Triton's rows with those of
 the probe in plain torch, which is compared here.
 """
 

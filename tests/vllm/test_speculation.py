@@ -14,7 +14,8 @@ import pytest
 from tests.support import reference
 from tests.support.drafting import MOST, NGRAM, SCRIPTS, at, moments, runner_of, use_drafts
 from tests.support.engines import engine_args
-from tests.support.observe import Observer, runtime_of
+from tests.support.observe import Observer, runtime_of, scheduler_of
+from tests.support.stepping import add, step
 from vtoken.base.errors import MirrorMismatchError
 
 pytestmark = pytest.mark.vllm
@@ -121,8 +122,6 @@ def test_a_cached_prefix_is_read_by_all_and_written_by_none(
 def test_a_preempted_request_continues_as_if_its_answer_were_its_prompt(
     engine: Any, hf_model: Any
 ) -> None:
-    from vllm import SamplingParams
-
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     script, prompt, cut = SCRIPTS["right"], PROMPTS[0], 1 + 10 * (1 + MOST)
     first = reference.generate(hf_model, prompt, cut, at(moments(cut, script), evict))
@@ -130,19 +129,16 @@ def test_a_preempted_request_continues_as_if_its_answer_were_its_prompt(
     rest = reference.generate(hf_model, prompt + first, left, at(moments(left, script), evict))
     with engine(enable_prefix_caching=False, **args(recycle=False, **EAGER)) as llm:
         use_drafts(llm, [prompt], [first + rest], script)
-        params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
-        llm.llm_engine.add_request("0", {"prompt_token_ids": prompt}, params)
-        for _ in range(11):
-            llm.llm_engine.step()
-        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        add(llm, "0", prompt, NUM_NEW)
+        step(llm, times=11)
+        scheduler = scheduler_of(llm)
         assert [r.num_output_tokens for r in scheduler.running] == [cut]
         assert scheduler.vtoken.counters.reclamation.relocations > 0
         assert scheduler.reset_prefix_cache(reset_running_requests=True)
-        while llm.llm_engine.has_unfinished_requests():
-            outputs = llm.llm_engine.step()
+        answer = step(llm)
         counters = runtime_of(llm).counters
         assert (counters.requests.preempted, counters.invariants.violations) == (1, 0)
-    assert list(outputs[0].outputs[0].token_ids) == first + rest
+    assert list(answer.outputs[0].token_ids) == first + rest
 
 
 def test_a_small_pool_preempts_and_still_answers_as_without_eviction(

@@ -28,6 +28,7 @@ from tests.support.account import (
 )
 from tests.support.cli_harness import run
 from tests.support.console_harness import running, screen_text
+from tests.support.observe import scheduler_of
 from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken.client import AsyncClient
@@ -54,7 +55,7 @@ class Engine:
 
     def __init__(self, llm: Any, seed: int) -> None:
         self.llm, self.rng = llm, random.Random(seed)
-        self.scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        self.scheduler = scheduler_of(llm)
         self.account = Account(self.scheduler.vtoken)
         self.output: dict[str, int] = {}
         self._names: dict[str, str] = {}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer
+from tests.support.observe import Observer, scheduler_of
 from vtoken.wire.commands import Compact
 
 pytestmark = pytest.mark.vllm
@@ -91,7 +91,7 @@ def test_output_is_valid_and_equals_the_masked_reference_under_live_changes(
         **engine_args(config, check_every_step=True),
     ) as llm:
         observer = Observer(llm)
-        controller = llm.llm_engine.engine_core.engine_core.scheduler.vtoken_controller
+        controller = scheduler_of(llm).vtoken_controller
         for number, prompt in enumerate(PROMPTS):
             llm.llm_engine.add_request(f"{number}", {"prompt_token_ids": prompt}, params)
         num_steps = 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.engines import engine_args
+from tests.support.observe import scheduler_of
 from vtoken import wire
 from vtoken_api.text import RequestTexts
 from vtoken_bench.vllm.steps_overlap import async_scheduling
@@ -26,7 +27,7 @@ CONFIG = {
 
 def text_of(llm: Any) -> tuple[Any, wire.TextPage]:
     """The only request, as the scheduler has it, and its text."""
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler = scheduler_of(llm)
     (request,) = scheduler.requests.values()
     source = scheduler.vtoken_controller.reporter.text(request.request_id, 0, 4096)
     return request, RequestTexts(llm.get_tokenizer).decode(source)
@@ -53,9 +54,7 @@ def test_text_is_what_the_tokenizer_decodes_and_flags_are_the_token_table(
         for _ in range(40):
             llm.llm_engine.step()
             request, page = text_of(llm)
-            table = llm.llm_engine.engine_core.engine_core.scheduler.vtoken.tables[
-                request.request_id
-            ]
+            table = scheduler_of(llm).vtoken.tables[request.request_id]
             known = list(request.all_token_ids)
             assert page.prompt_tokens == len(words)
             assert page.total == min(table.num_tokens, len(known)) == len(page.rows)
