@@ -99,6 +99,21 @@ def hf_model(demo_model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
 
 
+@pytest.fixture(scope="session")
+def trained_model() -> Path:
+    """Folder of the demo's trained model, or a skip where it is not and cannot be fetched."""
+    from filelock import FileLock
+
+    from vtoken.demo.trained_model import TrainedModelError, cache_folder, fetch
+
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(cache_folder() / "lock"):  # several test processes may create it at once
+            return fetch()
+    except TrainedModelError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def own_machine_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Benchmarks of tests measure nothing: they do not wait for those of this machine."""

@@ -12,7 +12,6 @@ from vtoken import wire
 from vtoken.demo.conversations import CHATS, passages
 from vtoken.demo.run import main
 from vtoken.demo.server import VTOKEN, any_free_port
-from vtoken.demo.trained_model import TrainedModelError, fetch
 from vtoken.recording import RecordingReader
 
 
@@ -33,12 +32,9 @@ def test_a_folder_that_cannot_be_made_is_named(
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.usefixtures("trained_model")
 def test_a_headless_run_works_every_control_and_the_answers_are_english(tmp_path: Path) -> None:
-    try:
-        fetch()
-    except TrainedModelError as error:
-        pytest.skip(str(error))
-    command = [*VTOKEN, "demo", "--headless", "--duration=10", "--workers=4", f"--out={tmp_path}"]
+    command = [*VTOKEN, "demo", "--headless", "--duration=4", "--workers=4", f"--out={tmp_path}"]
     command += [f"--port={any_free_port()}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]

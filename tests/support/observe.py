@@ -39,6 +39,23 @@ def watch_victims(runtime: Any, note: Callable[[Any, Any], None]) -> Callable[[]
     return restore
 
 
+def resumed(llm: Any) -> dict[str, list[int]]:
+    """Request -> its numbers of output tokens when it was scheduled again after a preemption;
+    filled as the engine runs.
+    """
+    scheduler, seen = scheduler_of(llm), defaultdict(list)
+    schedule = scheduler.schedule
+
+    def schedule_and_note(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        for request in output.scheduled_cached_reqs.resumed_req_ids:
+            seen[request].append(scheduler.requests[request].num_output_tokens)
+        return output
+
+    scheduler.schedule = schedule_and_note
+    return seen
+
+
 class Observer:
     """Records one runtime's victims, and the tables at each `commit_step`.
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import reference
-from tests.support.engines import engine_args
+from tests.support.engines import H2O, RELOCATING, engine_args
 from tests.support.observe import Observer, scheduler_of
 
 pytestmark = pytest.mark.vllm
@@ -21,20 +21,6 @@ RANK, ALPHA = 8, 16
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 NUM_NEW = 48
 PROMPT = reference.random_prompt(130, 1)
-H2O = {
-    "policy": {"name": "h2o"},
-    "budget_tokens": 48,
-    "interval_tokens": 8,
-    "evict_when": "always",
-    "experiment": {"round_rule": "paper"},
-}
-RELOCATING = {
-    "recycle": False,
-    "theta_f": 0.0,
-    "low_watermark_blocks": 511,
-    "batch_size": 64,
-    "headroom_blocks": 64,
-}
 
 Product = dict[str, tuple[Any, Any]]
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests.support import reference
-from tests.support.engines import engine_args
+from tests.support.engines import EAGER, engine_args
 from tests.support.latency import num_tracked
-from tests.support.observe import Observer, core_of, runtime_of, watch_victims
+from tests.support.observe import Observer, core_of, resumed, runtime_of, watch_victims
 from tests.support.stepping import Outputs, add, step
 from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.vllm
 
 NUM_NEW = 90
 BUDGET, INTERVAL = 64, 24
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 70, 101))]
 
 Tokens = list[list[int]]
@@ -153,21 +152,6 @@ def test_h2o_acts_on_scores_that_are_exactly_one_step_old(
         assert answer == reference.generate(
             hf_model, prompt, NUM_NEW, reference.replay(log), draft=answer
         )
-
-
-def resumed(llm: Any) -> dict[str, list[int]]:
-    """Request -> its numbers of output tokens when it was rescheduled after a preemption."""
-    scheduler, seen = core_of(llm).scheduler, defaultdict(list)
-    schedule = scheduler.schedule
-
-    def schedule_and_note(*args: Any, **kwargs: Any) -> Any:
-        output = schedule(*args, **kwargs)
-        for request in output.scheduled_cached_reqs.resumed_req_ids:
-            seen[request].append(scheduler.requests[request].num_output_tokens)
-        return output
-
-    scheduler.schedule = schedule_and_note
-    return seen
 
 
 def in_lives(hf_model: Any, prompt: list[int], cuts: list[int], answer: list[int]) -> list[int]:

@@ -21,7 +21,6 @@ from vtoken.calibration.model_files import fingerprint
 from vtoken.calibration.prompts import needle_prompts
 from vtoken.cli import main
 from vtoken.core.config.calibration import SignalProfile
-from vtoken.demo.trained_model import TrainedModelError, fetch
 from vtoken.policies.signals import Signal
 from vtoken.wire import Status
 
@@ -204,18 +203,14 @@ def test_a_model_that_is_not_here_is_named(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_the_trained_model_finds_needles_at_two_thirds_of_its_depth(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        folder = fetch()
-    except TrainedModelError as error:
-        pytest.skip(str(error))
     path = tmp_path / "profile.json"
     arguments = ["--prompts", "16", "--tokens", "600", "--output", str(path), "--json"]
-    assert main(["calibrate", str(folder), *arguments]) == 0
+    assert main(["calibrate", str(trained_model), *arguments]) == 0
     profile = store.read(path)
     assert json.loads(capsys.readouterr().out)["fingerprint"] == profile.fingerprint
-    assert profile.fingerprint == fingerprint(folder)
+    assert profile.fingerprint == fingerprint(trained_model)
     found = profile.signals["attention_last"]
     assert all(18 <= layer <= 24 for layer in found.layers)
     (at_quarter,) = [of for of in found.recall if of.keep == 0.25]

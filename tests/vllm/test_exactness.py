@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from tests.support import reference
-from tests.support.engines import engine_args
+from tests.support.engines import EAGER, engine_args
 from tests.support.observe import Observer
 
 pytestmark = pytest.mark.vllm
 
-NUM_NEW = 320
+NUM_NEW = 192
+NUM_SHIPPED = 160  # under what ships
 BUDGET = 128
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((400, 90, 233, 310))]
 
 Tokens = list[list[int]]
@@ -70,7 +70,7 @@ def test_tokens_under_what_ships_equal_the_reference_with_its_victims(
     args |= {"block_size": block_size, "num_gpu_blocks_override": num_blocks}
     with engine(enable_prefix_caching=False, max_model_len=1024, **args) as llm:
         observer = Observer(llm)
-        tokens = greedy(llm, prompts, NUM_NEW // 2)
+        tokens = greedy(llm, prompts, NUM_SHIPPED)
         counters, logs = observer.runtime.counters, observer.logs()
         assert observer.runtime.geometry.block_size == block_size
         assert counters.pressure.given_tokens == counters.tokens.evicted > 200
@@ -78,7 +78,7 @@ def test_tokens_under_what_ships_equal_the_reference_with_its_victims(
         assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
     for prompt, found, log in zip(prompts, tokens, logs, strict=True):
         assert found == reference.generate(
-            hf_model, prompt, NUM_NEW // 2, reference.replay(log), draft=found
+            hf_model, prompt, NUM_SHIPPED, reference.replay(log), draft=found
         )
 
 
@@ -104,7 +104,7 @@ def test_tokens_equal_the_reference(
         tokens = greedy(llm, PROMPTS, NUM_NEW)
         counters = observer.runtime.counters
         assert counters.invariants.violations == 0
-        assert counters.tokens.evicted > 900
+        assert counters.tokens.evicted > 700
         moves = name.startswith(("plug", "pack", "priced"))
         assert (counters.reclamation.recycled_slots > 0) == name.startswith(("recycling", "priced"))
         assert (counters.reclamation.relocations > 0) == moves
@@ -131,38 +131,18 @@ def test_holes_are_read_exactly_when_no_block_can_be_borrowed(
 
         observer.runtime.store.borrow = borrow_sometimes
         tokens = greedy(llm, PROMPTS, NUM_NEW)
-        assert step[0] > 200
+        assert step[0] > 100
         assert observer.steps_with_holes > 100
     assert tokens == expected(48, draft=tokens)
 
 
 def test_eviction_bites(expected: Callable[..., Tokens], hf_model: Any) -> None:
-    early = NUM_NEW // 4
+    early = NUM_NEW // 2
     full = [reference.generate(hf_model, p, early, reference.full) for p in PROMPTS]
     for evicted, kept in zip(expected(0), full, strict=True):
         assert evicted[:early] != kept
     for at_once, later in zip(expected(0), expected(48), strict=True):
         assert at_once != later  # the moment of eviction matters too
-
-
-@pytest.mark.parametrize("planner", ["plug", "pack"])
-def test_shared_prefix_blocks_are_read_by_all_and_written_by_none(
-    planner: str, engine: Any, greedy: Any, expected: Callable[..., Tokens]
-) -> None:
-    prefix = PROMPTS[0][:256]
-    prompts = [prefix + PROMPTS[i][: 40 + 30 * i] for i in range(4)]
-    config = vtoken_args(16, experiment={"planner": planner}, **EAGER)
-    with engine(enable_prefix_caching=True, **config) as llm:
-        greedy(llm, prompts[:1], 1)  # fills the prefix cache
-        observer = Observer(llm)
-        tokens = greedy(llm, prompts, NUM_NEW)
-        assert sum(len(requests) >= 4 for requests in observer.owners.values()) >= 8
-        assert observer.runtime.counters.reclamation.relocations > 0
-        assert observer.runtime.counters.invariants.violations == 0
-        # The cached prefix is untouched: the next request that hits it continues like the first.
-        again = greedy(llm, prompts[1:2], NUM_NEW)
-    assert tokens == expected(16, prompts, tokens)
-    assert again == tokens[1:2]
 
 
 def test_blocks_of_a_running_request_are_reused_by_another(
@@ -190,22 +170,3 @@ def test_blocks_of_a_running_request_are_reused_by_another(
         reused = [owners for owners in observer.owners.values() if len(owners) > 1]
     assert len(reused) > 10
     assert tokens == expected(0, prompts, tokens)
-
-
-def test_a_long_prompt_holds_nine_blocks_for_hundreds_of_steps(engine: Any, greedy: Any) -> None:
-    config = engine_args(
-        {
-            "policy": {"name": "streaming_llm"},
-            "budget_tokens": 256,
-            "interval_tokens": 0,
-            "evict_when": "always",
-        }
-    )
-    with engine(enable_prefix_caching=False, **config) as llm:
-        observer = Observer(llm)
-        greedy(llm, [reference.random_prompt(700, 5)], 400)
-        (held,) = observer.held.values()
-        assert observer.runtime.counters.reclamation.relocations == 0
-    assert held[0] == 22
-    assert set(held[1:]) == {9}
-    assert len(held) == 400

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import reference
-from tests.support.engines import engine_args
+from tests.support.engines import H2O, RELOCATING, engine_args
 from tests.support.observe import Observer, scheduler_of
 
 pytestmark = pytest.mark.vllm
@@ -21,20 +21,6 @@ IMAGE, NUM_IDS = 258, 262  # the placeholder's id; ids, those of other special t
 SIDE, PATCH = 112, 14  # pixels
 IMAGE_TOKENS = (SIDE // PATCH // 2) ** 2
 NUM_NEW, CHUNK = 48, 48
-H2O = {
-    "policy": {"name": "h2o"},
-    "budget_tokens": 48,
-    "interval_tokens": 8,
-    "evict_when": "always",
-    "experiment": {"round_rule": "paper"},
-}
-RELOCATING = {
-    "recycle": False,
-    "theta_f": 0.0,
-    "low_watermark_blocks": 511,
-    "batch_size": 64,
-    "headroom_blocks": 64,
-}
 
 
 def words(length: int, seed: int) -> list[int]:

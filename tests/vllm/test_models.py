@@ -16,7 +16,7 @@ import torch
 from vllm.v1.worker.gpu.spec_decode import init_speculator
 
 from tests.support import models, reference
-from tests.support.engines import engine_args
+from tests.support.engines import H2O, RELOCATING, engine_args
 from tests.support.observe import Observer, scheduler_of
 from tests.support.profiles import made_up
 from vtoken.base.errors import UnsupportedError
@@ -35,20 +35,6 @@ REFUSED = list(models.REFUSED) if ALL else ["mistral, window", "deepseek_v3", "j
 NUM_NEW = 64
 NEAR_TIE = 0.2  # of the median distance: bfloat16 may decide it otherwise
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 90, 61))]
-H2O = {
-    "policy": {"name": "h2o"},
-    "budget_tokens": 48,
-    "evict_when": "always",
-    "interval_tokens": 8,
-    "experiment": {"round_rule": "paper"},
-}
-RELOCATING = {
-    "recycle": False,
-    "theta_f": 0.0,
-    "low_watermark_blocks": 511,
-    "batch_size": 64,
-    "headroom_blocks": 64,
-}
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}

@@ -8,7 +8,6 @@ computes what one stage with all layers would, so tokens equal the reference exa
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.support import reference
-from tests.support.engines import engine_args
-from tests.support.observe import Observer, core_of, runtime_of
+from tests.support.engines import EAGER, engine_args
+from tests.support.observe import Observer, core_of, resumed, runtime_of
 from tests.support.parallel import (
     Tokens,
     count_wrongly,
@@ -30,14 +29,12 @@ from tests.support.parallel import (
     scored_run,
     shape_of_cache,
 )
-from vtoken.base.errors import InvariantViolation
 from vtoken.wire.commands import Compact
 
 pytestmark = pytest.mark.vllm
 
 NUM_NEW = 80
 BUDGET, INTERVAL = 64, 24
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 70, 101, 90))]
 LAYERS = 4  # of the demo model
 
@@ -192,7 +189,7 @@ def test_prefix_hits_a_preemption_and_compactions_keep_tokens(
     assert found == expected
     assert hits > 200
 
-    cuts = resumed(scheduler)
+    cuts = resumed(two_stages)
     found, _ = staggered(two_stages, PROMPTS, preempt_at=50)
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     for number, (prompt, cut) in enumerate(zip(PROMPTS, sorted_by_number(cuts), strict=True)):
@@ -219,20 +216,6 @@ def test_prefix_hits_a_preemption_and_compactions_keep_tokens(
     assert sum(operation.result.freed_blocks for operation in operations) > 0
     patch(two_stages, reclamation="auto")
     assert runtime.counters.invariants.violations == 0
-
-
-def resumed(scheduler: Any) -> dict[str, list[int]]:
-    """Request -> its numbers of output tokens when it was rescheduled after a preemption."""
-    schedule, seen = scheduler.schedule, defaultdict(list)
-
-    def schedule_and_note(*args: Any) -> Any:
-        output = schedule(*args)
-        for request in output.scheduled_cached_reqs.resumed_req_ids:
-            seen[request].append(scheduler.requests[request].num_output_tokens)
-        return output
-
-    scheduler.schedule = schedule_and_note
-    return seen
 
 
 def sorted_by_number(cuts: dict[str, list[int]]) -> list[int]:
@@ -330,13 +313,6 @@ def test_control_a_lost_copy_on_the_first_stage_reaches_the_scheduler(two_stages
     (only,) = run_and_break(two_stages, PROMPTS[::2], on_rank(0, lose_a_copy), 12)
     assert "stage 0: relocation of b" in only
     assert runtime_of(two_stages).counters.reclamation.copy_us - before > 10_000_000
-
-
-def test_a_stage_that_differs_stops_the_engine_in_strict_mode(two_stages: Any) -> None:
-    runtime_of(two_stages).current.strict = True
-    with pytest.raises(InvariantViolation, match="stage 1 has a different mirror"):
-        run_and_break(two_stages, PROMPTS[::2], on_rank(1, move_a_token), 12)
-    two_stages.llm_engine.abort_request(list(runtime_of(two_stages).requests.held), internal=True)
 
 
 def test_a_plan_that_an_early_stage_cannot_apply_stops_the_later_ones(two_stages: Any) -> None:

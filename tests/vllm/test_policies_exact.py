@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support import reference
-from tests.support.engines import engine_args
+from tests.support.engines import EAGER, engine_args
 from tests.support.observe import Observer, scheduler_of
 from vtoken.policies import policy_names
 from vtoken.wire.commands import Command, PatchConfig
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.vllm
 
 NUM_NEW = 96
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((300, 90))]
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
 VARIANTS: dict[str, dict[str, Any]] = {
     "naive-evict": {"reclamation": "off"},
     "recycling": {"experiment": {"round_rule": "paper"}},

@@ -17,7 +17,6 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of, scheduler_of
-from vtoken.demo.trained_model import TrainedModelError, cache_folder, fetch
 from vtoken.wire import Guard
 from vtoken.wire.commands import Command, PatchConfig
 from vtoken_bench.forcing import ARGUMENT, PROCESSOR
@@ -36,18 +35,6 @@ CONFIG = {"policy": {"name": "none"}, "interval_tokens": 8, "evict_when": "alway
 LEAST_AGREEMENT = 0.9
 EXACT = {POLICY: {}, "streaming_llm": {}}
 EXACT_PROMPT, EXACT_BUDGET, EXACT_NEW = 160, 96, 61
-
-
-@pytest.fixture(scope="module")
-def trained_model() -> Path:
-    from filelock import FileLock
-
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(cache_folder() / "lock"):  # several test processes may create it at once
-            return fetch()
-    except TrainedModelError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

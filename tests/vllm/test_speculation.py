@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.drafting import MOST, NGRAM, SCRIPTS, at, moments, runner_of, use_drafts
-from tests.support.engines import engine_args
+from tests.support.engines import EAGER, engine_args
 from tests.support.observe import Observer, runtime_of, scheduler_of
 from tests.support.stepping import add, step
 from vtoken.base.errors import MirrorMismatchError
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.vllm
 
 NUM_NEW = 160
 BUDGET, INTERVAL = 96, 24
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((200, 70, 133))]
 
 Tokens = list[list[int]]

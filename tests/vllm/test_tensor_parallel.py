@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support import reference
-from tests.support.engines import engine_args
+from tests.support.engines import EAGER, engine_args
 from tests.support.observe import runtime_of
 from tests.support.parallel import (
     Tokens,
@@ -36,7 +36,6 @@ pytestmark = pytest.mark.vllm
 NUM_NEW = 80
 BUDGET, INTERVAL = 64, 24
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 70, 101))]
-EAGER = {"theta_f": 0.0, "low_watermark_blocks": 512, "batch_size": 64, "headroom_blocks": 64}
 
 
 def args(**config: Any) -> dict[str, Any]:
