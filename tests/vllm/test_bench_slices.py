@@ -23,7 +23,7 @@ COUNT = 4
 @contextmanager
 def holding(variant: Variant, *, check_tokens: int = 0) -> Iterator[Engine]:
     """An engine of `variant` that holds COUNT requests; `check_tokens`: the longest check's."""
-    folder, longest = model_folder("demo"), longest_tokens(STEPS)
+    folder, longest = model_folder(None), longest_tokens(STEPS)
     target = Target(threads=1)
     size = target.stock_block_size
     num_blocks = target.num_blocks(folder, COUNT * longest + 2 * check_tokens, block_size=size)
@@ -37,7 +37,7 @@ def holding(variant: Variant, *, check_tokens: int = 0) -> Iterator[Engine]:
         variant.name, variant.config, common, threads=target.threads, settings=target.settings()
     )
     try:
-        prompts = texts("demo", COUNT, max(longest, check_tokens))
+        prompts = texts(None, COUNT, max(longest, check_tokens))
         engine.ask(variant.hold_message(prompts, STEPS))
         yield engine
     finally:
