@@ -78,8 +78,6 @@ READING = EAGER | {  # the policy reads attention, its shadow keys; both layers 
     "shadow": {"name": "keydiff", "params": {"recent": 1, "heads": "mean", "pool_radius": 0}},
     "interval_tokens": 1,
 }
-COUNTING = READING | {"policy": {"name": "scissorhands", "params": {}}, "shadow": None}
-READING_KEYS = READING | {"policy": READING["shadow"], "shadow": None}
 # name -> configuration, and groups of prompts that run together; the prefix cache starts empty
 SCENARIOS: dict[str, tuple[dict[str, Any], list[list[list[int]]]]] = {
     "dense": (NAIVE | {"policy": {"name": "none", "params": {}}}, [[LONG, SHORT]]),
@@ -88,8 +86,6 @@ SCENARIOS: dict[str, tuple[dict[str, Any], list[list[list[int]]]]] = {
     "recycled": (RECYCLING, [[FILLING, SHORT]]),
     "signals": (READING, [[LONG, SHORT]]),
     "default layers": (READING | {"probe": {"layers": []}}, [[LONG, SHORT]]),  # of full graphs
-    "counts": (COUNTING, [[LONG, SHORT]]),
-    "keys": (READING_KEYS, [[LONG, SHORT]]),
     "prefix hits": (EAGER, [[LONG], [LONG, SHORT]]),
     "chunks": (EAGER | {"evict_during": "both"}, [[LONG]]),
     "preempted": (NAIVE, [[GROWING[i:] + GROWING[:i] for i in range(3)]]),
