@@ -1,6 +1,6 @@
 """Two workers that execute the same random steps: one with the host's probe and accumulators, which
-is the oracle, and one with a device's. For tests on the CPU (`vllm/test_cuda_signals.py`) and on a
-GPU.
+is the oracle, and one with a device's. For tests on the CPU (`vllm/test_cuda_signals.py`,
+`vllm/test_cuda_late.py`) and on a GPU.
 """
 
 from __future__ import annotations

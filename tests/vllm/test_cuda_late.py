@@ -29,6 +29,7 @@ from tests.support.two_workers import (
     Worker,
     positional,
 )
+from tests.support.two_workers import SIGNALS as EVERY_KIND
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
 from vtoken.vllm.cuda import step as steps
@@ -53,6 +54,14 @@ SIGNALS = {  # an accumulator in place, one with a window, and keys that are rea
     "a": (Signal("attention_sum", layers=TWO),),
     "b": (Signal("key_norm", layers=TWO), Signal("key_difference", layers=TWO, anchor="seen")),
     "c": (Signal("attention_window", 6, layers=TWO),),
+}
+# What makes a host wait for a device, of its memory.
+LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda rows: rows.sum().item(),
+    "mask": lambda rows: rows[rows > 0],
+    "to the host": lambda rows: rows.cpu(),
+    "to the device": lambda rows: torch.zeros(1).to(rows.device),
+    "nonzero": lambda rows: rows.nonzero(),
 }
 
 
@@ -108,6 +117,8 @@ class LateWorker:
         stages.guard()
         if self.mistake == "ends the forward before it begins":
             stages.forward_ended()
+        if (look := LOOKS.get(self.mistake)) is not None:
+            look(self.rows[0])
         lengths = self.tables.seq_lens[: len(batch.names)] + 0
         read = self._forward(batch, mapping, upload(query.numpy(), DEVICE), width)
         if self.mistake == "ends the forward before it begins":
@@ -189,9 +200,10 @@ def differences(
     dropped: Container[str | Stream] = (),
     mistake: str = "",
     haste: Mapping[Stream, float] | None = None,
+    signals: Mapping[str, tuple[Signal, ...]] = SIGNALS,
 ) -> list[str]:
     """What one interleaving made wrong: rows that attention read, scores, contents, host waits."""
-    life, device = Life(seed, SIGNALS), LateDevice(seed, dropped, haste)
+    life, device = Life(seed, signals), LateDevice(seed, dropped, haste)
     host, wrong = Worker(life), []
     with device:
         worker = LateWorker(life, device, mistake)
@@ -220,7 +232,7 @@ def differences(
                 pending, seen, lengths = worker.step(
                     plan, batch, query, zeroed=zeroed, verify=verify
                 )
-            except AssertionError as error:
+            except (AssertionError, NotImplementedError, RuntimeError) as error:
                 wrong.append(f"step {number}: {error}")
                 return wrong
             if device.host_waits > waits and not verify:
@@ -252,6 +264,10 @@ def test_every_interleaving_reads_copies_and_reports_the_hosts_contents(seed: in
     assert differences(seed) == []
 
 
+def test_signals_of_every_kind_are_reported_late() -> None:
+    assert differences(3, signals=EVERY_KIND) == []
+
+
 def noticed(**control: Any) -> bool:
     return any(differences(seed, **control) for seed in range(WITHIN))
 
@@ -278,6 +294,7 @@ def test_control_a_dropped_wait_is_noticed(dropped: str | Stream) -> None:
         "zeroes beside the copies",
         "ends the forward before it begins",
         "fills the tables beside the forward before",
+        *LOOKS,
     ],
 )
 def test_control_work_at_the_wrong_place_is_noticed(mistake: str) -> None:
