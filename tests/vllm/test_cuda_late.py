@@ -48,6 +48,8 @@ pytestmark = pytest.mark.vllm
 
 INTERLEAVINGS = int(os.environ.get("VTOKEN_INTERLEAVINGS", "4"))
 WITHIN = 16  # interleavings in which a control must be noticed
+# Copies run as soon as they may, and overwrite what is still to be read.
+HASTY = {Stream.MAIN: 0.5, Stream.RELOCATION: 0.97, Stream.REPORT: 0.0}
 STEPS = 12
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 SIGNALS = {  # an accumulator in place, one with a window, and keys that are read from the cache
@@ -293,18 +295,13 @@ def test_control_a_dropped_wait_is_noticed(dropped: str | Stream) -> None:
         "clears before the copies",
         "zeroes beside the copies",
         "ends the forward before it begins",
+        "reads keys after the forward's end",
         "fills the tables beside the forward before",
         *LOOKS,
     ],
 )
 def test_control_work_at_the_wrong_place_is_noticed(mistake: str) -> None:
-    assert noticed(mistake=mistake)
-
-
-def test_control_keys_that_are_read_after_the_forwards_end_are_noticed() -> None:
-    """Copies that run as soon as they may overwrite what is still to be read."""
-    haste = {Stream.MAIN: 0.5, Stream.RELOCATION: 0.97, Stream.REPORT: 0.0}
-    assert noticed(mistake="reads keys after the forward's end", haste=haste)
+    assert noticed(mistake=mistake, haste=HASTY)
 
 
 def test_control_contents_read_before_the_copies_are_noticed(
