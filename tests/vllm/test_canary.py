@@ -335,15 +335,16 @@ def test_a_request_is_admitted_in_the_step_in_which_it_comes_and_the_check_pause
     assert (found.checked, found.dropped) == (2, 0)
 
 
-def test_without_its_limit_a_check_computes_beside_a_prompt(engine: Any, monkeypatch: Any) -> None:
-    """The control of the test above."""
+def test_control_without_its_limit_a_check_computes_beside_a_prompt(
+    engine: Any, monkeypatch: Any
+) -> None:
     with engine(enable_prefix_caching=False, **args()) as llm:
         add(llm, "a", PROMPTS[0], NUM_NEW)
         check = run_until_checking(llm)
         done = check.num_computed_tokens
         monkeypatch.setattr(module.Checks, "limit", lambda _, num_new_tokens: num_new_tokens)
         add(llm, "b", PROMPTS[1], NUM_NEW)
-        llm.llm_engine.step()
+        step(llm, times=1)
         assert check.num_computed_tokens > done + module.CHUNK_TOKENS
 
 

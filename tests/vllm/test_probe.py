@@ -161,31 +161,28 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("num_new", [1, NEW], ids=["one query", "a chunk"])
-@pytest.mark.parametrize("signal", ROWS, ids=str)
-def test_rows_are_those_of_the_definition(signal: Signal, num_new: int) -> None:
-    memory = Memory()
-    found = folded(signal, memory.rows(signal, RankHeads(), num_new))
-    expected = expected_rows(memory, signal, num_new)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
+def together(signal: Signal, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The parts of ranks: means add up, maxima combine by maximum."""
+    stacked = torch.stack(parts)
+    return stacked.amax(dim=0) if signal.over_heads == MAX else stacked.sum(dim=0)
 
 
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "with sinks"])
 @pytest.mark.parametrize("num_ranks", [1, 2], ids=["one rank", "two ranks"])
 @pytest.mark.parametrize("num_new", [1, NEW], ids=["one query", "a chunk"])
 @pytest.mark.parametrize("signal", ROWS, ids=str)
-def test_a_sink_takes_attention_that_no_token_gets(
-    signal: Signal, num_new: int, num_ranks: int
+def test_rows_are_those_of_the_definition(
+    signal: Signal, num_new: int, num_ranks: int, *, sinks: bool
 ) -> None:
     memory = Memory()
     without = expected_rows(memory, signal, num_new)
-    memory.sinks = [2.0 + torch.randn(HEADS) for _ in range(LAYERS)]
-    parts = torch.stack(
-        [memory.rows(signal, RankHeads(rank, num_ranks), num_new) for rank in range(num_ranks)]
-    )
-    together = parts.amax(dim=0) if signal.over_heads == MAX else parts.sum(dim=0)
+    if sinks:
+        memory.sinks = [2.0 + torch.randn(HEADS) for _ in range(LAYERS)]
+    parts = [memory.rows(signal, RankHeads(rank, num_ranks), num_new) for rank in range(num_ranks)]
     expected = expected_rows(memory, signal, num_new)
-    torch.testing.assert_close(folded(signal, together).double(), expected, rtol=1e-5, atol=1e-7)
-    assert float((without - expected).abs().max()) > 1e-3
+    found = folded(signal, together(signal, parts)).double()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    assert (float((without - expected).abs().max()) > 1e-3) == sinks
 
 
 @pytest.mark.parametrize("signal", KEYS, ids=str)
@@ -283,7 +280,7 @@ def test_tokens_that_died_since_the_newest_probe_repeat_nothing() -> None:
 def test_the_parts_of_ranks_combine_to_the_result_of_one_rank(
     signal: Signal, num_ranks: int
 ) -> None:
-    """Also for a rank without any of the heads. Means add up; maxima combine by maximum."""
+    """Also for a rank without any of the heads."""
     memory = Memory()
 
     def part(heads: RankHeads) -> torch.Tensor:
@@ -291,10 +288,10 @@ def test_the_parts_of_ranks_combine_to_the_result_of_one_rank(
             return memory.keys_of(signal, heads)
         return memory.rows(signal, heads, NEW)
 
-    parts = torch.stack([part(RankHeads(rank, num_ranks)) for rank in range(num_ranks)])
-    together = parts.amax(dim=0) if signal.over_heads == MAX else parts.sum(dim=0)
+    parts = [part(RankHeads(rank, num_ranks)) for rank in range(num_ranks)]
     expected = folded(signal, part(RankHeads()))
-    torch.testing.assert_close(folded(signal, together), expected, rtol=1e-5, atol=1e-6)
+    found = folded(signal, together(signal, parts))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     if signal.is_linear and not signal.of_keys:  # so they may be added up when they are reported
         later = torch.stack([folded(signal, one) for one in parts]).sum(dim=0)
         torch.testing.assert_close(later, expected, rtol=1e-5, atol=1e-6)
