@@ -206,7 +206,7 @@ def test_the_trained_model_finds_needles_at_two_thirds_of_its_depth(
     trained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "profile.json"
-    arguments = ["--prompts", "16", "--tokens", "600", "--output", str(path), "--json"]
+    arguments = ["--prompts", "16", "--tokens", "400", "--output", str(path), "--json"]
     assert main(["calibrate", str(trained_model), *arguments]) == 0
     profile = store.read(path)
     assert json.loads(capsys.readouterr().out)["fingerprint"] == profile.fingerprint
@@ -296,11 +296,3 @@ def test_a_cached_profile_with_a_layer_that_the_model_does_not_have_is_not_used(
     assert found is not None
     assert (found.source, found.fingerprint) == ("default depth", "")
     assert f"{path} is a profile of 51 layers" in found.detail
-
-
-def test_a_named_profile_with_a_layer_that_the_model_does_not_have_is_refused(
-    engine: Any, demo_model: Path, tmp_path: Path
-) -> None:
-    path = write_profile(demo_model, tmp_path / "deep.json", **LAYER_50)
-    with pytest.raises(UnsupportedError, match="profile of 51 layers with 4 query heads"):
-        started(engine, calibration=str(path))

@@ -89,7 +89,6 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "plug without recycling": (48, {"recycle": False, "experiment": {"planner": "plug"}, **EAGER}),
     "pack without recycling": (48, {"recycle": False, "experiment": {"planner": "pack"}, **EAGER}),
     "plug, one source block a round": (40, {"recycle": False, **EAGER, "batch_size": 1}),
-    "paused with holes": (48, {"recycle": False, "reclamation": "paused"}),
     "off (naive-evict)": (48, {"reclamation": "off"}),
 }
 

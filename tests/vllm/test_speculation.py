@@ -20,7 +20,8 @@ from vtoken.base.errors import MirrorMismatchError
 
 pytestmark = pytest.mark.vllm
 
-NUM_NEW = 160
+NUM_NEW = 112
+NUM_DRAFTED = 160  # by drafters that look up
 BUDGET, INTERVAL = 96, 24
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((200, 70, 133))]
 
@@ -191,17 +192,17 @@ def test_drafts_of_vllm_are_rejected_and_accepted_and_the_victims_replay(
             truncate(counts)
 
         observer.runtime.truncate = count_and_truncate
-        tokens = greedy(llm, prompts, NUM_NEW)
+        tokens = greedy(llm, prompts, NUM_DRAFTED)
         logs = observer.logs()
         counters = observer.runtime.counters
         assert counters.invariants.violations == 0
         assert sum(rejected) > 50
-        assert min(len(held) for held in observer.held.values()) < NUM_NEW  # some were right
+        assert min(len(held) for held in observer.held.values()) < NUM_DRAFTED  # some were right
         assert (counters.pressure.given_tokens > 0) == (policy == "auto")
     assert any(logs) if policy == "auto" else all(len(log) > 4 for log in logs)
     for prompt, got, log in zip(prompts, tokens, logs, strict=True):
         assert got == reference.generate(
-            hf_model, prompt, NUM_NEW, reference.replay(log), draft=got
+            hf_model, prompt, NUM_DRAFTED, reference.replay(log), draft=got
         )
 
 

@@ -22,14 +22,14 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "title": {"type": "string", "maxLength": 30},
-        "colours": {"type": "array", "items": {"enum": COLOURS}, "minItems": 12, "maxItems": 14},
+        "colours": {"type": "array", "items": {"enum": COLOURS}, "minItems": 6, "maxItems": 8},
         "done": {"type": "boolean"},
     },
     "required": ["title", "colours", "done"],
     "additionalProperties": False,
 }
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((200, 90, 150))]
-NUM_NEW = 400
+NUM_NEW = 240
 CHANGES: list[dict[str, Any]] = [
     {"policy": {"name": "h2o"}},
     {"policy": {"name": "streaming_llm"}, "budget_tokens": 48},
@@ -109,7 +109,7 @@ def test_output_is_valid_and_equals_the_masked_reference_under_live_changes(
                 controller.compact(Compact(), "ann")
         counters = observer.runtime.counters
         assert counters.invariants.violations == 0
-        assert counters.tokens.evicted > 300
+        assert counters.tokens.evicted > 200
         assert counters.reclamation.relocations > 0
         logs = observer.logs()
         vocabulary = xgrammar.TokenizerInfo.from_huggingface(
