@@ -17,8 +17,8 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import runtime_of
-from tests.support.parallel import core_of, everywhere, num_sure, shape_of_cache, violations
+from tests.support.observe import core_of, runtime_of
+from tests.support.parallel import everywhere, num_sure, shape_of_cache, violations
 from tests.support.ray_platform import name_gpus
 from vtoken.wire.commands import Compact
 

@@ -15,7 +15,7 @@ from tests.support import reference
 
 pytestmark = pytest.mark.vllm
 
-ROUNDS = 400
+ROUNDS = 1000
 
 
 @pytest.fixture

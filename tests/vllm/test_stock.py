@@ -30,15 +30,6 @@ def test_stock_vllm_equals_the_reference_token_for_token(
     assert min(trace.smallest_gap() for trace in traces) > 5e-4  # far above float32 rounding
 
 
-def test_engines_may_follow_each_other_with_another_block_size(engine: Any, greedy: Any) -> None:
-    outputs = []
-    for block_size in (32, 64):
-        with engine(block_size=block_size) as llm:
-            assert llm.llm_engine.vllm_config.cache_config.block_size == block_size
-            outputs.append(greedy(llm, PROMPTS, 64))
-    assert outputs[0] == outputs[1]
-
-
 def test_chunked_prefill_and_a_shared_prefix_change_no_token(engine: Any, greedy: Any) -> None:
     shared = [PROMPTS[3] + tail for tail in ([], PROMPTS[0], PROMPTS[1])]
     with engine(enable_prefix_caching=False) as llm:
