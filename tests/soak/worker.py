@@ -23,6 +23,7 @@ from tests.soak.phases import Phase
 from tests.soak.tally import Tally
 from tests.soak.traffic_generator import NEEDS_BUDGET, Chance, RequestDraw
 from tests.support.account import Account, Said, contradictions, moment_of
+from vtoken.sentences.situation import situation
 from vtoken.wire import (
     BlocksDocument,
     ConfigDocument,
@@ -182,8 +183,10 @@ class Soak:
 
     def _compare_statements(self) -> None:
         """Compare what the engine says now with what happened, and with itself."""
+        status = self._call("status", Status)
+        status.fragmentation.sentence = situation(status)  # as the API process adds it
         said = Said(
-            status=self._call("status", Status),
+            status=status,
             rows=self._call("requests", list[RequestRow]),
             config=self._call("config", ConfigDocument),
             blocks=self._call("blocks", BlocksDocument),
