@@ -39,7 +39,7 @@ class ManagedGroup:
 
     @classmethod
     def of(cls, kv_cache_config: Any) -> ManagedGroup:
-        """The only managed group of a cache that `support.check_kv_cache` accepted."""
+        """The only managed group of a cache that `support.managed_group` accepts."""
         (found,) = (
             cls(index, group.kv_cache_spec, tuple(sorted(group.layer_names, key=_depth)))
             for index, group in enumerate(kv_cache_config.kv_cache_groups)

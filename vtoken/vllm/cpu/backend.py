@@ -82,7 +82,9 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
                 step.borrowing, metadata.block_table.numpy()
             )
         if step.buffered is not None:
-            metadata.side_plan = plan_side_buffer(step.buffered, step.num_blocks, step.block_size)
+            metadata.side_plan = plan_side_buffer(
+                step.buffered, step.packed.num_blocks, step.packed.block_size
+            )
             self._split(metadata, common_attn_metadata, torch.from_numpy(step.buffered.rows))
         return metadata
 

@@ -46,15 +46,13 @@ class StepContext:
     """One step's requests with holes, by the way attention reads them, and its probes.
 
     Row `rows[i]` of the batch reads `seq_lens[i]` tokens; other rows read what vLLM counts.
-    `packed` and `side_buffer` belong to the worker; `num_blocks` and `block_size` to its cache.
+    `packed` and `side_buffer` belong to the worker.
     `pack_ns`: time spent on packing in this step so far, over all layers.
     """
 
     layout: KVLayout
     packed: PackedSlots
     side_buffer: SideBuffer
-    num_blocks: int
-    block_size: int
     borrowing: BorrowingRequests | None = None
     buffered: BufferedRequests | None = None
     probe: StepProbe | None = None
@@ -69,7 +67,7 @@ class StepContext:
         borrows = requests.borrowed.counts > 0
         borrowing, buffered = np.flatnonzero(borrows), np.flatnonzero(~borrows)
         if len(borrowing):
-            full, partial = step.mirrors.split(requests.rows[borrowing], self.block_size)
+            full, partial = step.mirrors.split(requests.rows[borrowing], self.packed.block_size)
             self.borrowing = BorrowingRequests(
                 requests.index[borrowing], full, partial, requests.borrowed.take(borrowing)
             )
@@ -80,7 +78,7 @@ class StepContext:
             )
         if step.probed:
             ProbedRequest.read(step.probed)
-            self.probe = StepProbe(step.probed, self.num_blocks, self.block_size)
+            self.probe = StepProbe(step.probed, self.packed.num_blocks, self.packed.block_size)
 
     @property
     def packed_tokens(self) -> int:

@@ -94,7 +94,7 @@ class PackedSlots:
 
     def __init__(self, num_blocks: int, block_size: int, num_layers: int) -> None:
         self._num_layers = num_layers
-        self.block_size = block_size
+        self.num_blocks, self.block_size = num_blocks, block_size
         self._num_copied = num_layers
         self.packed_at: Slots = np.full(num_blocks * block_size, -1, dtype=np.int32)
         self.source_of: Slots = np.full(num_blocks * block_size, -1, dtype=np.int32)

@@ -80,9 +80,7 @@ class HostExecutor:
             self._zero(borrowed.tolist())
             first = borrowed[:, None] * self._block_size
             self.packed.written((first + np.arange(self._block_size)).ravel())
-        current = context.StepContext(
-            self.layout, self.packed, self._side_buffer, len(self.caches[0]), self._block_size
-        )
+        current = context.StepContext(self.layout, self.packed, self._side_buffer)
         current.add(step)
         context.set_current(current)
 

@@ -22,7 +22,7 @@ from vtoken.vllm.cpu.data_path import CPUDataPath
 from vtoken.vllm.cpu.host_executor import HostExecutor
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.drafts import NO_DRAFTS, num_drafts, num_rejected
-from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
+from vtoken.vllm.spec import ManagedGroup
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.worker.executor import Batch, StepExecutor, restarted
 from vtoken.vllm.worker.managed_layers import managed_layers
@@ -65,9 +65,8 @@ class VTokenCPURunner(CPUModelRunner):
         if is_profiling:
             return  # a small temporary cache
         with startup_error.kept():
-            num_stages = self.vllm_config.parallel_config.pipeline_parallel_size
-            support.check_kv_cache(kv_cache_config, VTokenAttentionSpec, num_stages=num_stages)
-            self.vtoken_group = group = ManagedGroup.of(kv_cache_config)
+            group = support.managed_group(kv_cache_config, self.vllm_config.parallel_config)
+            self.vtoken_group = group
             self.vtoken_stages = stages_of_this_worker(self.vllm_config, len(group.layer_names))
             layers = managed_layers(
                 self.compilation_config.static_forward_context,

@@ -35,7 +35,7 @@ from vtoken.vllm.cuda.inputs import Positional
 from vtoken.vllm.cuda.pages import PageTables
 from vtoken.vllm.cuda.signals.layers import AttentionLayer, layers_in_graphs
 from vtoken.vllm.cuda.support import layer_reasons
-from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
+from vtoken.vllm.spec import ManagedGroup
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.cuda_rules import graph_reasons
@@ -71,15 +71,16 @@ class VTokenV2Mixin:
         self, kv_cache_config: Any, is_profiling: bool = False, **kwargs: Any
     ) -> None:
         super().initialize_kv_cache(kv_cache_config, is_profiling, **kwargs)  # type: ignore[misc]
-        config: Any = self.compilation_config  # type: ignore[attr-defined]
+        runner: Any = self
         with startup_error.kept():
-            support.check_kv_cache(kv_cache_config, VTokenAttentionSpec)
-            self.vtoken_group = ManagedGroup.of(kv_cache_config)
+            self.vtoken_group = support.managed_group(kv_cache_config, runner.parallel_config)
             if not is_profiling:  # then it is a small temporary cache
                 self.vtoken_blocks = {}
-                support.refuse(*graph_reasons(config))
+                support.refuse(*graph_reasons(runner.compilation_config))
                 layers = managed_layers(
-                    config.static_forward_context, self.vtoken_group, reasons_of=layer_reasons
+                    runner.compilation_config.static_forward_context,
+                    self.vtoken_group,
+                    reasons_of=layer_reasons,
                 )
                 self.vtoken_device = self._vtoken_executor(layers)
             for group in self.attn_groups[self.vtoken_group.index]:

@@ -108,18 +108,9 @@ class VTokenAttentionManager(FullAttentionManager):
         return blocks
 
     def add_local_computed_blocks(
-        self,
-        request_id: str,
-        new_computed_blocks: Sequence[KVCacheBlock],
-        num_local_computed_tokens: int,
-        num_external_computed_tokens: int,
+        self, request_id: str, new_computed_blocks: Sequence[KVCacheBlock], *args: Any
     ) -> None:
-        super().add_local_computed_blocks(
-            request_id,
-            new_computed_blocks,
-            num_local_computed_tokens,
-            num_external_computed_tokens,
-        )
+        super().add_local_computed_blocks(request_id, new_computed_blocks, *args)
         for block in new_computed_blocks:
             self.hashed[block.block_id] = True
 

@@ -41,7 +41,7 @@ from vtoken.vllm.engine.groups import other_groups
 from vtoken.vllm.engine.manager import VLLMBlockStore
 from vtoken.vllm.engine.queue import SchedulerQueue, is_idle
 from vtoken.vllm.engine.tokenizer import VLLMChats, VLLMVocabulary
-from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
+from vtoken.vllm.spec import ManagedGroup
 from vtoken.vllm.startup import startup_error, support
 from vtoken.vllm.startup.calibration import load_calibration, num_full_layers
 from vtoken.vllm.startup.settings import initial_config, read_settings
@@ -89,9 +89,7 @@ class VTokenSchedulerMixin(Scheduler):
         kv_cache_config: Any = self.kv_cache_config
         support.check_config(config)
         support.check_scheduler(config, is_async=isinstance(self, AsyncScheduler))
-        num_stages = config.parallel_config.pipeline_parallel_size
-        support.check_kv_cache(kv_cache_config, VTokenAttentionSpec, num_stages=num_stages)
-        group = ManagedGroup.of(kv_cache_config)
+        group = support.managed_group(kv_cache_config, config.parallel_config)
         coordinator = VTokenCoordinatorMixin.adopt(
             self.kv_cache_manager.coordinator, group, self._num_withheld, self._waits
         )

@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, Sli
 from vtoken.base.errors import UnsupportedError
 from vtoken.core.tables.kernels import MAX_HOLDERS
 from vtoken.core.tables.pool import MAX_BLOCK_SIZE
+from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
 from vtoken.vllm.startup.calibration import load_calibration, num_full_layers
 from vtoken.vllm.startup.cuda_rules import cuda_reasons
 from vtoken.vllm.startup.settings import read_settings
@@ -228,17 +229,18 @@ def check_scheduler(config: Any, *, is_async: bool) -> None:
     )
 
 
-def check_kv_cache(kv_cache_config: Any, spec_class: Any, *, num_stages: int = 1) -> None:
-    """Raises UnsupportedError unless one group has vToken's spec, and the others are bounded.
+def managed_group(kv_cache_config: Any, parallel: Any) -> ManagedGroup:
+    """The one group with vToken's spec; `parallel`: vLLM's configuration.
 
-    With several pipeline stages there may be no other group.
+    Raises UnsupportedError if there is none or a second one, or if another group is not bounded.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    refuse(*_group_reasons(specs, spec_class, num_stages))
+    refuse(*_group_reasons(specs, parallel.pipeline_parallel_size))
+    return ManagedGroup.of(kv_cache_config)
 
 
-def _group_reasons(specs: list[Any], spec_class: Any, num_stages: int) -> Iterator[str]:
-    managed = [spec for spec in specs if isinstance(spec, spec_class)]
+def _group_reasons(specs: list[Any], num_stages: int) -> Iterator[str]:
+    managed = [spec for spec in specs if isinstance(spec, VTokenAttentionSpec)]
     if num_stages > 1 and len(specs) > 1:
         yield (
             "windows, chunks or states with pipeline parallelism: the scheduler knows only the "
@@ -250,12 +252,12 @@ def _group_reasons(specs: list[Any], spec_class: Any, num_stages: int) -> Iterat
         if type(spec) in BOUNDED_SPECS and managed:
             if isinstance(spec, MambaSpec) and spec.mamba_type not in STATES:
                 yield f"states of type {spec.mamba_type.name}: never compared"
-        elif type(spec) is spec_class.__base__:
+        elif type(spec) is VTokenAttentionSpec.__base__:
             yield (
                 "an attention backend that is not vToken's; on CUDA, use --attention-backend "
                 "FLASH_ATTN (version 3) or TRITON_ATTN"
             )
-        elif not isinstance(spec, spec_class):
+        elif not isinstance(spec, VTokenAttentionSpec):
             yield f"{type(spec).__name__} layers: only full attention has a token table"
         elif spec.sliding_window is not None or spec.attention_chunk_size is not None:
             yield "sliding-window or chunked-local layers"
