@@ -1,4 +1,4 @@
-"""Claims of results: one number each, with its interval, its goal, and what the paper says."""
+"""Claims of results: one number each, with its interval and its goal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scipy.stats import t as student_t
 class Claim:
     """One number that the evaluation claims, with its range over the repeats.
 
-    `row`: the part, or figure, table or section of the paper. `paper`: its value there.
+    `row`: the part, or figure, table or section of the paper.
     `interval`: 95% confidence interval, which decides a goal; without one a goal has no verdict.
     `values`: those of the repeats, in their order, unless all are equal.
     """
@@ -27,7 +27,6 @@ class Claim:
     high: float
     unit: str  # "%", "points", "x", "blocks", ...
     repeats: int
-    paper: str = ""
     goal: str = ""  # ">= 1.5" or "<= 3"
     interval: tuple[float, float] | None = None
     values: list[float] = field(default_factory=list)
@@ -41,15 +40,12 @@ class Claim:
         values: Sequence[float],
         unit: str,
         *,
-        paper: str = "",
         goal: str = "",
     ) -> Self:
         """The median of the repeats' `values`, with Student's interval of their mean."""
         middle = median(values), min(values), max(values)
         interval = student_interval(values)
-        return cls(
-            row, what, model, *middle, unit, len(values), paper, goal, interval, list(values)
-        )
+        return cls(row, what, model, *middle, unit, len(values), goal, interval, list(values))
 
     def verdict(self) -> str:
         """met, missed or undecided: where the interval is; "" without goal or interval."""

@@ -1,9 +1,8 @@
 """vToken's overhead: variants side by side in short slices of decode steps.
 
-Three groups, each with its own engines: the indirection against stock vLLM; eviction, probe and
-holes against a dense cache of as many live tokens; the quality canary beside decoding requests.
-Metrics are wall time, CPU time and, where the machine counts them, instructions per step.
-`vtoken_bench.slices` compares the slices.
+Two groups, each with its own engines: the indirection against stock vLLM; eviction, probe and holes
+against a dense cache of as many live tokens. Figures are wall time, CPU time and, where the machine
+counts them, instructions per step. `vtoken_bench.slices` runs the slices.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import argparse
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
-from math import isfinite
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,16 @@ from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target
 from vtoken_bench.claims import Claim
 from vtoken_bench.engines import Engine
-from vtoken_bench.output import Cell, Table, finish, goals_table, new_result
-from vtoken_bench.slices import (
-    LIVE_TOKENS,
-    METRICS,
-    SPREAD_NOTE,
-    Metric,
-    Rounds,
-    Variant,
-    alternate,
-    as_raw,
-    compare,
-    longest_check_tokens,
-    longest_tokens,
-    medians,
-)
+from vtoken_bench.evaluation import columns
+from vtoken_bench.evaluation.effects import Effect
+from vtoken_bench.evaluation.points import Run
+from vtoken_bench.output import Table, finish, goals_table, new_result
+from vtoken_bench.slices import LIVE_TOKENS, Variant, alternate, longest_tokens
 from vtoken_bench.target import DEMO, TRAINED, ModelShape, Target, TargetError, model_folder
 from vtoken_bench.texts import texts
 
-SIDES = ("scheduler", "worker")
 STREAMING = {"policy": {"name": "streaming_llm"}, "budget_tokens": LIVE_TOKENS}
 RECYCLING = STREAMING | {"interval_tokens": 0}
-SAMPLED = RECYCLING | {"canary": {"share": 1.0}}
 H2O = {"policy": {"name": "h2o"}, "budget_tokens": LIVE_TOKENS}
 DENSE = {"theta_f": 0.0, "low_watermark_blocks": "pool", "headroom_blocks": 2, "batch_size": 256}
 # Each request evicts one token at the end of its prompt; the next token recycles its slot. Later
@@ -71,12 +58,6 @@ GROUPS: dict[str, tuple[Variant, ...]] = {
         Variant("h2o, default gates", H2O, "evicting"),
         Variant("h2o, naive-evict (holes)", H2O | {"reclamation": "off"}, "evicting"),
     ),
-    "canary": (
-        Variant("recycling", RECYCLING, "evicting"),
-        Variant("recycling, again", RECYCLING, "evicting"),
-        Variant("every request sampled", SAMPLED, "evicting"),
-        Variant("every request sampled, a check runs", SAMPLED, "evicting", checked=True),
-    ),
 }
 AGAINST = {
     "h2o, default gates": ONE_PROBED,
@@ -86,7 +67,7 @@ AGAINST = {
 
 # Most that a variant may be over what it is compared with, and the models that it holds for.
 ANY, ON_DEMO, ON_TRAINED = "any", DEMO, TRAINED
-GOALS: tuple[tuple[str, str, Metric, str, float], ...] = (
+GOALS: tuple[tuple[str, str, str, str, float], ...] = (
     ("plugin idle", STOCK, "p50_ms", ANY, 1.01),
     ("indirection, nothing evicted", STOCK, "p50_ms", ANY, 1.01),
     ("recycling", STOCK, "p50_ms", ON_DEMO, 1.05),
@@ -95,43 +76,65 @@ GOALS: tuple[tuple[str, str, Metric, str, float], ...] = (
     ("h2o, default gates", ONE_PROBED, "step_ms", ON_TRAINED, 1.00),
     ("h2o, naive-evict (holes)", ONE_PROBED, "p50_ms", ON_TRAINED, 1.25),
 )
-METRIC_NAMES: dict[str, str] = {
+RATIOS = {
     "step_ms": "step",
     "p50_ms": "step p50",
     "cpu_ms": "CPU a step",
     "instructions": "instructions a step",
 }
+SPEED = columns.of_figure("tok/s", "tokens_per_second", "tok/s: median [range] of the rounds")
+CPU = columns.of_figure("CPU ms a step", "cpu_ms")
+OWN = (
+    columns.of_figure(
+        "µs, scheduler",
+        "scheduler_us",
+        "µs: a step's time in vToken's own code on either side, publishing included",
+    ),
+    columns.of_figure("µs, worker", "worker_us"),
+)
 
 
 @dataclass(frozen=True)
-class Run:
-    """One group of variants on one model with one number of requests."""
+class Slices:
+    """One group of variants on one model with one number of requests; a run is one slice."""
 
     model: str  # a name of `vtoken_bench.target.NAMES`, or a folder's
     requests: int
     group: str
-    rounds: Rounds
+    runs: list[Run]
 
-    def against(self, variant: str) -> str:
-        return AGAINST.get(variant, GROUPS[self.group][0].name)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """All metrics of all variants, for the JSON file."""
-        return [
-            {
-                "model": self.model,
-                "requests": self.requests,
-                "group": self.group,
-                "variant": v.name,
-                "against": self.against(v.name),
-                "medians": medians(self.rounds, v.name),
-                "ratios": {
-                    f: as_raw(compare(self.rounds, v.name, self.against(v.name), f))
-                    for f in METRICS
-                },
-            }
-            for v in GROUPS[self.group]
+    def table(self) -> Table:
+        """Every variant's figures, and its ratios to what it is compared with."""
+        first, rows = GROUPS[self.group][0].name, []
+        for variant in GROUPS[self.group]:
+            against = AGAINST.get(variant.name, first)
+            name = variant.name if against == first else f"{variant.name}, against {against}"
+            rows.append(columns.Row(name, self.runs, {"variant": variant.name}, against))
+        counted = self.runs[0].figures["instructions"] is not None
+        ratios = [
+            columns.of_ratio(heading, figure)
+            for figure, heading in RATIOS.items()
+            if counted or figure != "instructions"
         ]
+        title = f"{self.model} model, {self.requests} requests: ratios of the same round"
+        return columns.table(title, "variant, against", rows, (SPEED, CPU, *ratios, *OWN))
+
+    def claims(self) -> list[Claim]:
+        """The goals that apply to these slices."""
+        found = []
+        for variant, against, figure, model, most in GOALS:
+            holds = model == ANY or (model == ON_DEMO) == (self.model == DEMO)
+            pair = {"variant": variant}, {"variant": against}
+            effect = Effect.of(self.runs, methodcaller("figure", figure), *pair)
+            if holds and effect is not None:
+                what = f"{variant}, {self.requests} requests: {RATIOS[figure]} against {against}"
+                found.append(effect.claim("5.5", what, self.model, f"<= {most:.2f}"))
+        return found
+
+    def raw(self) -> list[dict[str, Any]]:
+        """All figures of all slices, for the JSON file."""
+        load = {"model": self.model, "requests": self.requests, "group": self.group}
+        return [load | {**run.labels, "round": run.repeat} | run.figures for run in self.runs]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     except (TargetError, TrainedModelError) as error:
         print(f"vtoken bench overhead: {error}", file=sys.stderr)
         return 1
-    runs: list[Run] = []
+    measured: list[Slices] = []
     missing: set[str] = set()
     failed: dict[str, str] = {}
     for (model, folder), group in product(folders.items(), args.groups or GROUPS):
@@ -169,11 +172,11 @@ def run(args: argparse.Namespace) -> int:
         least = model == TRAINED and where.device == "cpu"
         counts = [min(args.requests)] if least else args.requests
         try:
-            runs += _measure(name, folder, where, counts, group, args, missing)
+            measured += _measure(name, folder, where, counts, group, args, missing)
         except RuntimeError as error:  # an engine died; the other groups have their own engines
             failed[f"{name}, {group}"] = str(error)
             print(f"vtoken bench overhead: {error}", file=sys.stderr)
-    if not runs:
+    if not measured:
         return 1
     setup = {
         "rounds": args.rounds,
@@ -184,49 +187,15 @@ def run(args: argparse.Namespace) -> int:
         "instructions": "; ".join(sorted(missing)) or "counted",
     }
     result = new_result("overhead", target.make_target("bench-overhead", args), setup)
-    result.claims = claims(runs)
-    result.tables = [goals_table(result.claims), *[ratios_table(r) for r in runs]]
+    result.claims = [claim for slices in measured for claim in slices.claims()]
+    result.tables = [goals_table(result.claims), *[slices.table() for slices in measured]]
     if failed:
         rows = [{"model, group": what, "why": w.splitlines()[-1]} for what, w in failed.items()]
         result.tables.insert(0, Table.of("Not measured", rows))
-    result.raw = {
-        "runs": [asdict(r) for r in runs],
-        "rows": [row for r in runs for row in r.rows()],
-        "failed": failed,
-    }
+    result.raw = [row for slices in measured for row in slices.raw()]
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
     return int(bool(failed))
-
-
-def claims(runs: list[Run]) -> list[Claim]:
-    """The goals that apply to these runs, with the interval of the median over the rounds."""
-    found = []
-    for run in runs:
-        for variant, against, metric, model, most in GOALS:
-            on_demo = run.model == DEMO
-            holds = model == ANY or (model == ON_DEMO) == on_demo
-            if not holds or not {variant, against} <= set(run.rounds[0]):
-                continue
-            ratio = compare(run.rounds, variant, against, metric)
-            assert ratio is not None  # only instructions may be missing
-            found.append(
-                Claim(
-                    "5.5",
-                    f"{variant}, {run.requests} requests: {METRIC_NAMES[metric]} against {against}",
-                    run.model,
-                    ratio.ratio,
-                    ratio.low,
-                    ratio.high,
-                    "x",
-                    len(run.rounds),
-                    "below 1.01" if most == 1.01 else "",
-                    f"<= {most:.2f}",
-                    (ratio.least, ratio.most) if isfinite(ratio.most) else None,
-                    list(ratio.values),
-                )
-            )
-    return found
 
 
 def _measure(
@@ -237,20 +206,18 @@ def _measure(
     group: str,
     args: argparse.Namespace,
     missing: set[str],
-) -> list[Run]:
+) -> list[Slices]:
     """Start the engines of one group once and measure every number of requests."""
     longest = longest_tokens(args.steps)
-    checked = any(variant.checked for variant in GROUPS[group])
-    check = longest_check_tokens(args.steps) if checked else 0
-    num_tokens = max(counts) * longest + 2 * check  # plus the request that ends and its check
-    num_blocks = where.num_blocks(folder, num_tokens, block_size=where.stock_block_size)
+    size = where.stock_block_size
+    num_blocks = where.num_blocks(folder, max(counts) * longest, block_size=size)
     common = where.engine_args(
         folder,
-        block_size=where.stock_block_size,
-        max_model_len=max(2048, longest, check + 1),
+        block_size=size,
+        max_model_len=max(2048, longest),
         num_blocks=num_blocks,
     )
-    prompts = texts(None if name == DEMO else folder, max(counts), max(longest, check))
+    prompts = texts(None if name == DEMO else folder, max(counts), longest)
     num_layers = ModelShape.of(folder).num_layers
     engines: dict[str, Engine] = {}
 
@@ -269,13 +236,14 @@ def _measure(
             found = dict(pool.map(start, GROUPS[group]))
         reasons = (engine.facts["instructions_missing"] for engine in found.values())
         missing |= {f"not counted ({why})" for why in reasons if why}
-        runs = []
+        slices = []
         for count in counts:
             for variant in GROUPS[group]:
                 found[variant.name].ask(variant.hold_message(prompts[:count], args.steps))
             what = f"{name}, {group}, {count} requests"
-            runs.append(Run(name, count, group, alternate(found, args.rounds, args.steps, what)))
-        return runs
+            runs = alternate(found, args.rounds, args.steps, what)
+            slices.append(Slices(name, count, group, runs))
+        return slices
     finally:
         for engine in engines.values():
             engine.close()
@@ -291,30 +259,3 @@ def _resolved(
     if config.get("probe") == "all":
         config["probe"] = {"layers": list(range(num_layers))}
     return config
-
-
-def ratios_table(run: Run) -> Table:
-    """Every variant's figures, and its ratios to what it is compared with."""
-    return Table.of(
-        f"{run.model} model, {run.requests} requests: ratios of the same round",
-        [_ratios(run, row) for row in run.rows()],
-        SPREAD_NOTE,
-        "µs: a step's time in vToken's own code on either side, publishing included",
-    )
-
-
-def _ratios(run: Run, row: dict[str, Any]) -> dict[str, Cell]:
-    variant, against, middle = row["variant"], row["against"], row["medians"]
-    first = against == GROUPS[run.group][0].name
-    ratios: dict[str, Cell] = {}
-    for metric in METRICS:
-        found = compare(run.rounds, variant, against, metric)
-        if found is not None:  # instructions are not counted everywhere
-            ratios[METRIC_NAMES[metric]] = "1" if variant == against else str(found)
-    return {
-        "variant, against": variant if first else f"{variant}, against {against}",
-        "tok/s": middle["tokens_per_second"],
-        "CPU ms a step": middle["cpu_ms"],
-        **ratios,
-        **{f"µs, {side}": middle[f"{side}_us"] for side in SIDES},
-    }

@@ -17,13 +17,13 @@ import pytest
 
 from vtoken_bench import gpu, main, overhead, serving_check, target
 from vtoken_bench.evaluation.answers import FIXED, PRESSURE
+from vtoken_bench.evaluation.points import Run
 from vtoken_bench.evaluation.variants import NAIVE
 from vtoken_bench.gpu import Finished
 from vtoken_bench.grounds.settings import numbers_key
 from vtoken_bench.output import Result
-from vtoken_bench.overhead import GROUPS, Run
+from vtoken_bench.overhead import GROUPS, RATIOS, Slices
 from vtoken_bench.shapes import LLAMA_3_1_8B
-from vtoken_bench.slices import METRICS
 from vtoken_bench.target import ModelShape, Target, as_flags, paged_attention
 
 ROOT = Path(__file__).parents[2]
@@ -160,21 +160,21 @@ def test_a_dead_engine_fails_its_group_alone(
 ) -> None:
     def measured(
         name: str, folder: Path, where: Target, counts: Any, group: str, *_: Any
-    ) -> list[Run]:
+    ) -> list[Slices]:
         assert (folder, where) == (llama, Target())
         if group == "eviction":
             raise RuntimeError("the engine of 'h2o' died:\nno kernel")
-        metrics = dict.fromkeys([*METRICS, "cpu_ms", "tokens_per_second"], 1.0)
-        metrics |= {"scheduler_us": 1.0, "worker_us": 1.0}
-        return [Run(name, 8, group, [{v.name: metrics for v in GROUPS[group]}] * 9)]
+        figures = dict.fromkeys([*RATIOS, "tokens_per_second", "scheduler_us", "worker_us"], 1.0)
+        runs = [Run({"variant": v.name}, n, figures) for v in GROUPS[group] for n in range(9)]
+        return [Slices(name, 8, group, runs)]
 
     monkeypatch.setattr(overhead, "_measure", measured)
     path = tmp_path / "overhead.json"
-    options = ["--model", str(llama), "--groups", "indirection", "eviction", "canary"]
+    options = ["--model", str(llama), "--groups", "indirection", "eviction"]
     assert main(["overhead", *options, "--json", str(path)]) == 1
     result = msgspec.json.decode(path.read_bytes(), type=Result)
     assert result.tables[0].rows == [[f"{llama.name}, eviction", "no kernel"]]
-    assert {row["group"] for row in result.raw["rows"]} == {"indirection", "canary"}
+    assert {row["group"] for row in result.raw} == {"indirection"}
 
 
 def test_the_shape_is_that_of_llama_3_1_8b(llama: Path) -> None:

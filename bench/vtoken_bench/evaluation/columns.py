@@ -31,28 +31,32 @@ from vtoken_bench.output import Table
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`runs`: all of one load. `labels`: those of the row's runs among them."""
+    """`runs`: all of one load. `labels`: those of the row's runs among them.
+
+    `against`: the variant that ratios and differences are to.
+    """
 
     name: str
     runs: Sequence[Run]
     labels: Labels
+    against: str = NATIVE
 
     @property
     def own(self) -> list[Run]:
         return pick(self.runs, **self.labels)
 
     @property
-    def is_native(self) -> bool:
-        return self.labels == {"variant": NATIVE}
+    def is_reference(self) -> bool:
+        return self.labels == {"variant": self.against}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`beside_native`: a native row has no cell. `note`: what a reader has to know of it."""
+    """`compares`: the reference's row has no cell. `note`: what a reader has to know of it."""
 
     heading: str
     cell: Callable[[Row], str | None]
-    beside_native: bool = False
+    compares: bool = False
     note: str = ""
 
 
@@ -61,14 +65,14 @@ def of_figure(heading: str, figure: Figure | str, note: str = "") -> Column:
     return Column(heading, lambda row: spread([_figure(figure)(run) for run in row.own]), note=note)
 
 
-def of_ratio(heading: str, figure: Figure | str, other: str = NATIVE) -> Column:
-    """The figure over that of the variant `other` in the same repeat."""
+def of_ratio(heading: str, figure: Figure | str) -> Column:
+    """The figure over that of what the row is compared with, in the same repeat."""
 
     def cell(row: Row) -> str | None:
-        found = Effect.of(row.runs, _figure(figure), row.labels, {"variant": other})
+        found = Effect.of(row.runs, _figure(figure), row.labels, {"variant": row.against})
         return None if found is None else str(found)
 
-    return Column(heading, cell, beside_native=True, note=f"{heading}: {SHOWN}")
+    return Column(heading, cell, compares=True, note=f"{heading}: {SHOWN}")
 
 
 def of_percentiles(heading: str, path: str, unit: float, digits: int) -> Column:
@@ -91,7 +95,7 @@ def _found(row: Row) -> str:
 
 
 def _difference(row: Row) -> str | None:
-    pairs = paired_answers(row.runs, row.labels, {"variant": NATIVE})
+    pairs = paired_answers(row.runs, row.labels, {"variant": row.against})
     return points_shown(pairs.difference()) if pairs.samples else None
 
 
@@ -109,7 +113,7 @@ FOUND = Column("facts found [%]", _found, note="facts found: exact 95% interval"
 DIFFERENCE = Column(
     "difference to native [points]",
     _difference,
-    beside_native=True,
+    compares=True,
     note="difference: answers to the same prompts, Tango's 95% interval",
 )
 ANSWERS = (FOUND, DIFFERENCE)
@@ -140,7 +144,7 @@ def table(title: str, first: str, rows: Sequence[Row], columns: Sequence[Column]
             [
                 row.name,
                 *[
-                    None if column.beside_native and row.is_native else column.cell(row)
+                    None if column.compares and row.is_reference else column.cell(row)
                     for column in columns
                 ],
             ]

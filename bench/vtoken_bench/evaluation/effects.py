@@ -108,7 +108,7 @@ class Effect:
         """The claim; its value is the geometric mean, and its interval that of logarithms."""
         values = list(self.values)
         middle = self.factor, min(values), max(values)
-        return Claim(row, what, model, *middle, "x", len(values), "", goal, self.interval(), values)
+        return Claim(row, what, model, *middle, "x", len(values), goal, self.interval(), values)
 
     def __str__(self) -> str:
         return f"{self.factor:.2f}{bounds(self.interval())}"

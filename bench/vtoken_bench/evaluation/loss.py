@@ -60,7 +60,6 @@ def _lost(runs: list[Run], model: str, variant: str) -> Claim:
         model,
         [100 * (1 - ratio) for ratio in over_native(runs, speed, variant).values],
         "%",
-        paper="1.0 (indirection alone)",
         goal="" if variant == AGAIN else GOAL,  # that is noise, not vToken's
     )
 

@@ -3,23 +3,19 @@
 The worker's part of `vtoken_bench.slices`. Some requests are replaced between two slices, which is
 not measured, so that lengths stay the same on average.
 
-    hold    {"requests": [{"first": REQUEST, "again": REQUEST, "phase": n}], "lives_slices": L,
-             "ends": REQUEST or null}
+    hold    {"requests": [{"first": REQUEST, "again": REQUEST, "phase": n}], "lives_slices": L}
     slice   number of steps
 
 REQUEST is {"prompt": [ids], "num_new": n, "arguments": {...}}. Before slice s, requests with
 (s + phase) mod L = 0 are replaced by their `again`. The first ones start as if `phase` slices had
-passed: their prompt `first` is longer. `ends` is one more request, which starts and finishes before
-every slice; its canary check then runs in the slice.
+passed: their prompt `first` is longer.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from vtoken.vllm.engine.canary.checks import ID_PREFIX
 from vtoken_bench.counters import Instructions
 
 WARM_STEPS = 3  # not measured, because another engine used the CPU caches since
@@ -36,7 +32,6 @@ class HeldRequests:
         self._scheduler = engine.engine_core.engine_core.scheduler
         self._requests = spec["requests"]
         self._lives_slices = spec["lives_slices"]
-        self._ends = spec["ends"]
         self._names: list[str] = []
         self._added = self._slices = 0
         for request in self._requests:
@@ -45,16 +40,12 @@ class HeldRequests:
     def slice(self, num_steps: int) -> dict[str, Any]:
         """Replace due requests, step until all decode, then measure `num_steps` steps.
 
-        Raises RuntimeError when a step did not give every request a token, or when the canary check
-        of the finished request did not run in every step: the slice would not be comparable.
+        Raises RuntimeError when a step did not give every request a token: the slice would not be
+        comparable.
         """
         self._replace()
         engine, count = self._engine, len(self._requests)
-        self._step_until(self._all_decode)
-        if self._ends is not None:
-            self._step_until(lambda: not self._check_runs())
-            self._add(self._ends)
-            self._step_until(self._all_decode)
+        self._step_until_all_decode()
         for _ in range(WARM_STEPS):
             engine.step()
         self._hooks.reset()
@@ -68,10 +59,8 @@ class HeldRequests:
             last = now
         cpu = time.process_time() - cpu
         after = self._instructions.read()
-        if len(self._running()) != count:
+        if len(self._scheduler.running) != count:
             raise RuntimeError("a held request ended before it was replaced: it needs more tokens")
-        if self._check_runs() != (self._ends is not None):
-            raise RuntimeError("a canary check ran unexpectedly, or ended before the slice did")
         self._slices += 1
         num_tokens = self._num_computed() - before
         if num_tokens != count * num_steps:
@@ -117,22 +106,15 @@ class HeldRequests:
         self._engine.add_request(name, {"prompt_token_ids": request["prompt"]}, params)
         return name
 
-    def _step_until(self, condition: Callable[[], bool]) -> None:
+    def _step_until_all_decode(self) -> None:
         for _ in range(MAX_STEPS):
-            if condition():
+            if self._all_decode():
                 return
             self._engine.step()
         raise RuntimeError(f"a request does not decode after {MAX_STEPS} steps: enlarge the cache")
 
-    def _running(self) -> list[Any]:
-        """The held requests that run, without canary checks."""
-        return [r for r in self._scheduler.running if not r.request_id.startswith(ID_PREFIX)]
-
-    def _check_runs(self) -> bool:
-        return len(self._running()) < len(self._scheduler.running)
-
     def _all_decode(self) -> bool:
-        running = self._running()
+        running = self._scheduler.running
         return (
             not self._scheduler.waiting
             and len(running) == len(self._requests)
@@ -140,4 +122,4 @@ class HeldRequests:
         )
 
     def _num_computed(self) -> int:
-        return sum(int(request.num_computed_tokens) for request in self._running())
+        return sum(int(request.num_computed_tokens) for request in self._scheduler.running)
