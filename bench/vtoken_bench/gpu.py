@@ -1,6 +1,7 @@
 """`vtoken bench gpu`: the open checks of docs/gpu.md on the CUDA device of this machine.
 
-1. Each check runs in its own process with a time limit. A failed check does not stop the others.
+1. Each check is a step as `make gpu-kit` has them: a process with a time limit. A failed one does
+   not stop the others.
 2. Checks finished on this device are stored in `.bench/gpu/` and are not run again.
 3. If a check fails, the tables have the others, and the exit status is 1.
 
@@ -10,27 +11,22 @@ docs/gpu.md says what is expected of each figure.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from vtoken.demo.progress import Progress
+from scripts.gpu_kit.run import SERVING, Step
+from scripts.gpu_kit.run import run as run_step
 from vtoken_bench.output import FOLDER, Cell, Table, finish, new_result
 from vtoken_bench.target import device_name, found_device
 
 CHECKS = ("pages", "copies", "overlap", "probe", "serving")
 NEEDS_VLLM = ("serving",)  # a machine that runs the kit may lack it
 LIMIT_MINUTES = 10.0
-POLL_S = 0.5
-Command = Callable[[str], Sequence[str]]
 # What a check's table shows of a row: figures, and dictionaries of figures. The probe's ratios, one
 # for each installed kernel, are shown too.
 SHOWN = {
@@ -83,16 +79,9 @@ def run(args: argparse.Namespace) -> int:
     parent = args.json.parent if args.json else FOLDER
     folder = parent / ("gpu-quick" if args.quick else "gpu")
     device = device_name()
-
-    def command(name: str) -> list[str]:
-        checks = [sys.executable, "-m", "vtoken_bench.checks", name]
-        if name in NEEDS_VLLM:
-            checks = [sys.executable, "-m", f"vtoken_bench.{name}_check"]
-        return [*checks, "--tiny"] if args.quick else checks
-
-    outcomes = measure(
-        args.checks, folder, device, command, limit_s=60 * args.limit_minutes, again=args.again
-    )
+    modules = {name: ("vtoken_bench.checks", name) for name in CHECKS} | {"serving": (SERVING,)}
+    steps = [Step(name, 60 * args.limit_minutes, "", modules[name]) for name in args.checks]
+    outcomes = measure(steps, folder, device, tiny=args.quick, again=args.again)
     return _report(args, device, outcomes, started)
 
 
@@ -149,28 +138,24 @@ def _cells(check: str, row: dict[str, Any]) -> Iterator[tuple[str, Cell]]:
 
 
 def measure(
-    names: Sequence[str],
-    folder: Path,
-    device: str,
-    command: Command,
-    *,
-    limit_s: float,
-    again: bool = False,
+    steps: Sequence[Step], folder: Path, device: str, *, tiny: bool = False, again: bool = False
 ) -> dict[str, Outcome]:
     """Run the checks; return the outcome of each. `folder` keeps one file per finished check."""
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, Outcome] = {}
-    for name in names:
-        path = folder / f"{name}.json"
+    for step in steps:
+        path = folder / f"{step.name}.json"
         stored = None if again else _stored(path, device)
         if stored is not None:
-            print(f"{name}: finished {stored.finished}, --again repeats it", file=sys.stderr)
-            outcomes[name] = stored
+            print(f"{step.name}: finished {stored.finished}, --again repeats it", file=sys.stderr)
+            outcomes[step.name] = stored
             continue
-        found = _run_check(name, folder, device, command(name), limit_s)
-        if isinstance(found, Finished):
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-        outcomes[name] = found
+        print(f"{step.name}: at most {step.limit_s / 60:.0f} min", file=sys.stderr, flush=True)
+        row = run_step(step, device, {"--tiny": []} if tiny else {}, folder, in_kit=False)
+        if row["why"]:
+            path.unlink(missing_ok=True)  # so that it runs again
+        failed = f"{row['why']}, see {folder / step.name}.log"
+        outcomes[step.name] = _stored(path, device) or failed
     return outcomes
 
 
@@ -181,52 +166,3 @@ def _stored(path: Path, device: str) -> Finished | None:
     except (OSError, msgspec.MsgspecError):
         return None
     return found if found.device == device else None
-
-
-def _run_check(
-    name: str, folder: Path, device: str, command: Sequence[str], limit_s: float
-) -> Outcome:
-    output, log = folder / f"{name}.out", folder / f"{name}.log"
-    started = time.monotonic()
-    progress = Progress(f"{name}, at most {limit_s / 60:.0f} min")
-    with output.open("wb") as out, log.open("wb") as errors:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=errors,
-            start_new_session=True,
-        )
-        try:
-            while process.poll() is None and time.monotonic() - started < limit_s:
-                progress.tick()
-                time.sleep(POLL_S)
-            timed_out = process.poll() is None
-        finally:
-            _kill(process)
-    seconds = time.monotonic() - started
-    progress.done(f"{name}: {'timed out' if timed_out else f'status {process.returncode}'}")
-    if timed_out:
-        return f"not finished after {seconds:.0f} s, see {log}"
-    if process.returncode:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        return f"status {process.returncode}: {lines[-1] if lines else 'no message'}, see {log}"
-    try:
-        (result,) = json.loads(_array(output.read_text(errors="replace")))
-    except ValueError as error:
-        return f"its output is no result ({error}), see {output}"
-    finished = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return Finished(name, device, finished, seconds, result)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its children if it is still running."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _array(text: str) -> str:
-    """The JSON array that ends the output of a check; libraries may print lines before it."""
-    start = f"\n{text}".rfind("\n[\n")
-    return text[max(start, 0) :]

@@ -146,9 +146,17 @@ def found_device() -> str:
 
 
 def run(
-    step: Step, device: str, options: Mapping[str, Sequence[str]], folder: Path
+    step: Step,
+    device: str,
+    options: Mapping[str, Sequence[str]],
+    folder: Path,
+    *,
+    in_kit: bool = True,
 ) -> dict[str, Any]:
-    """Run one step; its row of report.json. A finished check's result is NAME.json in `folder`."""
+    """Run one step; its row of report.json. A finished check's result is NAME.json in `folder`.
+
+    Without `in_kit` it runs in this process's folder and environment, as a checkout has them.
+    """
     started = time.monotonic()
     module = [argument.format(results=folder) for argument in step.module]
     taken = [word for name in step.takes if name in options for word in (name, *options[name])]
@@ -160,8 +168,8 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            cwd=HERE,
-            env=environment(),
+            cwd=HERE if in_kit else None,
+            env=environment() if in_kit else None,
             start_new_session=True,
         )
         try:

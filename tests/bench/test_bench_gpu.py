@@ -8,13 +8,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from scripts.gpu_kit.run import Step
 from vtoken_bench import gpu, main, overhead, serving_check, target
 from vtoken_bench.evaluation.answers import FIXED, PRESSURE
 from vtoken_bench.evaluation.points import Run
@@ -266,60 +266,44 @@ def test_some_variants_run_in_an_executor_of_their_own_and_leave_traces(tmp_path
     assert steps
 
 
-class Checks:
-    """Commands in place of the checks: each prints a result in its form and is recorded."""
+def test_a_finished_check_runs_again_only_on_request_or_on_another_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules in place of the checks print a result in its form."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name, result in printed().items():
+        text = f"a library says hello\n{json.dumps([result], indent=2)}\n"
+        (tmp_path / f"{name}.py").write_text(f"print({text!r})")
+    steps = [Step(name, 60.0, "", (name,), takes=()) for name in gpu.CHECKS]
+    ran: list[str] = []
+    inner = gpu.run_step
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.scripts = folder, {}
-        for name, result in printed().items():
-            path = folder / f"{name}.printed"
-            path.write_text(f"[1] a library says hello\n{json.dumps([result], indent=2)}\n")
-            self.scripts[name] = f"print(open({str(path)!r}).read())"
-        self.ran: list[str] = []
+    def run_step(step: Step, *given: Any, **how: bool) -> dict[str, Any]:
+        ran.append(step.name)
+        return inner(step, *given, **how)
 
-    def command(self, name: str) -> Sequence[str]:
-        self.ran.append(name)
-        return [sys.executable, "-c", self.scripts[name]]
+    monkeypatch.setattr(gpu, "run_step", run_step)
 
-    def measure(self, *, device: str = DEVICE, limit_s: float = 60.0, **how: bool) -> Any:
-        self.ran.clear()
-        return gpu.measure(
-            gpu.CHECKS, self.folder / "gpu", device, self.command, limit_s=limit_s, **how
-        )
+    def measure(*, device: str = DEVICE, **how: bool) -> dict[str, gpu.Outcome]:
+        ran.clear()
+        return gpu.measure(steps, tmp_path / "gpu", device, **how)
 
-
-def test_a_finished_check_runs_again_only_on_request_or_on_another_device(tmp_path: Path) -> None:
-    checks = Checks(tmp_path)
-    found = checks.measure()
-    assert checks.ran == [*gpu.CHECKS]
-    assert {name: outcome.result for name, outcome in found.items()} == printed()
-    assert checks.measure() == found
-    assert checks.ran == []
+    found = measure()
+    assert ran == [*gpu.CHECKS]
+    assert {n: f.result for n, f in found.items() if isinstance(f, Finished)} == printed()
+    assert measure() == found
+    assert ran == []
     (tmp_path / "gpu" / "overlap.json").write_text("{ cut off")
-    checks.measure()
-    assert checks.ran == ["overlap"]
-    checks.measure(again=True)
-    assert checks.ran == [*gpu.CHECKS]
-    checks.measure(device="another device")
-    assert checks.ran == [*gpu.CHECKS]
-
-
-def test_a_failed_or_hung_check_stops_no_other_and_runs_again(tmp_path: Path) -> None:
-    checks = Checks(tmp_path)
-    good = dict(checks.scripts)
-    checks.scripts |= {
-        "pages": "raise SystemExit('out of memory')",
-        "copies": "import time; time.sleep(600)",
-        "probe": "print('nothing')",
-    }
-    found = checks.measure(limit_s=3.0)
-    assert found["pages"].startswith("status 1: out of memory, see")
-    assert found["copies"].startswith("not finished after 3 s, see")
-    assert found["probe"].startswith("its output is no result")
-    assert isinstance(found["overlap"], Finished)
-    checks.scripts = good
-    assert all(isinstance(outcome, Finished) for outcome in checks.measure().values())
-    assert checks.ran == ["pages", "copies", "probe"]
+    measure()
+    assert ran == ["overlap"]
+    (tmp_path / "probe.py").write_text("raise SystemExit('out of memory')")
+    again = measure(again=True)
+    assert ran == [*gpu.CHECKS]
+    assert again["probe"] == f"status 1: out of memory, see {tmp_path}/gpu/probe.log"
+    measure()
+    assert ran == ["probe"]
+    measure(device="another device")
+    assert ran == [*gpu.CHECKS]
 
 
 def test_the_bench_writes_a_result_and_fails_with_a_check(
