@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import methodcaller
 
 from vtoken_bench.evaluation import columns
 from vtoken_bench.evaluation.answers import FIXED, POLICY, PRESSURE
 from vtoken_bench.evaluation.curve import CLIENTS
-from vtoken_bench.evaluation.effects import SHOWN, Effect
+from vtoken_bench.evaluation.effects import over_native
 from vtoken_bench.evaluation.points import Run, stamp, variants_of
 from vtoken_bench.evaluation.variants import NAIVE, NATIVE
-from vtoken_bench.output import Result, Table
+from vtoken_bench.output import Result
 
 SPEED = "output_tokens_per_second"
 COLUMNS = (
@@ -35,14 +36,14 @@ COLUMNS = (
     columns.PREEMPTIONS,
 )
 RATIOS = (
-    (SPEED, "output tok/s"),
-    ("e2el_p50_ms", "request p50"),
-    ("e2el_p95_ms", "request p95"),
-    ("ttft_p50_ms", "TTFT p50"),
-    ("ttft_p95_ms", "TTFT p95"),
-    ("tpot_p50_ms", "TPOT p50"),
-    ("itl_p95_ms", "ITL p95"),
-    ("server_cpu_s", "server CPU"),
+    columns.of_ratio("output tok/s", SPEED),
+    columns.of_ratio("request p50", "e2el_p50_ms"),
+    columns.of_ratio("request p95", "e2el_p95_ms"),
+    columns.of_ratio("TTFT p50", "ttft_p50_ms"),
+    columns.of_ratio("TTFT p95", "ttft_p95_ms"),
+    columns.of_ratio("TPOT p50", "tpot_p50_ms"),
+    columns.of_ratio("ITL p95", "itl_p95_ms"),
+    columns.of_ratio("server CPU", "server_cpu_s"),
 )
 AGAINST = ((PRESSURE, NAIVE), (FIXED, NAIVE))  # beside every server against native
 CLAIMS = (
@@ -62,34 +63,20 @@ def report(result: Result, model: str, runs: Sequence[Run], memory: float) -> No
         f"{POLICY} at a third of the prompt"
     )
     rows = [columns.Row(name, runs, {"variant": name}) for name in names]
-    result.tables = [columns.table(title, "server", rows, COLUMNS), _ratios_table(runs, names)]
+    pairs = [*[(name, NATIVE) for name in names if name != NATIVE], *AGAINST]
+    ratios = [
+        columns.Row(f"{one} / {other}", runs, {"variant": one}, {"variant": other})
+        for one, other in pairs
+    ]
+    result.tables = [
+        columns.table(title, "server", rows, COLUMNS),
+        columns.table("Ratios of the same repeat", "ratio", ratios, RATIOS),
+    ]
     for name in names:
         for metric, what in CLAIMS if name != NATIVE else ():
             title = f"{memory:.0%} of the demand: {what} of native, {name}"
-            result.claims.append(
-                _ratio(runs, metric, name, NATIVE).claim("Real client", title, model)
-            )
+            ratio = over_native(runs, methodcaller("figure", metric), name)
+            result.claims.append(ratio.claim("Real client", title, model))
     result.measured[model] = stamp(runs)
     result.seconds = sum(run.seconds for run in runs)
     result.raw = [dict(run.labels) | {"repeat": run.repeat} | run.figures for run in runs]
-
-
-def _ratio(runs: Sequence[Run], metric: str, one: str, other: str) -> Effect:
-    """The metric of a server over another one's, in the same repeat."""
-    labels = {"variant": one}, {"variant": other}
-    found = Effect.of(runs, lambda run: run.figure(metric), *labels)
-    assert found is not None  # every repeat has all servers
-    return found
-
-
-def _ratios_table(runs: Sequence[Run], names: Sequence[str]) -> Table:
-    pairs = [*[(name, NATIVE) for name in names if name != NATIVE], *AGAINST]
-    return Table(
-        "Ratios of the same repeat",
-        ["ratio", *[heading for _, heading in RATIOS]],
-        [
-            [f"{one} / {other}", *[str(_ratio(runs, metric, one, other)) for metric, _ in RATIOS]]
-            for one, other in pairs
-        ],
-        [f"{SHOWN}; output tok/s: more is better; latencies and CPU: less is better"],
-    )

@@ -109,7 +109,9 @@ class Slices:
         for variant in GROUPS[self.group]:
             against = AGAINST.get(variant.name, first)
             name = variant.name if against == first else f"{variant.name}, against {against}"
-            rows.append(columns.Row(name, self.runs, {"variant": variant.name}, against))
+            rows.append(
+                columns.Row(name, self.runs, {"variant": variant.name}, {"variant": against})
+            )
         counted = self.runs[0].figures["instructions"] is not None
         ratios = [
             columns.of_ratio(heading, figure)

@@ -6,7 +6,7 @@ A part's table is a choice of columns; a row is one variant under one load.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from vtoken_bench.evaluation.answers import (
@@ -33,13 +33,13 @@ from vtoken_bench.output import Table
 class Row:
     """`runs`: all of one load. `labels`: those of the row's runs among them.
 
-    `against`: the variant that ratios and differences are to.
+    `against`: the labels of the runs that ratios and differences are to.
     """
 
     name: str
     runs: Sequence[Run]
     labels: Labels
-    against: str = NATIVE
+    against: Labels = field(default_factory=lambda: {"variant": NATIVE})
 
     @property
     def own(self) -> list[Run]:
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def is_reference(self) -> bool:
-        return self.labels == {"variant": self.against}
+        return self.labels == self.against
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ def of_ratio(heading: str, figure: Figure | str) -> Column:
     """The figure over that of what the row is compared with, in the same repeat."""
 
     def cell(row: Row) -> str | None:
-        found = Effect.of(row.runs, _figure(figure), row.labels, {"variant": row.against})
+        found = Effect.of(row.runs, _figure(figure), row.labels, row.against)
         return None if found is None else str(found)
 
-    return Column(heading, cell, compares=True, note=f"{heading}: {SHOWN}")
+    return Column(heading, cell, compares=True, note=f"ratios: {SHOWN}")
 
 
 def of_percentiles(heading: str, path: str, unit: float, digits: int) -> Column:
@@ -95,7 +95,7 @@ def _found(row: Row) -> str:
 
 
 def _difference(row: Row) -> str | None:
-    pairs = paired_answers(row.runs, row.labels, {"variant": row.against})
+    pairs = paired_answers(row.runs, row.labels, row.against)
     return points_shown(pairs.difference()) if pairs.samples else None
 
 
@@ -150,5 +150,5 @@ def table(title: str, first: str, rows: Sequence[Row], columns: Sequence[Column]
             ]
             for row in rows
         ],
-        [column.note for column in columns if column.note],
+        list(dict.fromkeys(column.note for column in columns if column.note)),
     )
