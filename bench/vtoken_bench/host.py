@@ -13,17 +13,19 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import vtoken
-from vtoken_bench.claims import Claim, student_interval
+from vtoken_bench.claims import Claim
 from vtoken_bench.engines import EngineError, Process, thread_environment
+from vtoken_bench.evaluation import columns
 from vtoken_bench.evaluation.answers import CONFIGS, FIXED, PRESSURE
-from vtoken_bench.evaluation.effects import bounds, spread
+from vtoken_bench.evaluation.effects import Figure
+from vtoken_bench.evaluation.points import Run, pick, variants_of
 from vtoken_bench.evaluation.variants import NAIVE
 from vtoken_bench.output import Cell, Table, finish, goals_table, new_result
 
@@ -51,32 +53,57 @@ KINDS = {
     "ops": "operations of torch",
 }
 SHOWN_US = 25.0  # of a file in a step of any variant
-Row = dict[str, Any]  # one load, see `HostEngine.run`
-Figure = Callable[[Row], float]
 
 
 def of(owner: str, *sides: str, kind: str = "decode") -> Figure:
     """CPU time a step of an owner's code on these sides, in ms."""
 
-    def figure(row: Row) -> float:
-        steps = row["decode_steps"] if kind == "decode" else row["steps"] - row["decode_steps"]
-        found = sum(ns for who, side, _, ns in row["ns"][kind] if who == owner and side in sides)
+    def figure(run: Run) -> float:
+        decode_steps = run.figures["decode_steps"]
+        steps = decode_steps if kind == "decode" else run.figures["steps"] - decode_steps
+        found = sum(
+            ns for who, side, _, ns in run.figures["ns"][kind] if owner == who and side in sides
+        )
         return float(found / (1e6 * steps))
 
     return figure
 
 
-def full_graphs(row: Row) -> float:
-    """The share of decode steps that keep vLLM's full graphs."""
-    share: float = row["full_graph_steps"] / row["decode_steps"]
-    return share
+def full_graphs(run: Run) -> float:
+    """The percentage of decode steps that keep vLLM's full graphs."""
+    return 100 * run.figure("full_graph_steps") / run.figure("decode_steps")
 
 
 v_ms, b_ms = of(VTOKEN, *SIDES), of(VLLM, *SIDES)
 
 
-def v_of_b(row: Row) -> float:
-    return v_ms(row) / b_ms(row)
+def v_of_b(run: Run) -> float:
+    return v_ms(run) / b_ms(run)
+
+
+STEPS = (
+    columns.of_figure("running", "mean_running"),
+    *[columns.of_figure(f"vLLM's {side}", of(VLLM, side)) for side in SIDES],
+    *[columns.of_figure(f"vToken's {side}", of(VTOKEN, side)) for side in (SCHEDULER, WORKER)],
+    columns.of_figure("V", v_ms, "V: vToken's time, median [range] of the repeats, as all columns"),
+    columns.of_figure(
+        "V / B",
+        v_of_b,
+        "B: vLLM's time, without model, sampling and the processing of outputs",
+    ),
+    columns.of_figure(
+        "V, other steps",
+        of(VTOKEN, *SIDES, kind="mixed"),
+        "other steps: with prompts, whose tensors are large: the CPU's arithmetic counts too",
+    ),
+    columns.of_figure("full graphs [%]", full_graphs),
+)
+RATIOS = (
+    columns.of_figure("V, this [ms]", v_ms),
+    columns.of_ratio("V", v_ms),
+    columns.of_ratio("V / B", v_of_b),
+    columns.of_ratio("B", b_ms),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"vtoken bench host: no vtoken in {tree}", file=sys.stderr)
             return 1
     try:
-        commits, rows = measure(trees, asdict(load) | {"blocks": load.num_blocks(16)}, args)
+        commits, runs = measure(trees, asdict(load) | {"blocks": load.num_blocks(16)}, args)
     except EngineError as error:
         print(f"vtoken bench host: {error}", file=sys.stderr)
         return 1
@@ -112,14 +139,15 @@ def run(args: argparse.Namespace) -> int:
         **({"other": commits[OTHER] or "no checkout"} if args.against else {}),
     }
     result = new_result("host", "make bench-host", setup)
-    result.claims = claims(rows)
+    result.claims = claims(runs)
     result.tables = [
         goals_table(result.claims),
-        steps_table(rows, trees),
-        *([ratios_table(rows)] if args.against else []),
-        counts_table(rows),
-        files_table(rows),
+        steps_table(runs, trees),
+        *([ratios_table(runs)] if args.against else []),
+        counts_table(runs),
+        files_table(runs),
     ]
+    rows = [{**run.labels, "repeat": run.repeat} | run.figures for run in runs]
     result.raw = {"commits": commits, "rows": rows}
     result.seconds = time.monotonic() - started
     finish(result, path=args.json, markdown=args.markdown)
@@ -134,12 +162,12 @@ def environment(tree: Path) -> dict[str, str]:
 
 def measure(
     trees: dict[str, Path], load: dict[str, Any], args: argparse.Namespace
-) -> tuple[dict[str, str], list[Row]]:
+) -> tuple[dict[str, str], list[Run]]:
     """Commit by tree, and every load: first the counted ones, which warm up, then the timed ones.
 
-    Raises EngineError.
+    A run's figures are those of `HostEngine.run`. Raises EngineError.
     """
-    rows: list[Row] = []
+    runs: list[Run] = []
     with ExitStack() as stack:
         engines = {
             tree: stack.enter_context(closing(Process(tree, DRIVER, environment(folder))))
@@ -163,111 +191,73 @@ def measure(
                             "scatters": variant not in IN_ORDER,
                         }
                     )
-                    rows.append({"tree": tree, "variant": variant, "repeat": repeat} | found)
-    return commits, rows
+                    runs.append(Run({"tree": tree, "variant": variant}, repeat, found))
+    return commits, runs
 
 
-def over_repeats(
-    rows: Sequence[Row], figure: Figure, variant: str, tree: str = THIS
-) -> list[float]:
-    """The figure of every timed load of the variant."""
-    of_both = [r for r in rows if (r["tree"], r["variant"]) == (tree, variant)]
-    return [figure(row) for row in of_both if "ns" in row]
+def timed(runs: Sequence[Run]) -> list[Run]:
+    """All loads but the counted ones."""
+    return [run for run in runs if "ns" in run.figures]
 
 
-def variants_of(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["variant"] for row in rows))
-
-
-def claims(rows: Sequence[Row]) -> list[Claim]:
+def claims(runs: Sequence[Run]) -> list[Claim]:
     """V against its goal, and its ratio to B, of this tree."""
     found = []
-    for variant in variants_of(rows):
+    for variant in variants_of(runs):
+        own = pick(timed(runs), tree=THIS, variant=variant)
         goal = f"<= {GOALS_MS[variant]}" if variant in GOALS_MS else ""
         for what, figure, unit, bound in (
             ("vToken's time on the host in a step", v_ms, "ms", goal),
             ("the same, of vLLM's own", v_of_b, "x", ""),
         ):
-            values = over_repeats(rows, figure, variant)
-            name = f"{variant}: {what}"
+            name, values = f"{variant}: {what}", [figure(run) for run in own]
             found.append(Claim.of("GPU host", name, "stub", values, unit, goal=bound))
     return found
 
 
-def steps_table(rows: Sequence[Row], trees: Collection[str]) -> Table:
-    return Table.of(
-        "CPU time of the host, ms a decode step",
-        [_steps(rows, variant, tree) for tree in trees for variant in variants_of(rows)],
-        "B: vLLM's time, without model, sampling and the processing of outputs; V: vToken's",
-        "other steps: with prompts, whose tensors are large: the CPU's arithmetic counts too",
-        "range: over the repeats",
-    )
+def steps_table(runs: Sequence[Run], trees: Collection[str]) -> Table:
+    rows = [
+        columns.Row(f"{variant}, {tree}", timed(runs), {"tree": tree, "variant": variant})
+        for tree in trees
+        for variant in variants_of(runs)
+    ]
+    return columns.table("CPU time of the host, ms a decode step", "variant", rows, STEPS)
 
 
-def _steps(rows: Sequence[Row], variant: str, tree: str) -> dict[str, Cell]:
-    def middle(figure: Figure) -> float:
-        return statistics.median(over_repeats(rows, figure, variant, tree))
-
-    return {
-        "variant": f"{variant}, {tree}",
-        "running": middle(lambda row: float(row["mean_running"])),
-        **{f"vLLM's {side}": middle(of(VLLM, side)) for side in SIDES},
-        **{f"vToken's {side}": middle(of(VTOKEN, side)) for side in (SCHEDULER, WORKER)},
-        "V [range]": spread(over_repeats(rows, v_ms, variant, tree)),
-        "V / B [range]": spread(over_repeats(rows, v_of_b, variant, tree)),
-        "V, other steps": middle(of(VTOKEN, *SIDES, kind="mixed")),
-        "full graphs": f"{middle(full_graphs):.0%}",
-    }
-
-
-def ratios_table(rows: Sequence[Row]) -> Table:
+def ratios_table(runs: Sequence[Run]) -> Table:
     """Of both trees, paired by repeat."""
+    rows = []
+    for variant in variants_of(runs):
+        this, other = ({"tree": tree, "variant": variant} for tree in (THIS, OTHER))
+        rows.append(columns.Row(variant, timed(runs), this, other))
     title = "This tree against the other, loads of one repeat"
-    return Table.of(title, [_ratios(rows, variant) for variant in variants_of(rows)])
+    return columns.table(title, "variant", rows, RATIOS)
 
 
-def _ratios(rows: Sequence[Row], variant: str) -> dict[str, Cell]:
-    def ratio(figure: Figure) -> list[float]:
-        both = [over_repeats(rows, figure, variant, tree) for tree in (THIS, OTHER)]
-        return [this / other for this, other in zip(*both, strict=True)]
-
-    own = ratio(v_ms)
-    return {
-        "variant": variant,
-        "V, other [ms]": statistics.median(over_repeats(rows, v_ms, variant, OTHER)),
-        "V, this [ms]": statistics.median(over_repeats(rows, v_ms, variant)),
-        "V [range]": spread(own),
-        "95%": bounds(student_interval(own)).strip(" []"),
-        "V / B [range]": spread(ratio(v_of_b)),
-        "B": spread(ratio(b_ms)),
-    }
-
-
-def counts_table(rows: Sequence[Row]) -> Table:
+def counts_table(runs: Sequence[Run]) -> Table:
     title = "What vToken has the device do in a decode step: median (mean)"
-    return Table.of(title, [_counts(row) for row in rows if "counted" in row])
+    return Table.of(title, [_counts(run) for run in runs if "counted" in run.figures])
 
 
-def _counts(row: Row) -> dict[str, Cell]:
-    found: dict[str, Cell] = {"variant": f"{row['variant']}, {row['tree']}"}
-    steps = [step["counts"] for step in row["counted"] if step["decodes"]]
+def _counts(run: Run) -> dict[str, Cell]:
+    found: dict[str, Cell] = {"variant": f"{run.labels['variant']}, {run.labels['tree']}"}
+    steps = [step["counts"] for step in run.figures["counted"] if step["decodes"]]
     for kind, name in KINDS.items():
         each = [sum(n for k, _, n in step if k == kind) for step in steps]
         found[name] = f"{statistics.median(each):.0f} ({statistics.fmean(each):.1f})"
     return found
 
 
-def files_table(rows: Sequence[Row]) -> Table:
+def files_table(runs: Sequence[Run]) -> Table:
     """This tree's time by file, the mean of the repeats; small ones of a side together."""
-    variants = variants_of(rows)
+    variants = variants_of(runs)
     us: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for row in rows:
-        if row["tree"] != THIS or "ns" not in row:
-            continue
-        loads = len(over_repeats(rows, v_ms, row["variant"]))
-        for owner, side, file, ns in row["ns"]["decode"]:
-            if owner == VTOKEN:
-                us[side, file][row["variant"]] += ns / row["decode_steps"] / 1e3 / loads
+    for variant in variants:
+        own = pick(timed(runs), tree=THIS, variant=variant)
+        for run in own:
+            for owner, side, file, ns in run.figures["ns"]["decode"]:
+                if owner == VTOKEN:
+                    us[side, file][variant] += ns / run.figures["decode_steps"] / 1e3 / len(own)
     shown: dict[tuple[str, str], Counter[str]] = {}
     for (side, file), found in us.items():
         name = file if max(found.values()) >= SHOWN_US else "other files"

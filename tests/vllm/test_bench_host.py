@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from vtoken_bench import host
+from vtoken_bench.evaluation.points import Run
 from vtoken_bench.host import ATTENTION, BENCH, HERE, THIS, VLLM, VTOKEN, WORKER
 from vtoken_bench.vllm.cpu_time import ROOTS, CPUTime, Place, place
 
@@ -106,7 +108,7 @@ def test_a_busy_loop_shows_in_its_file_and_no_time_is_lost(work: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Loads on another tree than this process's, which `measure` checks."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("vtoken", "api", "tests"):
@@ -114,51 +116,51 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     args = argparse.Namespace(repeats=1, variants=VARIANTS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "DRIVER", "tests.support.direct_launches")
-        commits, rows = host.measure({THIS: tree}, LOAD, args)
+        commits, found = host.measure({THIS: tree}, LOAD, args)
     assert commits.keys() == {THIS}
-    return rows
+    return found
 
 
-def test_the_account_of_a_load_is_complete(rows: list[dict[str, Any]]) -> None:
-    timed = [row for row in rows if "ns" in row]
-    assert [row["variant"] for row in timed] == VARIANTS
-    for row in timed:
-        spent = [*row["ns"]["decode"], *row["ns"]["mixed"]]
-        assert sum(ns for *_, ns in spent) == row["cpu_ns"] > 0
-        assert row["violations"] == 0
-        assert 0 < row["mean_running"] <= LOAD["clients"]
+def test_the_account_of_a_load_is_complete(runs: list[Run]) -> None:
+    timed = host.timed(runs)
+    assert [run.labels["variant"] for run in timed] == VARIANTS
+    for run in timed:
+        spent = [*run.figures["ns"]["decode"], *run.figures["ns"]["mixed"]]
+        assert sum(ns for *_, ns in spent) == run.figures["cpu_ns"] > 0
+        assert run.figures["violations"] == 0
+        assert 0 < run.figure("mean_running") <= LOAD["clients"]
         sides = {(owner, side) for owner, side, *_ in spent}
         assert {(VLLM, "scheduler"), (VLLM, WORKER), (VTOKEN, "scheduler")} <= sides
 
 
-def test_launches_are_those_counted_at_the_kernels(rows: list[dict[str, Any]]) -> None:
-    counted = {row["variant"]: row for row in rows if "counted" in row}
-    for row in counted.values():
-        steps = [step["counts"] for step in row["counted"]]
+def test_launches_are_those_counted_at_the_kernels(runs: list[Run]) -> None:
+    counted = {r.labels["variant"]: r.figures for r in runs if "counted" in r.figures}
+    for figures in counted.values():
+        steps = [step["counts"] for step in figures["counted"]]
         launches = sum(n for step in steps for kind, _, n in step if kind == "launches")
-        assert launches == row["direct"]
+        assert launches == figures["direct"]
     assert counted["h2o"]["direct"] > counted["none"]["direct"] > 0
     idle = [(kind, n) for step in counted["none"]["counted"] for kind, _, n in step["counts"]]
     assert set(idle) <= {("launches", 1), ("ops", 1)}  # where nothing is evicted
 
 
-def test_a_step_with_nothing_evicted_keeps_full_graphs(rows: list[dict[str, Any]]) -> None:
-    none = next(row for row in rows if row["variant"] == "none")
+def test_a_step_with_nothing_evicted_keeps_full_graphs(runs: list[Run]) -> None:
+    none = next(run.figures for run in runs if run.labels["variant"] == "none")
     assert none["full_graph_steps"] == none["decode_steps"] > 0
 
 
-def test_the_tables_have_every_variant_and_both_trees(rows: list[dict[str, Any]]) -> None:
-    both = [*rows, *({**row, "tree": host.OTHER} for row in rows)]
+def test_the_tables_have_every_variant_and_both_trees(runs: list[Run]) -> None:
+    both = [*runs, *(replace(r, labels={**r.labels, "tree": host.OTHER}) for r in runs)]
     trees = {THIS: HERE, host.OTHER: HERE}
     assert len(host.steps_table(both, trees).rows) == 2 * len(VARIANTS)
     ratios = host.ratios_table(both)
     assert [row[0] for row in ratios.rows] == VARIANTS
-    assert all(row[3] == row[5] == row[6] == "1.00" for row in ratios.rows), ratios.rows
-    assert len(host.counts_table(rows).rows) == len(VARIANTS)
-    files = host.files_table(rows)
+    assert all(row[2:] == ["1.00"] * 3 for row in ratios.rows), ratios.rows
+    assert len(host.counts_table(runs).rows) == len(VARIANTS)
+    files = host.files_table(runs)
     shown = {str(row[0]): row[1:] for row in files.rows}
     assert any(name.startswith("worker, ") for name in shown)
-    claims = {claim.what: claim for claim in host.claims(rows)}
+    claims = {claim.what: claim for claim in host.claims(runs)}
     assert claims["fixed: vToken's time on the host in a step"].goal == "<= 1.0"
 
 
