@@ -18,7 +18,6 @@ On CUDA install vllm[bench]==0.32.0 instead.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from typing import Any
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from vtoken.demo.server import DemoError, Server, any_free_port
 from vtoken.demo.trained_model import TrainedModelError
@@ -240,5 +240,6 @@ def evicted_tokens(variant: str, metrics: str) -> float | None:
 
 def counter(metrics: str, name: str) -> float | None:
     """Sum the counter `name` over its labels in Prometheus text format; None if it is absent."""
-    values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)", metrics, re.MULTILINE)
-    return sum(map(float, values)) if values else None
+    families = text_string_to_metric_families(metrics)
+    values = [s.value for family in families for s in family.samples if s.name == name]
+    return sum(values) if values else None

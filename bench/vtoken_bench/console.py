@@ -2,7 +2,7 @@
 
 The real `vtoken console` runs in a pty of 200 x 50, on the server of `vtoken bench stream` with
 70,000 blocks and 256 requests, at 10 frames a second. It is measured from outside, through its pty
-and /proc: once with a terminal that reads at once, once behind a link of 64 kB/s.
+and as a process: once with a terminal that reads at once, once behind a link of 64 kB/s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Run a program in its own pty, and record its output, with times, and its cost.
 
 A thread reads the pty and timestamps every chunk, on request no faster than a slow link would. It
-answers the query for synchronized updates as a terminal does, so that frames can be counted. CPU
-time and memory come from /proc (Linux).
+answers the query for synchronized updates as a terminal does, so that frames can be counted.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ import termios
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
+
+import psutil
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?<>=]*[a-zA-Z]|\][^\x07]*\x07|[PX^_].*?\x1b\\|.)", re.DOTALL)
-_TICKS = os.sysconf("SC_CLK_TCK")
 REACTION_S = 5.0  # longest wait for any output
 SYNC_QUERY, SYNC_REPLY = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
 FRAME_BEGIN = b"\x1b[?2026h"
@@ -137,14 +136,12 @@ class Terminal:
 
     def cpu_s(self) -> float:
         """CPU time so far, user and system [s]."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def rss_bytes(self) -> int:
         """Resident memory now."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        return int(found[1]) * 1024 if found else 0
+        return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def close(self) -> None:
         if self.process.poll() is None:
