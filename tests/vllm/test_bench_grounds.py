@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,8 @@ def maker(model: Path) -> PromptMaker:
 
 @pytest.fixture(scope="module")
 def engines(model: Path) -> Iterator[Engines]:
-    with Engines(
-        model, Target(threads=1), count=1, num_tokens=3000, config={}, profile=None
-    ) as found:
+    started = Engines(model, Target(threads=1), count=1, num_tokens=3000, config={}, profile=None)
+    with closing(started) as found:
         yield found
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
@@ -161,7 +162,7 @@ class Bench:
             profile=self.args.calibration,
         )
         try:
-            with engines:
+            with closing(engines):
                 self._run(engines, samples)
         except KeyboardInterrupt:
             print("interrupted; run the same command to continue", file=sys.stderr)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from vtoken_bench import forcing
 from vtoken_bench.engines import Engine
@@ -62,15 +61,7 @@ class Engines:
         for engine in self._engines:
             self._idle.put(engine)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         for engine in self._engines:
             engine.close()
 
