@@ -1,8 +1,8 @@
 """vToken's API server without vLLM, for benchmarks: `python -m vtoken_bench.api_server`.
 
 The engine answers commands on a ZMQ REQ/REP socket, with the same bytes as on vLLM's wire. Calls
-are not limited: all clients have one address here. For each line on standard input the process
-prints the CPU seconds it has used; it exits at end of input.
+are not limited: all clients have one address here. The process prints its port, and exits when
+standard input ends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import sys
-import time
 from argparse import Namespace
 
 import uvicorn
@@ -64,8 +63,7 @@ async def serve(engine: str, state_dir: str) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     print(server.servers[0].sockets[0].getsockname()[1], flush=True)
-    while await asyncio.to_thread(sys.stdin.readline):
-        print(time.process_time(), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
     server.should_exit = True
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(task, 5)

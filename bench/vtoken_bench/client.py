@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from vtoken.demo.server import DemoError, Server, any_free_port
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import client_report
 from vtoken_bench import target as targets
+from vtoken_bench.counters import cpu_s
 from vtoken_bench.engines import thread_environment
 from vtoken_bench.evaluation.answers import CONFIGS, PRESSURE
 from vtoken_bench.evaluation.chats import FactChats
@@ -208,13 +208,6 @@ class Servers:
         if self._target.device == "cuda":
             flags.append("--vtoken-experimental-cuda")
         return flags
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process and of those below it that run."""
-    parent = psutil.Process(pid)
-    times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
-    return float(sum(time.user + time.system for time in times))
 
 
 def file_name(variant: str) -> str:

@@ -1,8 +1,8 @@
-"""Count this process's instructions with the processor's hardware counter, where there is one.
+"""CPU time of processes, and this process's instructions where the processor counts them.
 
-The module calls Linux's `perf_event_open` through ctypes. Virtual machines often have no counter,
-and a kernel may forbid access (`/proc/sys/kernel/perf_event_paranoid`). Then nothing is counted and
-`missing` has the reason.
+`Instructions` calls Linux's `perf_event_open` through ctypes. Virtual machines often have no
+counter, and a kernel may forbid access (`/proc/sys/kernel/perf_event_paranoid`). Then nothing is
+counted and `missing` has the reason.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import platform
 import struct
 import sys
+
+import psutil
 
 SYSCALLS = {"x86_64": 298, "aarch64": 241}
 HARDWARE, INSTRUCTIONS = 0, 1
@@ -44,3 +46,10 @@ class Instructions:
         if self._file < 0:
             return None
         return int.from_bytes(os.read(self._file, 8), sys.byteorder)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and of those below it that run."""
+    parent = psutil.Process(pid)
+    times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
+    return float(sum(time.user + time.system for time in times))

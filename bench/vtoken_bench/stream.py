@@ -28,6 +28,7 @@ from vtoken.control.facts import EngineFacts
 from vtoken.control.report import Reporter
 from vtoken.control.telemetry import Publisher
 from vtoken.wire import Frame
+from vtoken_bench.counters import cpu_s
 from vtoken_bench.decoding import BLOCK_SIZE, SLACK_TOKENS, Decoding
 from vtoken_bench.output import Cell, Table, finish, new_result
 from vtoken_bench.stream_clients import Counted
@@ -105,7 +106,11 @@ class ApiServer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address = f"127.0.0.1:{int(self._line())}"
+        assert self._process.stdout is not None
+        port = self._process.stdout.readline().strip()
+        if not port:
+            raise RuntimeError("the API server exited, see its messages above")
+        self.address = f"127.0.0.1:{port}"
 
     @property
     def stream_url(self) -> str:
@@ -121,17 +126,7 @@ class ApiServer:
 
     def cpu_s(self) -> float:
         """CPU time that the process has used so far."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("cpu\n")
-        self._process.stdin.flush()
-        return float(self._line())
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the API server exited, see its messages above")
-        return line
+        return cpu_s(self._process.pid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 
 import psutil
 
+from vtoken_bench.counters import cpu_s
+
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?<>=]*[a-zA-Z]|\][^\x07]*\x07|[PX^_].*?\x1b\\|.)", re.DOTALL)
 REACTION_S = 5.0  # longest wait for any output
 SYNC_QUERY, SYNC_REPLY = b"\x1b[?2026$p", b"\x1b[?2026;2$y"
@@ -136,8 +138,7 @@ class Terminal:
 
     def cpu_s(self) -> float:
         """CPU time so far, user and system [s]."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        return float(times.user + times.system)
+        return cpu_s(self.process.pid)
 
     def rss_bytes(self) -> int:
         """Resident memory now."""

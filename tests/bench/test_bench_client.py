@@ -16,6 +16,7 @@ import pytest
 from tests.support.waiting import until
 from vtoken_bench import client, client_report
 from vtoken_bench.client import VARIANTS, Servers
+from vtoken_bench.counters import cpu_s
 from vtoken_bench.evaluation.answers import CHATS, FIXED, PRESSURE
 from vtoken_bench.evaluation.curve import points_at
 from vtoken_bench.evaluation.points import Point, Run, Setting
@@ -220,7 +221,7 @@ async def test_cpu_time_is_of_a_process_and_those_below_it() -> None:
     endless = f"{sys.executable} -c 'while True: pass' & wait"
     with subprocess.Popen(["sh", "-c", endless], start_new_session=True) as process:
         try:
-            await until(lambda: client.cpu_s(process.pid) > 0.1, "no CPU time is counted")
+            await until(lambda: cpu_s(process.pid) > 0.1, "no CPU time is counted")
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
