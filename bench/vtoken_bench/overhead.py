@@ -22,7 +22,7 @@ from vtoken_bench import target
 from vtoken_bench.claims import Claim
 from vtoken_bench.engines import Engine
 from vtoken_bench.evaluation import columns
-from vtoken_bench.evaluation.effects import Effect
+from vtoken_bench.evaluation.effects import SHOWN, Effect
 from vtoken_bench.evaluation.points import Run
 from vtoken_bench.output import Table, finish, goals_table, new_result
 from vtoken_bench.slices import LIVE_TOKENS, Variant, alternate, longest_tokens
@@ -114,7 +114,7 @@ class Slices:
             )
         counted = self.runs[0].figures["instructions"] is not None
         ratios = [
-            columns.of_ratio(heading, figure)
+            columns.of_ratio(heading, figure, f"ratios: {SHOWN}")
             for figure, heading in RATIOS.items()
             if counted or figure != "instructions"
         ]

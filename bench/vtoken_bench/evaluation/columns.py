@@ -65,14 +65,17 @@ def of_figure(heading: str, figure: Figure | str, note: str = "") -> Column:
     return Column(heading, lambda row: spread([_figure(figure)(run) for run in row.own]), note=note)
 
 
-def of_ratio(heading: str, figure: Figure | str) -> Column:
-    """The figure over that of what the row is compared with, in the same repeat."""
+def of_ratio(heading: str, figure: Figure | str, note: str = "") -> Column:
+    """The figure over that of what the row is compared with, in the same repeat.
+
+    `note`: one for all ratios of a table, in place of the column's own.
+    """
 
     def cell(row: Row) -> str | None:
         found = Effect.of(row.runs, _figure(figure), row.labels, row.against)
         return None if found is None else str(found)
 
-    return Column(heading, cell, compares=True, note=f"ratios: {SHOWN}")
+    return Column(heading, cell, compares=True, note=note or f"{heading}: {SHOWN}")
 
 
 def of_percentiles(heading: str, path: str, unit: float, digits: int) -> Column:
