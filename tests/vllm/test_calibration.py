@@ -206,7 +206,7 @@ def test_the_trained_model_finds_needles_at_two_thirds_of_its_depth(
     trained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "profile.json"
-    arguments = ["--prompts", "16", "--tokens", "400", "--output", str(path), "--json"]
+    arguments = ["--prompts", "16", "--tokens", "600", "--output", str(path), "--json"]
     assert main(["calibrate", str(trained_model), *arguments]) == 0
     profile = store.read(path)
     assert json.loads(capsys.readouterr().out)["fingerprint"] == profile.fingerprint

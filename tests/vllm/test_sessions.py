@@ -195,7 +195,7 @@ async def test_the_client_of_a_session_that_is_ended_gets_its_end(demo_model: Pa
     try:
         (bus,) = engines_of(client)
         hub = Hub(bus)
-        hub.join(Ending(client))
+        hub.tell("server", Ending(client).take)
         hub.start()
         params = SamplingParams(
             temperature=0, max_tokens=4, ignore_eos=True, output_kind=RequestOutputKind.DELTA
