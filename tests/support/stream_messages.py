@@ -16,14 +16,21 @@ START_TS = 1_800_000_000.0
 def stream(
     num_messages: int, *, seed: int = 0, num_blocks: int = 64, fps: float = 5.0
 ) -> Iterator[tuple[wire.StreamMessage, EngineState]]:
-    """Messages of a server, each with the resulting frame."""
+    """Messages of a server, each with the resulting state; the same in every run."""
     engine = ScriptedEngine(num_blocks=num_blocks, seed=seed)
+
+    def state_at(ts: float) -> EngineState:
+        frame = engine.frame()
+        assert frame.status is not None
+        frame.status.ts, frame.status.latency = ts, None  # both are measured
+        return EngineState().after(Difference.of(frame))
+
     try:
         about = engine.describe()
         cursor = StateCursor(frozenset(TOPICS), packed=False)
         for n in range(num_messages):
             head = {"epoch": "e1", "seq": n + 1, "step": engine.steps, "ts": START_TS + n / fps}
-            state = EngineState().after(Difference.of(engine.frame()))
+            state = state_at(head["ts"])
             if n == 0:
                 yield hello_of(about, **head, topics=list(TOPICS), fps=fps), state
             elif n == 1:
@@ -36,7 +43,7 @@ def stream(
                 yield wire.EventMessage(**head, event=event), state
             else:
                 engine.step()
-                state = EngineState().after(Difference.of(engine.frame()))
+                state = state_at(head["ts"])
                 yield wire.Delta(**head, **cursor.delta(state)), state
     finally:
         engine.close()
