@@ -41,6 +41,7 @@ from vtoken_api.state.journal import Journal
 Answer = wire.PatchResult | wire.Operation | wire.Forgotten | wire.Ended
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
+Found = TypeVar("Found", wire.Accepted, wire.PatchResult)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Changes:
                 Making(caller, action, call, {engines[0].rank: call}), wire.PatchResult
             )
         async with self._changing:
-            accepted = await self._ask(engines, call)
+            accepted = await self._ask(engines, call, commands.Validate, wire.Accepted)
             number = 1 + max(await self._revisions(accepted))
             if not isinstance(call, commands.Confirm):
                 call = structs.replace(call, revision=number)
@@ -124,7 +125,7 @@ class Changes:
             return await self._preview(call, fleet.engines, caller, "config")
         others = [other for other in fleet.ranks if other != rank]
         async with self._changing:
-            accepted = await self._ask(fleet.engines, call)
+            accepted = await self._ask(fleet.engines, call, commands.Validate, wire.Accepted)
             number = 1 + max(await self._revisions(accepted))
             told = structs.replace(
                 call, if_match=accepted[rank].revision, revision=number, followers=others
@@ -239,16 +240,21 @@ class Changes:
     # ------------------------------------------------------------ asking
 
     async def _ask(
-        self, engines: Sequence[EngineBus], call: commands.ConfigCall
-    ) -> dict[int, wire.Accepted]:
-        """Whether the engines would accept a change, by rank; raises the first refusal, and 412."""
-        ask = commands.Validate(change=structs.replace(call, if_match=None))
-        calls = {engine.rank: ask for engine in engines}
-        accepted = await self._fleet.ask_all(calls, wire.Accepted)
-        _require_newest(call.if_match, [its.revision for its in accepted.values()])
+        self,
+        engines: Sequence[EngineBus],
+        call: commands.ConfigCall,
+        question: type[commands.Validate | commands.Preview],
+        kind: type[Found],
+    ) -> dict[int, Found]:
+        """What the engines answer to a `question` about a change, by rank. Raises the first
+        refusal, 412 if it is for an older revision, and 409 if they would undo different ones.
+        """
+        ask = question(change=structs.replace(call, if_match=None))
+        found = await self._fleet.ask_all({engine.rank: ask for engine in engines}, kind)
+        _require_newest(call.if_match, [its.revision for its in found.values()])
         if isinstance(call, commands.Undo):
-            _require_same({rank: its.changes for rank, its in accepted.items()})
-        return accepted
+            _require_same({rank: its.changes for rank, its in found.items()})
+        return found
 
     async def _revisions(self, accepted: Mapping[int, wire.Accepted]) -> list[int]:
         """The revisions of these engines, and of all others that answer."""
@@ -262,12 +268,7 @@ class Changes:
         self, call: commands.ConfigCall, engines: Sequence[EngineBus], caller: Caller, action: str
     ) -> wire.PatchResult:
         """What a change would do on engines; raises the first refusal, and 412."""
-        ask = commands.Preview(change=structs.replace(call, if_match=None))
-        calls = {engine.rank: ask for engine in engines}
-        found = await self._fleet.ask_all(calls, wire.PatchResult)
-        _require_newest(call.if_match, [preview.revision for preview in found.values()])
-        if isinstance(call, commands.Undo):
-            _require_same({rank: preview.changes for rank, preview in found.items()})
+        found = await self._ask(engines, call, commands.Preview, wire.PatchResult)
         return await self._previewed(found, caller, action, call)
 
     async def _previewed(
