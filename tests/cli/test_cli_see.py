@@ -288,7 +288,7 @@ async def test_a_dry_run_says_what_is_short_what_could_be_given_and_who_would_fi
     room = f"{without.more_requests} -> {found.more_requests}"
     assert f"room for {room} more requests like the running ones" in text
     void = await run("config", "set", "budget_floor_tokens=12", "--dry-run", "--url", served.url)
-    assert "without effect while budget_ratio is 0\n" in void.out
+    assert "no effect: budget_ratio is 0\n" in void.out
     assert "dry run: nothing was changed\nit makes no difference now\n" in void.out
 
 

@@ -188,7 +188,7 @@ def test_a_revision_that_no_step_ran_with_is_reported_as_superseded(bench: Bench
         (
             {"reclamation": "paused"},
             {"theta_f": 0.5, "low_watermark_blocks": 3},
-            "theta_f and low_watermark_blocks: without effect while reclamation is paused",
+            "theta_f and low_watermark_blocks: no effect: reclamation is paused",
         ),
         ({"reclamation": "paused"}, {"theta_f": 0.5, "reclamation": "auto"}, None),
         ({"reclamation": "paused"}, {"batch_size": 5}, None),
@@ -198,6 +198,11 @@ def test_a_revision_that_no_step_ran_with_is_reported_as_superseded(bench: Bench
             "budget_tokens: only for requests with a policy of their own, while policy is none",
         ),
         ({"budget_ratio": 0.0}, {"budget_tokens": 40}, None),
+        (
+            {"budget_ratio": 0.5},
+            {"budget_tokens": 40},
+            "budget_tokens: no effect: budget_ratio 0.5 decides the floor",
+        ),
         (
             {"evict_when": "always"},
             {"evict_after_wait_ms": 500},

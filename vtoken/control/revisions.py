@@ -25,7 +25,16 @@ from vtoken.control.trials import RunningTrial, terms_of, terms_text
 from vtoken.core.config.descriptions import inactive_notes, mode_notes, swap_notes
 from vtoken.core.config.values import VTokenConfig, bounds, merge_patch
 from vtoken.sentences import change_text
-from vtoken.wire import Accepted, ConfigDocument, Guard, Made, PatchResult, TrialEnd, config_changes
+from vtoken.wire import (
+    Accepted,
+    ConfigDocument,
+    Guard,
+    Made,
+    PatchResult,
+    TrialEnd,
+    config_changes,
+    void_settings,
+)
 from vtoken.wire.commands import ConfigCall, Confirm, PatchConfig, Undo
 from vtoken.wire.guards import series_of
 
@@ -183,7 +192,8 @@ class Revisions:
         result.overtaken = self._superseded() if changes else None
         result.what_if = found = self._dry_runs.what_if(config)
         gives = config.gives and len(runtime.tables) > 0
-        if gives and found.givable_blocks == 0 and not FLOOR.isdisjoint(changes):
+        sets_floor = bool(changes.keys() & FLOOR - void_settings(config).keys())
+        if gives and found.givable_blocks == 0 and sets_floor:
             result.notes.append("no running request can give: none has a block above this floor")
         if "evict_after_wait_ms" in changes:
             note = Outlook(runtime, config).patience_note()

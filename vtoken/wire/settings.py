@@ -237,6 +237,43 @@ def config_changes(old: ConfigValues, new: ConfigValues) -> dict[str, list[Any]]
     return {name: [a[name], b[name]] for name in names if a[name] != b[name]}
 
 
+# Fields that decide which tokens of a request are evicted, and when.
+OF_EVICTION = (
+    "budget_tokens",
+    "budget_ratio",
+    "budget_floor_tokens",
+    "interval_tokens",
+    "evict_during",
+    "evict_when",
+    "evict_after_wait_ms",
+    "protect",
+)
+
+
+def void_settings(config: Configuration[Any]) -> dict[str, str]:
+    """Field -> which other setting keeps it without effect, as text; a part is `canary.share`."""
+    found: dict[str, str] = {}
+    if config.reclamation != "auto":
+        why = f"no effect: reclamation is {config.reclamation}"
+        found |= {"theta_f": why, "low_watermark_blocks": why}
+    if config.budget_ratio > 0:
+        limit = "floor" if config.evict_when == "pressure" else "budget"
+        why = f"no effect: budget_ratio {config.budget_ratio:g} decides the {limit}"
+        found["budget_tokens"] = why
+    else:
+        found["budget_floor_tokens"] = "no effect: budget_ratio is 0"
+    if config.evict_when == "always":
+        found["evict_after_wait_ms"] = (
+            "only for requests with vtoken_evict_when=pressure, while evict_when is always"
+        )
+    if config.policy.name == "none":
+        why = "only for requests with a policy of their own, while policy is none"
+        found = dict.fromkeys(OF_EVICTION, why) | found
+    if not config.canary.share:
+        found["canary.control_share"] = "no effect: canary.share is 0"
+    return found
+
+
 class Bound(Doc):
     type: str  # "int", "float", "bool", "enum", "object"
     summary: str

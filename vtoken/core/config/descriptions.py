@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Container
 
 from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy
 from vtoken.policies.signals import Signal
+from vtoken.wire import void_settings
 
 Resolve = Callable[[Signal, VTokenConfig], Signal]
 
 
 def inactive_notes(changed: Container[str], new: VTokenConfig) -> list[str]:
     """One note for each group of `changed` values that another setting keeps without effect."""
-    notes = []
-    gates = [name for name in ("theta_f", "low_watermark_blocks") if name in changed]
-    if gates and new.reclamation != "auto":
-        names = " and ".join(gates)
-        notes.append(f"{names}: without effect while reclamation is {new.reclamation}")
-    unused = "budget_tokens" if new.budget_ratio > 0 else "budget_floor_tokens"
-    if unused in changed:
-        notes.append(f"{unused}: without effect while budget_ratio is {new.budget_ratio:g}")
-    if "evict_after_wait_ms" in changed and new.evict_when == "always":
-        notes.append(
-            "evict_after_wait_ms: only for requests with vtoken_evict_when=pressure, while "
-            "evict_when is always"
-        )
-    rules = (
-        "budget_tokens",
-        "budget_ratio",
-        "interval_tokens",
-        "evict_during",
-        "evict_when",
-        "protect",
-    )
-    limits = [n for n in rules if n in changed and n != unused]
-    if limits and not new.evicts:
-        names = " and ".join(limits)
-        notes.append(f"{names}: only for requests with a policy of their own, while policy is none")
-    return notes
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for name, why in void_settings(new).items():
+        if name in changed:
+            groups[why].append(name)
+    return [f"{' and '.join(names)}: {why}" for why, names in groups.items()]
 
 
 def mode_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
