@@ -103,12 +103,3 @@ def test_asciify_keeps_the_width_and_leaves_only_ascii(text: str) -> None:
     assert out.isascii()
     widths = (1 if char.isascii() else get_character_cell_size(char) for char in text)
     assert len(out) == sum(widths)
-
-
-@given(st.text(min_size=1, max_size=40), st.integers(2, 20))
-def test_short_id_never_exceeds_its_width(request_id: str, width: int) -> None:
-    assert len(units.short_id(request_id, width)) <= width
-
-
-def test_short_id_keeps_the_distinguishing_part() -> None:
-    assert units.short_id("chatcmpl-a50ff99602c1", 9) == "a50ff996…"

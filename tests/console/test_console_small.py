@@ -130,13 +130,17 @@ async def test_log_shows_freed_blocks_at_any_width(served: Served) -> None:
         ts=0.0,
         step=1,
         kind="relocation",
-        summary="moved 1,117 tokens of chatcmpl-9a068abb-0d4f, freed 121 blocks (plug, auto)",
-        data={"request_id": "chatcmpl-9a068abb-0d4f", "moved_tokens": 1117, "freed_blocks": 121},
+        summary="moved 1,117 tokens of 9a068abb, freed 121 blocks",
+        data={
+            "request_id": "chatcmpl-9a068abb4f60bc1d-0a1b2c3d",
+            "moved_tokens": 1117,
+            "freed_blocks": 121,
+        },
     )
     async with running(served.url) as (app, _):
         log = app.dashboard.query_one(Events)
         shown = "".join(text for text, _ in log.build_row(app.view(), row, 50, selected=False))
-        assert shown.endswith("1,117 tok of 9a068abb…, freed 121 blk")
+        assert shown.endswith("1,117 tok of 9a068abb, freed 121 blk")
         shown = "".join(text for text, _ in log.build_row(app.view(), row, 99, selected=False))
         assert shown.endswith(row.summary)
 

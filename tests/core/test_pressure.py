@@ -429,7 +429,7 @@ def test_the_sentence_of_an_eviction() -> None:
     engine.add("a", 60, max_tokens=10)
     engine.steps(2)
     (event,) = engine.runtime.events.page(0, 10, "eviction").events
-    assert event.summary == "1 request lost 36 tokens (random): a 36"
+    assert event.summary == "a lost 36 tokens"
 
 
 # ---------------------------------------------------------------- sharing out

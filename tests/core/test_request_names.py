@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.core.live import LiveEngine, make_quiet
 from vtoken import wire
+from vtoken.wire.request_names import short_id
 
 RANDOM = "8ea2640e91c84f0f"
 UUID = "550e8400-e29b-41d4-a716-446655440000"
@@ -128,6 +129,37 @@ def test_random_digits_abbreviate_an_id(
     admit(live, engine_id, "chatcmpl-other-5f6a7b8c")
     for name in names:
         assert found(live, name) == engine_id
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "short"),
+    [
+        (f"chatcmpl-{RANDOM}-0a1b2c3d", "8ea2640e"),
+        (f"cmpl-{RANDOM}-0-0a1b2c3d", "8ea2640e"),
+        (f"resp_{RANDOM}_0-0a1b2c3d", "8ea2640e"),
+        (f"chatcmpl-{UUID}-0a1b2c3d", "550e8400"),
+        ("chatcmpl-018f3c2e-7b1a-7c3d-9e5f-0123456789ab-0a1b2c3d", "0a1b2c3d"),
+        ("chatcmpl-1795744892123456-0a1b2c3d", "0a1b2c3d"),
+        (f"cmpl-{RANDOM}-1-0a1b2c3d", "0a1b2c3d"),
+        (f"chatcmpl-{RANDOM}_1-0a1b2c3d", "0a1b2c3d"),
+        (f"1_chatcmpl-{RANDOM}-0a1b2c3d", "1_0a1b2c3d"),
+        ("1_cmpl-job-0-0a1b2c3d", "1_0a1b2c3d"),
+        ("chatcmpl-job-12-0a1b2c3d", "job-12"),
+        ("chatcmpl-conversation-12-0a1b2c3d", "0a1b2c3d"),
+        ("mine", "mine"),
+    ],
+)
+def test_a_short_id_tells_a_request_apart_and_is_one_of_its_names(
+    live: LiveEngine, engine_id: str, short: str
+) -> None:
+    """Others are of the same answer, or of a client that counts."""
+    assert short_id(engine_id) == short
+    others = ("chatcmpl-job-1-4e5f6a7b", f"0_chatcmpl-{RANDOM[::-1]}-0a1b2c3e")
+    admit(live, engine_id, *others)
+    assert found(live, short) == engine_id
+    assert [found(live, short_id(other)) for other in others] == [*others]
+    end(live, engine_id)
+    assert found(live, short) == engine_id
 
 
 def test_a_whole_id_comes_before_an_abbreviation(live: LiveEngine) -> None:

@@ -75,7 +75,9 @@ class ZshComplete(shell_completion.ZshComplete):
 
 def requests(context: click.Context, _: str) -> list[str]:
     """The requests of the named server."""
-    return _query(context, lambda client: [row.id for row in client.requests()])
+    from vtoken.wire.request_names import short_id
+
+    return _query(context, lambda client: [short_id(row.id) for row in client.requests()])
 
 
 def policies(context: click.Context, _: str) -> list[str]:

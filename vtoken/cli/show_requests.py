@@ -5,6 +5,7 @@ from __future__ import annotations
 from vtoken import wire
 from vtoken.cli.printing import Part, Table, facts, plain
 from vtoken.sentences import clock, counted, no_change_text, state_text, when
+from vtoken.wire.request_names import short_id
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 FLAG_WORDS = {
@@ -43,7 +44,7 @@ def _pressure_cells(row: wire.RequestRow) -> tuple[str, ...]:
 
 def _request_row(row: wire.RequestRow) -> tuple[str, ...]:
     return (
-        row.id,
+        short_id(row.id),
         state_text(row),
         f"{row.live:,}",
         f"{row.dead:,}",

@@ -12,6 +12,7 @@ from vtoken.base.errors import RefusedError
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.sentences import counted
 from vtoken.wire import Ended
+from vtoken.wire.request_names import short_id
 
 EndRequest = Callable[[str], object]
 
@@ -36,7 +37,7 @@ def end(runtime: Runtime, request_id: str, actor: str, end_request: EndRequest) 
     runtime.events.add(
         runtime.step,
         "server",
-        f"{actor} ended session {request_id}, which frees {counted(freed, 'block')}",
+        f"{actor} ended session {short_id(request_id)}, which frees {counted(freed, 'block')}",
         {"detail": "ended", "request_id": request_id, "freed_blocks": freed},
     )
     return Ended(request_id=request_id, freed_blocks=freed, revision=runtime.revision)

@@ -19,6 +19,7 @@ from vtoken.core.config.spans import (
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.sentences import counted
 from vtoken.wire import Forgotten
+from vtoken.wire.request_names import short_id
 
 FIELD = "spans"
 
@@ -43,7 +44,7 @@ def forget(
         runtime.events.add(
             runtime.step,
             "eviction",
-            f"{actor} lets {counted(num_new, 'token')} of {name} die first",
+            f"{actor} lets {counted(num_new, 'token')} of {short_id(name)} die first",
             {
                 "requests": 1,
                 "tokens": 0,

@@ -25,6 +25,7 @@ from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.sentences import counted
 from vtoken.wire import FirstWaiting, MemoryPressure, WaitsFor
+from vtoken.wire.request_names import short_id
 
 
 class Outlook:
@@ -172,7 +173,7 @@ class Outlook:
         before = Outlook(self._runtime, self._runtime.config).patience_left_s(demand)
         when = f"in {left:.1f} s" if left > 0 else "from the next step on"
         instead = f"in {before:.1f} s" if before > 0 else "now"
-        waits = f"{demand.request_id} waits for {counted(demand.needed_blocks, 'block')}"
+        waits = f"{short_id(demand.request_id)} waits for {counted(demand.needed_blocks, 'block')}"
         return f"{waits}: others would give for it {when}, not {instead}"
 
     def advice(self) -> str:

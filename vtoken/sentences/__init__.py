@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vtoken.base.quantities import time_text
+from vtoken.wire.request_names import short_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -200,7 +201,7 @@ def _runs(found: wire.WhatIf) -> bool:
 
 def operation_text(operation: wire.Operation) -> str:
     """The outcome of a compaction, or the plan of a dry run."""
-    scope = f"request {operation.request_id}" if operation.request_id else "all requests"
+    scope = f"request {short_id(operation.request_id)}" if operation.request_id else "all requests"
     plan, result = operation.plan, operation.result
     deferred = f"; deferred: {plan.deferred_reason}" if plan and plan.deferred_reason else ""
     if operation.dry_run and plan is not None:

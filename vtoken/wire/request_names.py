@@ -16,6 +16,8 @@ otherwise X_I may be another client's X.
 
 A name that is none may abbreviate one. It must end within random digits, behind `MIN_RANDOM` of
 them. Elsewhere it could be the whole id of another request, as job-1 is the beginning of job-12.
+
+`short_id` makes what people see and type: eight characters that abbreviate a request.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from vtoken.base.errors import RefusedError, UnknownRequestError
 from vtoken.wire import MAX_FINISHED
 
 MIN_RANDOM = 4
+NUM_SHORT = 8  # characters of a short id
 MAX_NAMED = 8  # candidates in a message
 _RANDOM = r"-(?P<random>[0-9a-f]{8})"
 # 16 hex digits, or a UUID, which has 32.
@@ -57,6 +60,16 @@ class Match(IntEnum):
     NAME = 1
     ABBREVIATES = 2
     BEGINS = 3
+
+
+def short_id(request_id: str) -> str:
+    """The engine's id as people see it: at most `NUM_SHORT` characters, which `matches` takes.
+
+    The client's own id if it is as short, its first digits if they are random, and else the
+    engine's random digits; with K_ of a sample. An id of another form is whole.
+    """
+    parts = _parts_of(request_id)
+    return request_id if parts is None else parts.short
 
 
 class NamedRequest(msgspec.Struct):
@@ -117,13 +130,16 @@ def the_one(found: Sequence[NamedRequest], name: str, *, running: bool = False) 
 def _match(request_id: str, name: str) -> Match | None:
     if name == request_id:
         return Match.ID
-    if not name or name not in request_id:  # every name is a part of the engine's id
+    # Every name is a part of the engine's id, but a sample's short one, which ends like it.
+    if not name or (name not in request_id and name[-NUM_SHORT:] != request_id[-NUM_SHORT:]):
         return None
     parts = _parts_of(request_id)
     if parts is None:
         return Match.BEGINS if request_id.startswith(name) else None
     if name in parts.names:
         return Match.NAME
+    if name == parts.short:
+        return Match.ABBREVIATES
     ends = [start + len(name) for start in parts.starts if request_id.startswith(name, start)]
     if not ends:
         return None
@@ -136,6 +152,7 @@ class _Parts(NamedTuple):
     """An engine's id, taken apart. `starts`: where a name may begin; `randoms`: random digits."""
 
     names: tuple[str, str]  # that of its answer and the client's
+    short: str
     starts: set[int]
     randoms: list[tuple[int, int]]
     part: str | None
@@ -152,12 +169,26 @@ def _parts_of(request_id: str) -> _Parts | None:
     digits = [d.span() for d in _DIGITS.finditer(request_id) if not d[0].isdecimal()]
     return _Parts(
         names=(form["answer"], form["own"]),
+        short=_short(form),
         starts={0, form.start("answer"), form.start("own")},
         randoms=[form.span("random"), *digits],
         part=form["part"],
         sample=form["sample"],
         random=form["random"],
     )
+
+
+def _short(form: re.Match[str]) -> str:
+    own, part = form["own"], form["part"]
+    if form["sample"] or (part or "0").strip("-_") != "0":  # others have this answer too
+        return (form["sample"] or "") + form["random"]
+    if len(own) <= NUM_SHORT:
+        return own
+    digits = own.removeprefix("resp_").replace("-", "")
+    if _DIGITS.fullmatch(digits) is None or digits.isdecimal():
+        return form["random"]
+    # vLLM's own, or a UUID of version 4: others begin with the time.
+    return digits[:NUM_SHORT] if len(digits) == 16 or digits[12] == "4" else form["random"]
 
 
 def _are_one_answer(ids: Sequence[str]) -> bool:

@@ -258,7 +258,8 @@ def fields_of(kind: type[Any] | None) -> tuple[str, ...]:
 
 REQUEST_ID = (
     "`request_id`, in which `/` is written `%2F`: the engine's id, the id of the answer, the "
-    f"client's `X-Request-Id`, or one of these cut behind at least {MIN_RANDOM} random digits."
+    f"client's `X-Request-Id`, or one of these cut behind at least {MIN_RANDOM} random digits, as "
+    "its short id is."
 )
 
 # fmt: off

@@ -77,14 +77,6 @@ def nats(value: float | None, width: int = 6) -> str:
     return ("–" if value is None else f"{value:.3f}").rjust(width)
 
 
-def short_id(request_id: str, width: int) -> str:
-    """A request's id in at most `width` columns, without its common prefix if too long."""
-    if len(request_id) <= width:
-        return request_id
-    _, dash, rest = request_id.partition("-")
-    return fit(rest if dash and rest else request_id, width)
-
-
 def fit(text: str, width: int) -> str:
     """`text` truncated with an ellipsis, or padded, to exactly `width` columns."""
     if width <= 0:

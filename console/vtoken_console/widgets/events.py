@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vtoken.sentences import clock
+from vtoken.wire.request_names import short_id
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
@@ -83,13 +84,11 @@ class Events(Scroller["Event"]):
         return super().build_lines(view, width, height)
 
     def build_row(self, view: View, event: Event, width: int, *, selected: bool) -> Line:
-        summary, request_id = event.summary, str(event.data.get("request_id") or "")
-        if request_id and len(summary) + 12 > width:
-            summary = summary.replace(request_id, units.short_id(request_id, 9).rstrip())
+        summary = event.summary
         if len(summary) + 12 > width and {"moved_tokens", "freed_blocks"} <= event.data.keys():
             summary = (
                 f"{units.count(event.data['moved_tokens'])} tok of "
-                f"{units.short_id(request_id, 9).rstrip()}, "
+                f"{short_id(str(event.data.get('request_id')))}, "
                 f"freed {units.count(event.data['freed_blocks'])} blk"
             )
         glyph, style = palette.EVENT_STYLES.get(event.kind, ("·", palette.MUTED_STYLE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
+from vtoken.wire.request_names import short_id
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.details.given import gives
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from vtoken.wire import RequestRow
 
-ID: Column[RequestRow] = Column("id", 8, 0, lambda r: r.id, left=True, most=24, grows=2)
+ID: Column[RequestRow] = Column("id", 8, 0, lambda r: r.id, left=True)
 FLOOR_LEGEND = "█ floor ▓ above ░ dead"
 FLOOR: Column[RequestRow] = Column(
     "▓ above",
@@ -125,7 +126,7 @@ class Requests(Table["RequestRow"]):
         self._scale = 1
         self.painters = {
             ID: lambda _, row, width, cursor: [
-                (units.short_id(row.id, width).ljust(width), cursor or self.ink_of(row))
+                (units.fit(short_id(row.id), width), cursor or self.ink_of(row))
             ],
             FLOOR: lambda view, row, width, _: floor_bar(row, width, ascii_only=view.ascii_only),
             BLOCKS: lambda view, row, width, _: blocks_bar(

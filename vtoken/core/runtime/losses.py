@@ -21,6 +21,7 @@ from vtoken.core.runtime.due import NEVER
 from vtoken.core.runtime.requests import Requests
 from vtoken.sentences import counted
 from vtoken.wire import MAX_FINISHED, RequestDetail
+from vtoken.wire.request_names import short_id
 
 WINDOW_S = 10.0
 # Upper bounds of the shares of `FinishedLog.kept_shares`.
@@ -87,14 +88,18 @@ class Losses:
         most = np.argsort(-counts, kind="stable")[:NUM_NAMED].tolist()
         largest = {self._requests.tables.names[rows[i]]: int(counts[i]) for i in most}
         policies = ", ".join(sorted(policy.name for policy in self._requests.by_policy(rows)))
+        named = [short_id(name) for name in largest]
+        who = named[0] if len(rows) == 1 else f"{len(rows):,} requests"
         verb = "gave" if num_given == num_tokens else "lost"
-        text = f"{counted(len(rows), 'request')} {verb} {counted(num_tokens, 'token')} ({policies})"
+        text = f"{who} {verb} {counted(num_tokens, 'token')}"
         if 0 < num_given < num_tokens:
             text += f", {num_given:,} of them for blocks that were short"
-        named = ", ".join(f"{name} {count:,}" for name, count in largest.items())
+        if len(rows) > 1:
+            shares = zip(named, largest.values(), strict=True)
+            text += ": " + ", ".join(f"{name} {count:,}" for name, count in shares)
         self._current.note(
             "eviction",
-            f"{text}: {named}" + (", …" if len(rows) > NUM_NAMED else ""),
+            text + (", …" if len(rows) > NUM_NAMED else ""),
             {
                 "requests": len(rows),
                 "tokens": num_tokens,

@@ -60,6 +60,7 @@ from vtoken.policies import Policy, make_policy
 from vtoken.policies.shadow import ShadowTally
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.wire import RequestDetail
+from vtoken.wire.request_names import short_id
 
 
 class Runtime:
@@ -242,7 +243,7 @@ class Runtime:
             self.counters.pressure.preemptions_above_floor += self.demand.givable_blocks() > 0
             self.current.note(
                 "preemption",
-                f"{request_id} preempted; {num_tokens:,} tokens will be computed again, "
+                f"{short_id(request_id)} preempted; {num_tokens:,} tokens will be computed again, "
                 f"{num_dead:,} of them evicted before",
                 {
                     "request_id": request_id,
@@ -273,8 +274,8 @@ class Runtime:
     def _note_missing_words(self, request_id: str, policy: Policy) -> None:
         self.current.note(
             "eviction",
-            f"{policy.name} evicts nothing of {request_id}: its prompt came as embeddings, "
-            "which have no words",
+            f"{policy.name} evicts nothing of {short_id(request_id)}: its prompt came as "
+            "embeddings, which have no words",
             {"requests": 1, "tokens": 0, "policy": policy.name},
         )
 

@@ -56,7 +56,7 @@ class BlockPage(LinesWidget):
         """The block's state in the stream, and why there are no slots."""
         activity = view.activity
         spans: list[Span] = [(" ", palette.TEXT_STYLE)]
-        spans += block_spans(self.block, model, activity, width) if activity is not None else []
+        spans += block_spans(self.block, model, activity) if activity is not None else []
         reason = self.problem or "loading its slots …"
         style = palette.WARN_STYLE if self.problem else palette.MUTED_STYLE
         wrapped = textwrap.wrap(reason, max(20, width - 2))

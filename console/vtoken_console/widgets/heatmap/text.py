@@ -11,6 +11,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from vtoken.wire import FLAG_NULL, FLAG_OTHER, FLAG_USED
+from vtoken.wire.request_names import short_id
 from vtoken_console.frame.filters import shortfall
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -66,7 +67,7 @@ def _movement(view: View) -> str:
         return ""
     requests = f"{len(newest.requests)} requests"
     if len(newest.requests) == 1:
-        requests = units.short_id(newest.requests[0], 12).rstrip()
+        requests = short_id(newest.requests[0])
     tokens = f"{newest.moved_tokens:,} tok"
     return f"» {tokens} {requests} {newest.sources:,} blk → {newest.destinations:,} blk"
 
@@ -180,10 +181,8 @@ def under_cursor(shown: Shown, model: StreamState, activity: Activity, width: in
     return merge(cut(spans, width))
 
 
-def block_spans(
-    block: int, model: StreamState, activity: Activity, id_width: int = 12
-) -> list[Span]:
-    """What the stream says of a block; its owner in `id_width` columns at most."""
+def block_spans(block: int, model: StreamState, activity: Activity) -> list[Span]:
+    """What the stream says of a block."""
     size = model.block_size
     muted, text = palette.MUTED_STYLE, palette.TEXT_STYLE
     flags = int(model.flags[block])
@@ -197,7 +196,7 @@ def block_spans(
     if number:
         from vtoken_console.widgets.heatmap.cell_paint import letter_of
 
-        who = units.short_id(activity.names.get(number, f"#{number}"), id_width).rstrip()
+        who = short_id(activity.names.get(number, f"#{number}"))
         spans += [("  of ", muted), (f"{who} ({letter_of(number)})", text)]
     return [*spans, *((f"  {word}", text) for word in flag_words(flags))]
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from vtoken.core.planning.planner import RelocationPlan
 from vtoken.sentences import counted
 from vtoken.wire import ReclamationCounters, Relocation
+from vtoken.wire.request_names import short_id
 
 
 @dataclass(slots=True)
@@ -87,7 +88,5 @@ class InFlight:
         shared = ""
         if moved.shared_blocks:
             shared = f", out of {counted(moved.shared_blocks, 'shared block')}"
-        return (
-            f"moved {counted(moved.moved_tokens, 'token')} of {moved.request_id}{shared}, "
-            f"freed {counted(moved.freed_blocks, 'block')} ({moved.planner}, {moved.reason})"
-        )
+        tokens = f"{counted(moved.moved_tokens, 'token')} of {short_id(moved.request_id)}"
+        return f"moved {tokens}{shared}, freed {counted(moved.freed_blocks, 'block')}"

@@ -20,6 +20,7 @@ from vtoken.core.planning.round import Round
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.sentences import counted
 from vtoken.wire import Operation, OperationPlan, OperationResult, OperationState, Relocation
+from vtoken.wire.request_names import short_id
 
 TRANSITIONS: dict[OperationState, tuple[OperationState, ...]] = {
     "pending": ("running", "done", "failed", "cancelled"),
@@ -176,7 +177,7 @@ def describe_operation(operation: Operation) -> str:
     text = f"compaction {operation.id}"
     plan, result = operation.plan, operation.result
     if operation.state == "pending":
-        whose = f" of {operation.request_id}" if operation.request_id is not None else ""
+        whose = f" of {short_id(operation.request_id)}" if operation.request_id is not None else ""
         return f"{text}{whose} by {operation.actor} runs at the next step"
     if operation.state == "running" and plan is not None:
         return (
