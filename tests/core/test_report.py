@@ -24,9 +24,13 @@ from vtoken.wire import (
     FLAG_SHARED,
     FLAG_TAIL,
     FLAG_USED,
+    RequestDetail,
+    RequestRow,
     Status,
 )
 from vtoken.wire.metrics import METRICS
+
+WAITS = ("arrived_ts", "waiting_since_ts", "waited_s", "needed_blocks")
 
 
 @pytest.fixture
@@ -196,6 +200,46 @@ def test_waiting_and_preempted_requests_have_rows(engine: LiveEngine) -> None:
     assert refused is not None
     assert refused.status == 404  # it holds nothing
     assert engine.ask("request", request_id="nobody").problem is not None
+
+
+def test_a_row_says_since_when_its_request_waits_and_how_long_it_has_waited() -> None:
+    with make_quiet(num_blocks=24) as engine:
+        core, admission = engine.core, engine.core.runtime.admission
+        engine.admit("first", 300)
+
+        def row(name: str) -> RequestRow:
+            detail: RequestDetail = engine.call("request", request_id=name)
+            (found,) = (row for row in engine.call("requests") if row.id == name)
+            assert [getattr(detail, field) for field in WAITS] == [
+                getattr(found, field) for field in WAITS
+            ]
+            return found
+
+        engine.steps()
+        running = row("first")
+        assert (running.waiting_since_ts, running.needed_blocks) == (None, 0)
+        assert running.waited_s > 0
+        core.add("long", 80)
+        core.add("longer", 100)
+        engine.steps()
+        waiting, behind = row("long"), row("longer")
+        assert waiting.waiting_since_ts == waiting.arrived_ts > running.arrived_ts
+        assert (waiting.waited_s, behind.waited_s) == (0.0, 0.0)
+        first = engine.call("status").requests.first
+        assert admission.demand is not None
+        assert (first.id, first.needed_blocks) == ("long", waiting.needed_blocks)
+        assert behind.needed_blocks == -(-100 // 16)
+        assert row("long") == waiting  # an age would change it in every frame
+        core.preempt_newest()
+        again = row("first")
+        assert (again.state, again.arrived_ts) == ("preempted", running.arrived_ts)
+        assert again.waiting_since_ts > again.arrived_ts
+        assert again.waited_s == running.waited_s  # a new wait, which has not ended
+        assert again.needed_blocks > 300 // 16
+        engine.steps(2)
+        assert row("first").waited_s > running.waited_s
+        core.remove("first")
+        assert engine.call("request", request_id="first").waited_s > running.waited_s
 
 
 def test_only_the_first_requests_of_a_long_queue_have_rows(engine: LiveEngine) -> None:

@@ -62,7 +62,8 @@ async def make() -> str:
         finally:
             core.close()
     lines = [f'"{name}": {msgspec.json.encode(value).decode()}' for name, value in found.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    text = re.sub(r'"waited_s":[-.e\d]+', '"waited_s":0.4', ",\n".join(lines))
+    return "{\n" + text + "\n}\n"
 
 
 @contextlib.contextmanager

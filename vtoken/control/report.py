@@ -33,17 +33,11 @@ from vtoken.wire import (
     Pinned,
     RequestDetail,
     RequestRow,
-    RequestState,
     Status,
     TextSource,
     TokenPage,
 )
 from vtoken.wire.request_names import NamedRequest, matches, the_one
-
-
-def _between_turns(queued: QueuedRequest) -> RequestState:
-    """The state of a session that holds blocks and does not run."""
-    return "idle" if queued.idle else "waiting"
 
 
 class Reporter:
@@ -158,7 +152,7 @@ class Reporter:
         held = {row.id: row for row in rows}
         for queued in self._queue.first(MAX_WAITING_ROWS):
             if queued.request_id in held:
-                held[queued.request_id].state = _between_turns(queued)
+                self._note_turn(held[queued.request_id], queued)
             else:
                 rows.append(self._queued_row(RequestRow, queued))
         return rows
@@ -182,29 +176,26 @@ class Reporter:
         for name, *numbers in zip(
             names, *(column.tolist() for column in of_tables.values()), strict=True
         ):
-            request, rules = requests.held[name], requests.rules(name)
+            request = requests.held[name]
             rows.append(
-                RequestRow(
-                    id=name,
-                    state="running",
+                request_row(
+                    RequestRow,
+                    requests,
+                    name,
+                    "running",
                     prompt_tokens=request.num_prompt_tokens,
                     output_tokens=self.runtime.num_sampled(name),
-                    policy=rules.policy.name,
-                    budget_tokens=rules.budget_tokens,
                     moved_tokens=request.moved_tokens,
-                    preemptions=requests.num_preemptions(name),
-                    evict_when=rules.evict_when,
                     given_tokens=request.given_tokens,
                     givable_tokens=givable.get(name, 0),
-                    session=requests.own_rules(name).session,
                     **dict(zip(of_tables, numbers, strict=True)),
                 )
             )
         return rows
 
     def _queued_row(self, make: type[R], queued: QueuedRequest) -> R:
-        """The row of a request that holds no block: its lengths and its rules."""
-        return request_row(
+        """The row of a request that holds no block: its lengths, its rules and its wait."""
+        row = request_row(
             make,
             self.runtime.requests,
             queued.request_id,
@@ -212,6 +203,22 @@ class Reporter:
             prompt_tokens=queued.num_prompt_tokens,
             output_tokens=queued.num_output_tokens,
         )
+        self._note_wait(row)
+        return row
+
+    def _note_turn(self, row: RequestRow, queued: QueuedRequest) -> None:
+        """Note in the row of a session that holds blocks that it does not run."""
+        row.state = "idle" if queued.idle else "waiting"
+        if not queued.idle:
+            self._note_wait(row)
+
+    def _note_wait(self, row: RequestRow) -> None:
+        """Note since when a request waits, and for how many blocks."""
+        request = self.runtime.requests.announced.get(row.id)
+        if request is not None:
+            row.waiting_since_ts = request.waiting_since_ts
+            withheld = self.facts.withheld_blocks
+            row.needed_blocks = self.runtime.admission.needed_blocks(row.id, withheld)
 
     def named(self, name: str) -> list[NamedRequest]:
         """The requests that a client may mean by `name`, which `the_one` chooses from."""
@@ -235,7 +242,7 @@ class Reporter:
                 block_live=table.block_live().tolist(),
             )
             if queued is not None:
-                detail.state = _between_turns(queued)
+                self._note_turn(detail, queued)
         elif queued is not None:
             detail = self._queued_row(RequestDetail, queued)
         else:

@@ -256,6 +256,12 @@ class RequestRow(Doc):
     given_tokens: int = 0  # of the dead ones: died because memory was short
     givable_tokens: int = 0  # that it can give now, in whole blocks; 0 under "always"
     session: bool = False  # a streaming-input session: evicts nothing, ends with its client
+    arrived_ts: float = 0.0  # of a session: its newest turn; 0: an older server
+    waiting_since_ts: float | None = None  # of one that waits, since it arrived or was preempted
+    waited_s: float = 0.0  # its waits that have ended: for its first blocks, and after preemptions
+    # Of one that waits: blocks that must be free for it, withheld ones included. What the prefix
+    # cache has of it counts as free for the first in the queue only.
+    needed_blocks: int = 0
 
 
 class RequestDetail(RequestRow):

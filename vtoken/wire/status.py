@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,6 +27,12 @@ GroupKind = Literal[
     "state",  # Mamba, linear attention
 ]
 HealthPart = Literal["engine", "frames", "audit", "recorder"]
+PeakName = Literal["waiting", "short_blocks", "used_share", "ttft_p95_ms", "inter_token_p95_ms"]
+AdviceLevel = Literal[
+    "short",  # requests wait, or lose tokens, and something can be done
+    "near",  # they soon may
+    "note",  # nobody waits for it
+]
 WaitsFor = Literal[
     "",  # no block is short
     "giving",  # requests give in the next step
@@ -327,6 +333,52 @@ class MemoryPressure(PressureCounters, kw_only=True):
     advice: str = ""  # what would let requests give more, as `Fragmentation.advice`
 
 
+class Peak(Doc):
+    """The highest value of one fact in the last 24 hours."""
+
+    name: PeakName  # "used_share": used blocks of all, 0..1
+    value: float
+    ts: float  # when it was first that high
+
+
+class Slo(Doc):
+    """How many requests met the setting `slo`, of those that ended in the last `window_s` seconds.
+
+    A request meets it as in `vllm bench serve --goodput`: the time to its first token is within
+    `ttft`, and the mean time between its tokens, 0 for a single one, within `itl`. One that ended
+    without a token counts if it had waited longer than `ttft`.
+    """
+
+    text: str  # the setting, as in "ttft<2s, itl<80ms"
+    window_s: float
+    count: int = 0  # requests that count
+    met: int = 0  # of these, met every limit
+    share: float | None = None  # of `met`, 0..1: goodput; None: `count` is 0
+
+
+class Serving(Doc):
+    """What vLLM knows of the requests since the engine started."""
+
+    length_capped: int = 0  # ended because the context of the model was full
+    draft_tokens: int = 0  # that speculative decoding proposed
+    accepted_draft_tokens: int = 0
+    # Tokens of requests that looked into the prefix cache at their first start, and those of them
+    # that it had.
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+class Advice(Doc):
+    """One thing that an operator can do about the state of the engine."""
+
+    code: str  # what it is about, the same in every release
+    level: AdviceLevel
+    text: str  # one clause with its figures
+    change: dict[str, Any] = {}  # fields of the configuration to set
+    command: str = ""  # the command that does it
+    action: str = ""  # the console's key that does it, by the name of its action
+
+
 class Counters(Doc):
     """What an engine has counted since it started; the runtime counts in these fields.
 
@@ -338,6 +390,7 @@ class Counters(Doc):
     requests: RequestCounters = msgspec.field(default_factory=RequestCounters)
     invariants: InvariantCounters = msgspec.field(default_factory=InvariantCounters)
     pressure: PressureCounters = msgspec.field(default_factory=PressureCounters)
+    serving: Serving = msgspec.field(default_factory=Serving)
 
 
 class Status(OfEngine, kw_only=True):
@@ -378,6 +431,10 @@ class Status(OfEngine, kw_only=True):
     guards: list[Guard] = []  # of the change on trial, with their values now
     groups: list[CacheGroup] = []  # []: one group, or an older server
     evict_when: EvictWhen | None = None  # None: an older server
+    slo: Slo | None = None  # None: the setting is empty
+    serving: Serving | None = None  # None: an older server
+    peaks: list[Peak] = []  # filled in by the API process that answers, as what follows
+    advice: list[Advice] = []  # worst first; []: there is nothing to do
 
 
 class Point(msgspec.Struct, array_like=True, frozen=True):

@@ -173,6 +173,21 @@ class Admission:
         fresh = self._current.number - demand.step <= DEMAND_VALID_STEPS
         return demand if fresh and demand.missing_blocks else None
 
+    def needed_blocks(self, request_id: str, withheld_blocks: int) -> int:
+        """Blocks that must be free for a request that waits, `withheld_blocks` included, which the
+        engine withholds from it.
+
+        The engine has asked for the first one. The others count with their entire prompts.
+        """
+        demand, request = self.demand, self._requests.announced.get(request_id)
+        if demand is not None and demand.request_id == request_id:
+            return demand.needed_blocks
+        if request is None or request_id in self._requests.held:
+            return 0
+        prompt, chunk = request.num_prompt_tokens, self._shape.max_chunk_tokens
+        own = self._shape.blocks_of(self.peak_tokens(request_id, prompt))
+        return own + self._book.most_of_others(prompt, chunk) + withheld_blocks
+
     def oldest_wait_s(self, now: float) -> float:
         """How long the request that waits longest has waited; 0 if none waits. `now`: monotonic."""
         held = self._requests.held

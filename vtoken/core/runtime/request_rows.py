@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vtoken.core.runtime.requests import Requests
 from vtoken.wire import RequestDetail, RequestRow, RequestState
 
 R = TypeVar("R", bound=RequestRow)
+NO_BLOCKS: dict[str, Any] = {
+    "live": 0,
+    "dead": 0,
+    "blocks": 0,
+    "bound_blocks": 0,
+    "naive_blocks": 0,
+    "dense": True,
+}
 
 
 def request_row(
@@ -18,26 +26,25 @@ def request_row(
     *,
     prompt_tokens: int,
     output_tokens: int,
+    **held: Any,
 ) -> R:
-    """The row of a request without blocks and tokens; the caller adds those that it has."""
+    """The row of a request, with what it holds, or held: nothing unless `held` says so."""
     rules = requests.rules(request_id)
-    return make(
+    row = make(
         id=request_id,
         state=state,
-        live=0,
-        dead=0,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        blocks=0,
-        bound_blocks=0,
-        naive_blocks=0,
         policy=rules.policy.name,
         budget_tokens=rules.budget_tokens,
-        dense=True,
-        preemptions=requests.num_preemptions(request_id),
         evict_when=rules.evict_when,
-        session=requests.own_rules(request_id).session,
+        **NO_BLOCKS | held,
     )
+    announced = requests.announced.get(request_id)
+    if announced is not None:
+        row.preemptions, row.session = announced.num_preemptions, announced.rules.session
+        row.arrived_ts, row.waited_s = announced.arrived_ts, announced.waited_s
+    return row
 
 
 def describe_rules(requests: Requests, detail: RequestDetail) -> None:

@@ -35,8 +35,9 @@ class Announced:
 
     `num_prompt_tokens`: tokens to compute before it decodes; `max_tokens`: prompt and output at
     most. `priority`: vLLM's, lower is more important. `waits_since`: monotonic seconds of its
-    arrival or of its last preemption. `is_check`: a request of the quality canary, which nobody
-    waits for.
+    arrival or of its last preemption; `waiting_since_ts`: the same in Unix seconds, None once it
+    has blocks. `waited_s`: its waits that have ended. `is_check`: a request of the quality canary,
+    which nobody waits for.
     """
 
     rules: RequestRules
@@ -45,7 +46,23 @@ class Announced:
     priority: int = 0
     is_check: bool = False
     num_preemptions: int = 0
-    waits_since: float = field(default_factory=time.monotonic)
+    arrived_ts: float = field(init=False)
+    waits_since: float = field(init=False)
+    waiting_since_ts: float | None = field(init=False)
+    waited_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.arrived_ts = self.wait_begins()
+
+    def wait_begins(self) -> float:
+        """Note that the request waits from now on; returns now, in Unix seconds."""
+        now = time.time()
+        self.waits_since, self.waiting_since_ts = time.monotonic(), now
+        return now
+
+    def wait_ends(self) -> None:
+        self.waited_s += time.monotonic() - self.waits_since
+        self.waiting_since_ts = None
 
 
 class Requests:
@@ -92,7 +109,10 @@ class Requests:
         table = self.tables.add(request.request_id)
         self.held[request.request_id] = request
         announced = self.announced.get(request.request_id)
-        priority = 0 if announced is None else announced.priority
+        priority = 0
+        if announced is not None:
+            priority = announced.priority
+            announced.wait_ends()
         self.due.admit(table.row, request.prefill_end, priority)
         self._set_rules(request.request_id, table.row)
 
@@ -102,7 +122,7 @@ class Requests:
         if request is not None:
             request.num_preemptions += 1
             request.num_prompt_tokens = num_tokens
-            request.waits_since = time.monotonic()
+            request.wait_begins()
 
     def release(self, request_id: str) -> None:
         """Remove a request that releases its blocks."""
