@@ -26,7 +26,7 @@ from vtoken.client.server import DEFAULT_URL
         ("config", "set", "a=1", "a=2"),
         ("config", "set", "a=1", "a.b=2"),
         ("config", "set", "a=" + "[" * 100_000),
-        ("status", "--url", "localhost:8000"),
+        ("status", "--url", "ftp://localhost:8000"),
         ("status", "--token", "secret"),
         ("status", "--token-file", "/nowhere/token"),
     ],
@@ -161,10 +161,31 @@ async def test_help_names_the_default_server() -> None:
         assert DEFAULT_URL in "".join((await run(*command, "--help")).out.split())
 
 
-async def test_flag_before_the_command_is_told_its_place() -> None:
-    ran = await run("--json", "status")
-    assert ran.code == 2
-    assert "put --json after the command: vtoken COMMAND --json" in ran.err
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--json", "put --json after the command: vtoken COMMAND --json"),
+        ("--verison", "Did you mean '--version'?"),
+    ],
+)
+async def test_an_option_that_the_program_lacks_is_told_its_place_or_its_name(
+    option: str, told: str
+) -> None:
+    ran = await run(option, "status")
+    assert (ran.code, told in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["", "status", "config set", "completion"])
+async def test_help_is_a_word_too(command: str) -> None:
+    words = command.split()
+    helped = await run("help", *words)
+    assert (helped.code, helped.out) == (0, (await run(*words, "--help")).out)
+    assert f"Usage: {' '.join(['vtoken', *words])} " in helped.out
+
+
+async def test_an_address_needs_no_scheme(served: Served) -> None:
+    address = served.url.removeprefix("http://")
+    assert (await run("config", "get", "theta_f", "--url", address)).out == "0.25\n"
 
 
 async def test_console_without_a_terminal_is_refused_with_what_to_use_instead() -> None:

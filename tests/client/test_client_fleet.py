@@ -32,7 +32,7 @@ def test_a_line_is_a_server_with_its_name_and_the_token_of_its_file(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("http://a\ngpu7:8000\n", "line 2: not a server: 'gpu7:8000'"),
+        ("http://a\nftp://gpu7\n", "line 2: not a server: 'ftp://gpu7'"),
         ("http://a nmae=b\n", "line 1: 'nmae=b' is not an option"),
         ("http://a name=\n", "line 1: 'name=' is not an option"),
         ("http://a token-file=none\n", "line 1: cannot read the token file"),

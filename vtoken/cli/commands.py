@@ -176,8 +176,7 @@ INSPECT = [
         "doctor",
         "doctor.doctor",
         "check the installation, the server and what it has done so far",
-        flag("--engine thorough", "check the installed vLLM against vToken (slow)"),
-        common=(*SERVER, JSON),
+        flag("--thorough", "also check the installed vLLM against vToken (slow)"),
         examples=["vtoken doctor --url http://gpu7:8000"],
     ),
     ServerCommand(
@@ -382,7 +381,7 @@ environment:
 
 \b
 exit codes: 0 done, 1 refused or failed, 2 usage
-more: vtoken COMMAND --help"""
+more: vtoken help COMMAND"""
 
 
 class FrontPage(click.Group):
@@ -398,10 +397,15 @@ class FrontPage(click.Group):
                 formatter.write_dl([(str(one.name), str(one.help)) for one in commands])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             option = error.option_name
+            params = [param for command in self.commands.values() for param in command.params]
+            if not any(option in param.opts for param in params):
+                raise
             message = f"put {option} after the command: vtoken COMMAND {option}"
             raise click.UsageError(message, ctx) from None
 

@@ -62,10 +62,11 @@ def examine(client: Client, *, thorough: bool) -> Iterator[Finding]:
     several = len(fleet.engines) > 1
     if several:
         yield Finding("engines", fleet.sentence, "ok" if fleet.ok else "note")
-    for row in fleet.engines:
-        client.server = replace(client.server, shown=row.engine)
+    named = client.server.engine
+    for rank in [row.engine for row in fleet.engines] if named is None else [named]:
+        client.server = replace(client.server, shown=rank)
         for finding in _examine_engine(client):
-            check = f"{finding.check} {row.engine}" if several else finding.check
+            check = f"{finding.check} {rank}" if several else finding.check
             yield replace(finding, check=check)
 
 

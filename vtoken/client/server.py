@@ -25,15 +25,16 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 PREFIX = "/vtoken/v1"
 ACTOR_HEADER = "X-VToken-Actor"
 TIMEOUT_S = 15.0  # for the answer to one call
-EXPECTED_URL = f"http://HOST:PORT, for instance {DEFAULT_URL}"
+EXPECTED_URL = f"[http://]HOST:PORT, for instance {DEFAULT_URL}"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`url` is http:// or https://; `actor`, by default the login name, is for the audit log.
-    `name` is what rows and sentences about several servers call this one, by default HOST:PORT.
-    `cafile`: certificates in PEM, of which one must have signed that of an https:// server, or be
-    it; None: those of this system and of SSL_CERT_FILE. `token_source`: what errors call the token.
+    """`url` is http:// or https://; without a scheme, http://. `actor`, by default the login name,
+    is for the audit log. `name` is what rows and sentences about several servers call this one, by
+    default HOST:PORT. `cafile`: certificates in PEM, of which one must have signed that of an
+    https:// server, or be it; None: those of this system and of SSL_CERT_FILE. `token_source`: what
+    errors call the token.
 
     For a server with several engines: `engine` is the rank of the one that all calls are about.
     Without it, changes are made on all engines, and calls that only read are about `shown`.
@@ -141,14 +142,15 @@ class Server:
         return f"{url}?{urlencode(query, safe=',:')}" if query else url
 
 
-def _checked_url(url: str) -> str:
+def _checked_url(given: str) -> str:
+    url = given if "://" in given else f"http://{given}"
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
     if not good:
-        raise RefusedError(f"not a server: {url!r}", field="url", value=url, bound=EXPECTED_URL)
+        raise RefusedError(f"not a server: {given!r}", field="url", value=given, bound=EXPECTED_URL)
     if parts.username is not None or parts.query or parts.fragment:
         # The value is not repeated: it may hold a password.
         raise RefusedError(
