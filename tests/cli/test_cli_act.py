@@ -91,8 +91,8 @@ async def test_every_change_is_tried_out_with_a_token_that_only_reads(
         trial = ("--confirm-within", "5m")
         assert (await run("config", "set", "theta_f=0.5", *trial, *may_change)).code == 0
         for command, told in (
-            (("config", "set", "budget_tokens=32"), "evicts now "),
-            (("policy", "use", "streaming_llm"), "\nit makes no difference now\n"),
+            (("config", "set", "budget_tokens=32"), "\nevicts "),
+            (("policy", "use", "streaming_llm"), "\nno difference now\n"),
             (("pause",), "no setting changes, revision 2"),
             (("resume",), "reclamation: paused -> auto"),
             (("undo",), "theta_f: 0.5 -> 0.25"),

@@ -14,7 +14,6 @@ from vtoken.sentences import (
     clock,
     counted,
     data_size,
-    effects,
     group_text,
     operation_text,
     policy_text,
@@ -22,6 +21,7 @@ from vtoken.sentences import (
     sessions_text,
     when,
 )
+from vtoken.sentences.what_if import difference, notes_beside
 from vtoken.wire.bounds import span
 from vtoken.wire.guards import guard_text
 
@@ -302,8 +302,8 @@ def change_lines(result: wire.PatchResult) -> list[str]:
     if not changed:  # for instance a confirmation, which has a note
         late = behind(result.revision, result.effective_revision)
         return [*result.notes, f"no setting changes, revision {result.revision}{late}"]
-    changed += result.notes
     if result.applied_at_step is not None:
+        changed += result.notes
         since = f"from step {result.applied_at_step:,} on"
         if result.outcome == "in_force":
             changed.append(f"in force, revision {result.revision}")
@@ -313,13 +313,8 @@ def change_lines(result: wire.PatchResult) -> list[str]:
         else:
             changed.append(f"applied {since}, revision {result.revision}")
         return changed if result.trial is None else [*changed, trial_line(result.trial)]
-    effect = result.what_if
-    if effect is None:
-        return [*changed, "dry run: nothing was changed"]
-    deferred = [f"deferred: {effect.deferred_reason}"] if effect.deferred_reason else []
-    closed = [f"no automatic round: {gate.detail}" for gate in effect.gates if not gate.open]
-    would = [str(found) for found in effects(effect)] or ["it makes no difference now"]
-    return [*changed, "dry run: nothing was changed", *would, *deferred, *closed]
+    would = [line.text for line in difference(result, "->")]
+    return [*changed, *notes_beside(result), "dry run: nothing was changed", *would]
 
 
 def policy_parts(policies: list[wire.PolicyInfo]) -> list[Part]:

@@ -109,6 +109,8 @@ class DryRuns:
             givable_tokens=outlook.givable_tokens,
             givable_blocks=outlook.givable_blocks,
             more_requests=outlook.more_requests(),
+            waiting_requests=len(outlook.waiting),
+            startable_requests=outlook.startable_requests,
         )
 
     def _victims(

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from vtoken.base.arrays import Ints
+from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.giving import Givers, share_out
 from vtoken.core.runtime.admission import Demand
@@ -162,6 +163,44 @@ class Outlook:
             spare += int(limits.most_blocks().sum())
         spare -= admission.future_blocks(config)
         return 0 if spare < first else 1 + int((spare - first) / later)
+
+    @cached_property
+    def waiting(self) -> list[str]:
+        """The requests that wait for blocks, in the order in which vLLM starts them."""
+        requests, demand = self._runtime.requests, self._runtime.admission.demand
+        if demand is None:
+            return []
+
+        def order(name: str) -> tuple[bool, int, bool, float]:
+            request = requests.announced[name]
+            is_new = request.num_preemptions == 0
+            return name != demand.request_id, request.priority, is_new, request.waits_since
+
+        announced = requests.announced.items()
+        names = [n for n, r in announced if n not in requests.held and not r.is_check]
+        return sorted(names, key=order)
+
+    @cached_property
+    def startable_requests(self) -> int:
+        """How many of `waiting` could start one after the other before a running request ends; at
+        least, since what the started ones can give is not counted.
+        """
+        runtime, config, found = self._runtime, self._config, self.standing
+        demand, book = runtime.admission.demand, runtime.demand
+        givable = self.givable_blocks if config.reclamation == "auto" else 0
+        if demand is None or found.blocks > givable:
+            return 0
+        spare = found.free_blocks + givable - found.asked_blocks - found.future_blocks
+        chunk, num_started = runtime.shape.max_chunk_tokens, 0
+        for name in self.waiting[:MAX_WAITING_ROWS]:
+            if name != demand.request_id:
+                prompt = runtime.requests.announced[name].num_prompt_tokens
+                taken = runtime.shape.blocks_of(prompt) + book.most_of_others(prompt, chunk)
+                spare -= book.most_blocks(name, config) or taken
+            if spare < 0:
+                break
+            num_started += 1
+        return num_started
 
     def patience_note(self) -> str | None:
         """When others give for the first waiting request; None if nobody waits or can give."""

@@ -105,6 +105,10 @@ class WhatIf(Doc):
     # How many more requests of the running ones' mean size fit before one ends, at their peaks.
     # None: no running request evicts, or an older server.
     more_requests: int | None = None
+    # How many requests wait for blocks, and how many of them could start one after the other before
+    # a running one ends; a started one can give, too, so more may.
+    waiting_requests: int = 0
+    startable_requests: int = 0
     # What happens now without the change; None: an older server.
     without_change: WhatIf | None = None
 
