@@ -123,7 +123,7 @@ async def test_colour_is_for_terminals_that_want_it(served: Served, env: dict[st
     assert ("\x1b[" in shown) is (not env)
 
 
-@pytest.mark.parametrize("command", ["config get", "requests"])
+@pytest.mark.parametrize("command", ["config get", "policy list"])
 async def test_a_narrow_terminal_cuts_nothing_off(served: Served, command: str) -> None:
     words = (*command.split(), "--url", served.url)
     env = {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "60"}

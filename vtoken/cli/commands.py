@@ -33,6 +33,7 @@ from vtoken.cli.options import (
 )
 
 SHELLS = ("bash", "zsh", "fish")
+SORTS = ("wait", "age", "length", "kept", "give", "gave", "blocks")  # of requests
 KINDS = (
     "relocation",
     "eviction",
@@ -144,7 +145,12 @@ INSPECT = [
         "requests",
         "see.requests",
         "every request that holds or waits for blocks",
-        examples=["vtoken requests --json | jq -r '.[].id'"],
+        Option(["--sort"], type=Choice(SORTS), default="wait", help="largest first (wait)"),
+        Option(["-o", "--output"], type=Choice(["wide"]), help="wide: more columns, whole ids"),
+        examples=(
+            "vtoken requests --sort gave -o wide",
+            "vtoken requests --json | jq -r '.[].id'",
+        ),
     ),
     ServerCommand(
         "request",

@@ -75,9 +75,13 @@ class ZshComplete(shell_completion.ZshComplete):
 
 def requests(context: click.Context, _: str) -> list[str]:
     """The requests of the named server."""
+    from vtoken.cli.remote import requests_by_engine
     from vtoken.wire.request_names import short_id
 
-    return _query(context, lambda client: [short_id(row.id) for row in client.requests()])
+    def ids(client: Client) -> list[str]:
+        return [short_id(row.id) for rows in requests_by_engine(client).values() for row in rows]
+
+    return _query(context, ids)
 
 
 def policies(context: click.Context, _: str) -> list[str]:

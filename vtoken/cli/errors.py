@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vtoken import wire
     from vtoken.client import ProblemError, RefusedError
 
+BAD_INPUT = (400, 422)  # the statuses of a call that can be put right
 _WORD = re.compile(r"[\w.-]+")
 _LIST = re.compile(r"(?:^one of |: )(?P<words>[\w.-]+(?:, [\w.-]+)+)$")  # of a bound
 
@@ -74,8 +75,8 @@ def engine_modules() -> Iterator[None]:
         ) from error
 
 
-def failure_of(error: ProblemError | RefusedError) -> CommandError:
-    """The command-line error for a failed call."""
+def failure_of(error: ProblemError | RefusedError, *, verbose: bool = False) -> CommandError:
+    """The command-line error for a failed call; `verbose`: with all parts of a refusal."""
     from vtoken.client import (
         NotVToken,
         OutcomeUnknown,
@@ -95,8 +96,7 @@ def failure_of(error: ProblemError | RefusedError) -> CommandError:
     elif isinstance(error, NotVToken):
         hint = "start the server with: vtoken serve MODEL" if problem.status == 404 else ""
     elif problem.status:
-        summary = f"{problem.detail} ({problem.status} {problem.title})"
-        return CommandError(summary, "\n".join(_details(problem)), problem)
+        return CommandError(*_refusal(problem, verbose), problem)
     return CommandError(problem.detail, hint, problem)
 
 
@@ -113,24 +113,32 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def _details(problem: wire.Problem) -> list[str]:
-    """Field, value and bound of a refusal, one line each, unless its detail says them; and a
-    suggestion.
+def _refusal(problem: wire.Problem, verbose: bool) -> tuple[str, str]:
+    """What the server says, and the line that helps: a suggestion, else what it expects.
+
+    `verbose`: also its status, field, value and bound.
     """
     import msgspec
 
-    lines = []
-    if f"{problem.field} = {problem.value!r}" not in problem.detail:
-        lines = [f"field: {problem.field}"] if problem.field else []
-        if problem.value is not None:
-            lines.append(f"value: {msgspec.json.encode(problem.value).decode()}")
-    if problem.bound and problem.bound not in problem.detail:
-        lines.append(f"bound: {problem.bound}")
+    detail, bound, hint = problem.detail, problem.bound or "", ""
+    named = _LIST.search(bound)
+    words = "" if named is None else named["words"]
     if names_no_engine(problem):
-        return [*lines, "name one with --engine N; see: vtoken engines"]
-    named = _LIST.search(problem.bound or "")
-    known = _WORD.findall(named["words"]) if named is not None else []
+        hint = "name one with --engine N; see: vtoken engines"
+    elif meant := _suggestion(problem, _WORD.findall(words)):
+        hint, detail = meant, detail.replace(f": {words}", "")
+    elif problem.status in BAD_INPUT and bound and bound not in detail:
+        hint = f"expected: {bound}"
+    if not verbose:
+        return detail, hint
+    value = "" if problem.value is None else msgspec.json.encode(problem.value).decode()
+    parts = {"field": problem.field, "value": value, "bound": bound}
+    lines = [f"{name}: {text}" for name, text in parts.items() if text]
+    return f"{problem.detail} ({problem.status} {problem.title})", "\n".join([*lines, hint])
+
+
+def _suggestion(problem: wire.Problem, known: Sequence[str]) -> str:
     for word in (problem.value, (problem.field or "").rpartition(".")[2]):
         if isinstance(word, str) and word not in known and (meant := did_you_mean(word, known)):
-            return [*lines, meant]
-    return lines
+            return meant
+    return ""

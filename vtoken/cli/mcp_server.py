@@ -82,7 +82,7 @@ def _add(server: MCPServer, tool: Tool, annotations: ToolAnnotations) -> None:
         try:
             return msgspec.json.encode(await tool(*args, **kwargs)).decode()
         except ProblemError as error:
-            raise ToolError(str(failure_of(error))) from error
+            raise ToolError(str(failure_of(error, verbose=True))) from error
 
     server.tool(annotations=annotations, structured_output=False)(answered)
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +18,8 @@ from vtoken.cli.errors import CommandError, UsageError, failure_of
 from vtoken.cli.printing import Printer
 
 if TYPE_CHECKING:
-    from vtoken.client import AsyncClient, OutcomeUnknown, Server
+    from vtoken.client import AsyncClient, Client, OutcomeUnknown, Server
+    from vtoken.wire import RequestRow
 
 LOOKUP_S = 300.0  # how long the outcome of a change is looked up if its answer is lost
 
@@ -93,10 +94,29 @@ class Remote:
         self.tell(f"{server.url} has no tokens; it did not check the one of {source}")
 
 
+def requests_by_engine(client: Client) -> dict[int, list[RequestRow]]:
+    """Rank -> its requests: of the addressed engine; if none is, of all that answer."""
+    named = client.server.engine
+    found = {}
+    for rank in [named] if named is not None else _ranks(client):
+        client.server = replace(client.server, shown=rank)
+        found[rank] = client.requests()
+    return found
+
+
+def _ranks(client: Client) -> list[int]:
+    """The engines that answer. Raises ProblemError if none does."""
+    ranks = [row.engine for row in client.engines().engines if not row.problem]
+    if not ranks:
+        client.status()  # the server's own refusal
+    return ranks
+
+
 def answered(
     function: Callable[..., int | None],
     *,
     as_json: bool = False,
+    verbose: bool = False,
     every: bool = False,
     **values: Any,
 ) -> int:
@@ -118,6 +138,6 @@ def answered(
         error.as_json = as_json
         raise
     except (ProblemError, RefusedError) as error:
-        failure = failure_of(error)
+        failure = failure_of(error, verbose=verbose)
         failure.as_json = as_json
         raise failure from error

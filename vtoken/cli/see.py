@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 from vtoken.cli.errors import names_no_engine
 from vtoken.cli.every import report
-from vtoken.cli.remote import Remote
+from vtoken.cli.remote import Remote, requests_by_engine
 from vtoken.cli.show import fleet_parts, status_parts
 from vtoken.cli.show_requests import (
     audit_lines,
@@ -38,14 +41,21 @@ def engines(remote: Remote) -> int:
     return 0 if fleet.ok else 1
 
 
-def requests(remote: Remote) -> None:
-    remote.out.show(remote.client.requests(), request_parts)
+def requests(remote: Remote, sort: str, output: str | None) -> None:
+    """Of a server with several engines, unless one is named, those of all in one table."""
+    client = remote.client
+    found = {0: client.requests()} if remote.out.as_json else requests_by_engine(client)
+    engines = {row.id: rank for rank, rows in found.items() for row in rows}
+    wide, now = output == "wide", time.time()
+    parts = partial(request_parts, sort=sort, wide=wide, now=now, engines=engines)
+    remote.out.show([row for rows in found.values() for row in rows], parts)
 
 
 def request(remote: Remote, request_id: str, tokens: bool) -> None:
     """One request; with `tokens`, one line or document for each token."""
     if not tokens:
-        remote.out.show(remote.client.request(request_id), request_detail_parts)
+        shown = partial(request_detail_parts, now=time.time())
+        remote.out.show(remote.client.request(request_id), shown)
         return
     for page in remote.client.token_pages(request_id):
         for row in page.rows:

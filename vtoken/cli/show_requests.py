@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from vtoken import wire
-from vtoken.cli.printing import Part, Table, facts, plain
-from vtoken.sentences import clock, counted, no_change_text, state_text, when
+from vtoken.cli.printing import Part, Table, coloured, facts, plain
+from vtoken.sentences import clock, counted, duration_text, no_change_text, span, state_text, when
 from vtoken.wire.request_names import short_id
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
@@ -19,17 +22,92 @@ FLAG_WORDS = {
 }
 
 
-def request_parts(rows: list[wire.RequestRow]) -> list[Part]:
-    """One line for each request, ordered by blocks held."""
+Cell = Callable[[wire.RequestRow, float], str]  # of a row, now
+
+COLUMNS: dict[str, Cell] = {
+    "REQUEST": lambda row, _: short_id(row.id),
+    "STATE": lambda row, _: _state(row),
+    "AGE": lambda row, now: span(now - row.arrived_ts) if row.arrived_ts else "-",
+    "WAITED": lambda row, now: duration_text(_waited_s(row, now)),
+    "PROMPT+OUT": lambda row, _: f"{row.prompt_tokens:,}+{row.output_tokens:,}",
+    "KEPT": lambda row, _: "-" if _kept(row) is None else f"{_kept(row):.0%}",
+    "CAN GIVE": lambda row, _: f"{row.givable_tokens:,}" if _gives(row) and row.blocks else "-",
+    "GAVE UP": lambda row, _: f"{row.given_tokens:,}" if _gives(row) or row.given_tokens else "-",
+    "BLOCKS": lambda row, _: f"{row.blocks:,}" if row.blocks else f"need {row.needed_blocks:,}",
+}
+PRESSURE = ("CAN GIVE", "GAVE UP")  # shown if a request gives under pressure
+WIDE: dict[str, Cell] = {
+    "COULD BE": lambda row, _: f"{row.bound_blocks:,}",
+    "LIVE": lambda row, _: f"{row.live:,}",
+    "DEAD": lambda row, _: f"{row.dead:,}",
+    "PREEMPTED": lambda row, _: f"{row.preemptions:,}",
+    "POLICY": lambda row, _: row.policy,
+    "BUDGET": lambda row, _: f"{row.budget_tokens:,}",
+    "ID": lambda row, _: row.id,
+}
+ORDERS: dict[str, Callable[[wire.RequestRow, float], Any]] = {  # largest first
+    "wait": lambda row, now: (row.waiting_since_ts is not None, _waited_s(row, now), row.blocks),
+    "age": lambda row, _: -row.arrived_ts,
+    "length": lambda row, _: row.prompt_tokens + row.output_tokens,
+    "kept": lambda row, _: -(_kept(row) or 1.0),
+    "give": lambda row, _: row.givable_tokens,
+    "gave": lambda row, _: row.given_tokens,
+    "blocks": lambda row, _: row.blocks,
+}
+
+
+def request_parts(
+    rows: Sequence[wire.RequestRow],
+    *,
+    sort: str,
+    wide: bool,
+    now: float,
+    engines: Mapping[str, int],
+) -> list[Part]:
+    """A row for each request, in the order `sort`, and the sum of all. `engines`: by request."""
     if not rows:
         return ["no request holds or waits for blocks"]
-    head: tuple[str, ...] = ("REQUEST", "STATE", "LIVE", "DEAD", "BLOCKS/BOUND", "POLICY", "BUDGET")
-    ordered = sorted(rows, key=lambda row: -row.blocks)
-    cells = [_request_row(row) for row in ordered]
-    if any(_gives(row) for row in rows):
-        head += ("CAN GIVE", "GAVE")
-        cells = [cell + _pressure_cells(row) for row, cell in zip(ordered, cells, strict=True)]
-    return [Table([head, *cells])]
+    columns = {**COLUMNS, **(WIDE if wide else {})}
+    if len(set(engines.values())) > 1:
+        columns = {"ENGINE": lambda row, _: f"{engines[row.id]}", **columns}
+    if not any(_gives(row) for row in rows):
+        columns = {head: cell for head, cell in columns.items() if head not in PRESSURE}
+    ordered = sorted(rows, key=lambda row: ORDERS[sort](row, now), reverse=True)
+    cells = [[cell(row, now) for cell in columns.values()] for row in ordered]
+    return [Table([[*columns], *cells]), _sum(rows, now)]
+
+
+def _sum(rows: Sequence[wire.RequestRow], now: float) -> str:
+    """What all requests have in common: who waits for what, who gave and can give."""
+    waiting = [row for row in rows if row.waiting_since_ts is not None]
+    needed = sum(row.needed_blocks for row in waiting)
+    waits = f"{len(waiting) or 'none'} of {counted(len(rows), 'request')}"
+    waits += " wait" if len(waiting) > 1 else " waits"
+    if waiting:
+        longest = duration_text(max(_waited_s(row, now) for row in waiting))
+        waits += f", the longest for {longest}, for {counted(needed, 'block')} in all"
+    held = f"{counted(sum(row.blocks for row in rows), 'block')} held"
+    gave = sum(row.given_tokens for row in rows)
+    can_give = sum(row.givable_tokens for row in rows)
+    given = f"{gave:,} tokens given up, {can_give:,} more can be" if gave or can_give else ""
+    return "; ".join(filter(None, (waits, held, given)))
+
+
+def _state(row: wire.RequestRow) -> str:
+    waits = row.waiting_since_ts is not None
+    return coloured(state_text(row), "fragmented" if waits else "ok")
+
+
+def _waited_s(row: wire.RequestRow, now: float) -> float:
+    """All its waits, with the one that has not ended."""
+    since = now if row.waiting_since_ts is None else row.waiting_since_ts
+    return row.waited_s + max(0.0, now - since)
+
+
+def _kept(row: wire.RequestRow) -> float | None:
+    """The share of its tokens that live; None of one that holds none."""
+    num_tokens = row.live + row.dead
+    return row.live / num_tokens if num_tokens else None
 
 
 def _gives(row: wire.RequestRow) -> bool:
@@ -37,37 +115,21 @@ def _gives(row: wire.RequestRow) -> bool:
     return row.evict_when == "pressure" and row.policy != "none"
 
 
-def _pressure_cells(row: wire.RequestRow) -> tuple[str, ...]:
-    can_give = f"{row.givable_tokens:,}" if _gives(row) else "-"
-    return can_give, f"{row.given_tokens:,}" if _gives(row) or row.given_tokens else "-"
-
-
-def _request_row(row: wire.RequestRow) -> tuple[str, ...]:
-    return (
-        short_id(row.id),
-        state_text(row),
-        f"{row.live:,}",
-        f"{row.dead:,}",
-        f"{row.blocks:,}/{row.bound_blocks:,}",
-        row.policy,
-        f"{row.budget_tokens:,}",
-    )
-
-
-def request_detail_parts(detail: wire.RequestDetail) -> list[Part]:
+def request_detail_parts(detail: wire.RequestDetail, now: float) -> list[Part]:
     """One request, and its block table as block:live pairs; of a finished one, what it kept."""
     if detail.state == "finished":
-        return [_finished(detail)]
+        return [_finished(detail, now)]
     held = zip(detail.block_table, detail.block_live, strict=False)
     rows = facts(
         ("request", f"{detail.id}, {state_text(detail)}"),
         ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
         ("length", _length(detail)),
+        ("waited", _wait(detail, now)),
         ("policy", _policy(detail)),
         (
             "blocks",
-            f"{detail.blocks:,} held, {detail.bound_blocks:,} at least, "
-            f"{detail.naive_blocks:,} under naive eviction",
+            f"{detail.blocks:,} held, could be {detail.bound_blocks:,}, "
+            f"{detail.naive_blocks:,} without vToken",
         ),
         ("pressure", _pressure(detail)),
         *_protection(detail),
@@ -104,7 +166,16 @@ def _pressure(detail: wire.RequestDetail) -> str:
     return f"{gave}can give {detail.givable_tokens:,} more in whole blocks"
 
 
-def _finished(detail: wire.RequestDetail) -> Table:
+def _wait(detail: wire.RequestDetail, now: float) -> str:
+    """Since when it waits and for what, or how long it has waited."""
+    times = duration_text(_waited_s(detail, now))
+    if detail.waiting_since_ts is not None:
+        return f"{times} so far, for {counted(detail.needed_blocks, 'block')} that must be free"
+    after = counted(detail.preemptions, "preemption")
+    return f"{times}, before its first block" + (f" and after {after}" * (detail.preemptions > 0))
+
+
+def _finished(detail: wire.RequestDetail, now: float) -> Table:
     num_tokens = detail.live + detail.dead
     share = f"{detail.live / num_tokens:.1%}" if num_tokens else "-"
     ended = "" if detail.ended_ts is None else f" at {when(detail.ended_ts)}"
@@ -113,9 +184,9 @@ def _finished(detail: wire.RequestDetail) -> Table:
         ("kept", f"{share}: {detail.live:,} of {num_tokens:,} tokens"),
         ("lost", _lost(detail)),
         ("length", _length(detail)),
+        ("waited", _wait(detail, now)),
         ("policy", _policy(detail)),
         *_protection(detail),
-        ("preempted", f"{detail.preemptions:,} times"),
     )
 
 

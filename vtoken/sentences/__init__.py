@@ -95,6 +95,11 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def duration_text(seconds: float) -> str:
+    """An age or a wait: `0.4 s`, `17.3 s`, `3 min`."""
+    return f"{max(0.0, seconds):.1f} s" if seconds < 120 else span(seconds)
+
+
 # ---------------------------------------------------------------- changes
 
 
