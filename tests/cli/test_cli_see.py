@@ -22,6 +22,7 @@ from vtoken.cli.show import status_parts
 from vtoken.cli.show_requests import ORDERS, request_detail_parts, request_parts
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.canary import Check
+from vtoken.policies import policy_names
 from vtoken.sentences import prices_text
 from vtoken.sentences.situation import situation
 
@@ -59,12 +60,20 @@ async def test_status_says_what_holes_and_copies_cost(served: Served, core: Live
 async def test_policies_are_listed_with_what_calibration_measured(
     served: Served, core: LiveEngine
 ) -> None:
-    assert "needles" not in (await run("policy", "list", "--url", served.url)).out
+    url = ("--url", served.url)
+    assert "measured" not in (await run("policy", "list", "h2o", *url)).out
     core.runtime.ranking.calibration = made_up()
-    lines = (await run("policy", "list", "--url", served.url)).out.splitlines()
-    (place,) = (i for i, line in enumerate(lines) if line.startswith("h2o "))
-    assert "measured" in lines[place + 1]
-    assert "needles kept intact: 100% at 50%, 75% at 25% of the prompt" in lines[place + 1]
+    about = (await run("policy", "list", "h2o", *url)).out
+    found = "needles kept intact: 100% at 50%, 75% at 25% of the prompt"
+    assert row_of(about, "measured") == found
+    assert row_of(about, "pool").split()[:2] == ["mean", "max|mean"]
+    assert row_of(about, "sinks").split()[:2] == ["4", "0..1024"]
+    lines = (await run("policy", "list", *url)).out.splitlines()
+    assert len(lines) == len(policy_names()) + 2
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[1] for line in lines if line.startswith("*")] == ["random"]
+    unknown = await run("policy", "list", "h20", *url)
+    assert (unknown.code, "did you mean h2o?" in unknown.err) == (2, True)
 
 
 async def test_status_says_where_the_policys_signal_comes_from(

@@ -233,7 +233,18 @@ CONFIG = [
 ]
 
 POLICY = [
-    ServerCommand("list", "configuration.policy_list", "policies and their parameters"),
+    ServerCommand(
+        "list",
+        "configuration.policy_list",
+        "policies, with * the one in force; or one with its parameters",
+        argument(
+            "name",
+            "[NAME]",
+            "a policy",
+            required=False,
+            shell_complete=_completed("policies"),
+        ),
+    ),
     ServerCommand(
         "use",
         "configuration.policy_use",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from vtoken.cli.errors import UsageError, did_you_mean
 from vtoken.cli.every import change
 from vtoken.cli.printing import plain
 from vtoken.cli.remote import Remote
-from vtoken.cli.show import config_parts, patch_lines, policy_parts
+from vtoken.cli.show import config_parts, patch_lines, policy_detail_parts, policy_parts
 from vtoken.client import calls
 
 
@@ -43,8 +44,21 @@ def config_set(remote: Remote, pairs: Sequence[str], **flags: Any) -> int:
     return _patch(remote, _tree(pairs), **flags)
 
 
-def policy_list(remote: Remote) -> None:
-    remote.out.show(remote.client.policies(), policy_parts)
+def policy_list(remote: Remote, name: str | None) -> None:
+    """A line for each policy; with NAME, all about one."""
+    client = remote.client
+    policies = client.policies()
+    if name is None:
+        engines = client.engines().engines
+        in_force = {row.status.policy.name for row in engines if row.status is not None}
+        remote.out.show(policies, partial(policy_parts, in_force=in_force))
+        return
+    named = [policy for policy in policies if policy.name == name]
+    if not named:
+        known = [policy.name for policy in policies]
+        hint = did_you_mean(name, known) or f"policies: {', '.join(known)}"
+        raise UsageError(f"no policy {name!r}", hint)
+    remote.out.show(named, policy_detail_parts)
 
 
 def policy_use(remote: Remote, name: str, pairs: Sequence[str], **flags: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
@@ -317,27 +317,35 @@ def change_lines(result: wire.PatchResult) -> list[str]:
     return [*changed, *notes_beside(result), "dry run: nothing was changed", *would]
 
 
-def policy_parts(policies: list[wire.PolicyInfo]) -> list[Part]:
-    """Every policy with its parameters and measured quality, if any."""
-    rows = [("NAME", "NEEDS", "SOURCE", "SUMMARY")]
+def policy_parts(policies: list[wire.PolicyInfo], in_force: Set[str]) -> list[Part]:
+    """A line for each policy, with a * before those in force."""
+    rows = [("  NAME", "WHAT IT DOES")]
     for policy in policies:
-        if policy.error is not None:
-            rows.append(
-                (policy.name, "-", "-", coloured(f"{policy.summary}: {policy.error}", "full"))
-            )
-            continue
-        rows.append((policy.name, ",".join(policy.needs) or "-", policy.source, policy.summary))
-        if policy.quality:
-            points = sorted(policy.quality, key=lambda point: -point.keep)
-            found = ", ".join(f"{point.recall:.0%} at {point.keep:.0%}" for point in points)
-            rows.append(("", "", "measured", f"needles kept intact: {found} of the prompt"))
-        for name, schema in policy.params_schema.get("properties", {}).items():
-            limits = {k: schema[k] for k in ("minimum", "maximum", "enum") if k in schema}
-            default = f"default {plain(schema['default'])}" if "default" in schema else ""
-            rows.append(
-                (f"  {name}=", "", default, " ".join(f"{k} {v}" for k, v in limits.items()))
-            )
-    return [Table(rows)]
+        mark = "*" if policy.name in in_force else " "
+        why = "" if policy.error is None else coloured(f": {policy.error}", "full")
+        rows.append((f"{mark} {policy.name}", policy.summary + why))
+    return [Table(rows), "parameters: vtoken policy list NAME; which to choose: docs/choose.md"]
+
+
+def policy_detail_parts(policies: list[wire.PolicyInfo]) -> list[Part]:
+    """One policy with its measured quality, if any, and its parameters."""
+    (policy,) = policies
+    points = sorted(policy.quality, key=lambda point: -point.keep)
+    found = ", ".join(f"{point.recall:.0%} at {point.keep:.0%}" for point in points)
+    about = facts(
+        (policy.name, policy.summary),
+        ("cannot be loaded", coloured(policy.error, "full") if policy.error else ""),
+        ("source", policy.source),
+        ("reads", ", ".join(policy.needs)),
+        ("measured", f"needles kept intact: {found} of the prompt" if found else ""),
+    )
+    rows = [("PARAMETER", "DEFAULT", "VALUES", "MEANING")]
+    for name, schema in policy.params_schema.get("properties", {}).items():
+        values = "|".join(schema.get("enum", [])) or schema.get("type", "")
+        if "minimum" in schema:
+            values = f"{schema['minimum']:g}..{schema['maximum']:g}"
+        rows.append((name, plain(schema.get("default")), values, schema.get("description", "")))
+    return [about, Table(rows)] if len(rows) > 1 else [about]
 
 
 def operation_lines(operation: wire.Operation) -> list[str]:

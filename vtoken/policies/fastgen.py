@@ -25,7 +25,7 @@ class FastGenParams(Params, frozen=True):
 @register
 class FastGen(Policy):
     name = "fastgen"
-    summary = "keep special tokens, punctuation, heavy hitters, recent ones: as the prompt needs"
+    summary = "keep the kinds of tokens that the prompt's attention needs"
     source = "arXiv 2310.01801"
     needs, profiles, Params = frozenset({"token_ids"}), True, FastGenParams
 

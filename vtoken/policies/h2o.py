@@ -30,7 +30,7 @@ class H2OParams(Params, frozen=True):
 @register
 class H2O(Policy):
     name = "h2o"
-    summary = "keep the tokens with the highest accumulated attention, and the recent window"
+    summary = "keep recent tokens and those with the most attention so far"
     source = "arXiv 2306.14048"
     Params = H2OParams
 

@@ -38,7 +38,7 @@ class KeyDiffParams(LowestScoresParams, frozen=True):
 @register
 class KeyDiff(LowestScores):
     name = "keydiff"
-    summary = "evict the tokens whose keys are most similar to the average key"
+    summary = "evict tokens whose keys are most similar to the average key"
     source = "arXiv 2504.15364"
     Params = KeyDiffParams
 

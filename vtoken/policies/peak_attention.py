@@ -37,7 +37,7 @@ class PeakAttention(LowestScores):
     """
 
     name = "peak_attention"
-    summary = "keep sinks, recent tokens, and those near the peaks of recent queries' attention"
+    summary = "keep sinks, recent tokens, and peaks of recent attention"
     Params = PeakAttentionParams
 
     def signal(self) -> Signal:

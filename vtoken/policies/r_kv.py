@@ -41,7 +41,7 @@ class RKVParams(Params, frozen=True):
 @register
 class RKV(LowestScores):
     name = "r_kv"
-    summary = "keep tokens that the last queries attend to and whose keys are not redundant"
+    summary = "keep attended tokens whose keys are not redundant"
     source = "arXiv 2505.24133"
     Params = RKVParams
 

@@ -23,7 +23,7 @@ class RandomParams(Params, frozen=True):
 @register
 class RandomEviction(Policy):
     name = "random"
-    summary = "evict uniformly at random, sparing the sinks and the recent window"
+    summary = "evict at random, sparing the sinks and the recent window"
     Params = RandomParams
 
     def select_victims(self, view: View) -> TokenIds:

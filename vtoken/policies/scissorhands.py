@@ -27,7 +27,7 @@ class ScissorhandsParams(Params, frozen=True):
 @register
 class Scissorhands(LowestScores):
     name = "scissorhands"
-    summary = "evict the tokens that are important to the fewest recent queries; keep the newest"
+    summary = "evict the tokens important to the fewest recent queries"
     source = "arXiv 2305.17118"
     Params = ScissorhandsParams
 

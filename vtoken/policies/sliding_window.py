@@ -10,7 +10,7 @@ from vtoken.policies.view import Batch
 @register
 class SlidingWindow(Policy):
     name = "sliding_window"
-    summary = "keep the most recent budget tokens; without sinks quality collapses"
+    summary = "keep the most recent tokens; without sinks quality collapses"
 
     def select_many(self, batch: Batch) -> Ragged:
         return batch.oldest(sinks=0)

@@ -37,7 +37,7 @@ class SnapKVParams(Params, frozen=True):
 @register
 class SnapKV(LowestScores):
     name = "snapkv"
-    summary = "keep the last window, and tokens that it attends to, pooled over neighbours"
+    summary = "keep the last window and what it attends to, with neighbours"
     source = "arXiv 2404.14469"
     Params = SnapKVParams
 
