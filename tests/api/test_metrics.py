@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tests.support.cli_harness import parse
 from tests.support.core.live import make_pressed, make_quiet
 from tests.support.scripted import ScriptedEngine
 from tests.support.serving import serve
@@ -29,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "docs/grafana/vtoken.json").read_text())
 NAME = re.compile(r"vllm:\w+")
 PARTS = ("_bucket", "_sum", "_count")  # the samples of a histogram
+OF_VLLM = {"vllm:request_queue_time_seconds_bucket"}
 
 
 def families(text: str) -> dict[str, Any]:
@@ -236,25 +239,40 @@ def test_dashboard_shows_only_metrics_that_exist_and_most_of_them() -> None:
                 assert f"rate({name}" in expr, expr
 
 
-def test_alerts_name_metrics_and_labels_that_exist_and_say_how_long_and_how_grave() -> None:
-    (group,) = yaml.safe_load((ROOT / "docs/grafana/alerts.yml").read_text())["groups"]
-    emitted = {full_name(metric): metric for metric in METRICS}
-    names = [rule["alert"] for rule in group["rules"]]
-    assert len(set(names)) == len(names) >= 6
-    for rule in group["rules"]:
-        assert re.fullmatch(r"\d+m", rule["for"])
-        assert rule["labels"]["severity"] in ("critical", "warning")
-        assert "$labels.instance" in rule["annotations"]["summary"]
-        assert rule["annotations"]["description"]
-        series = re.findall(r"(vllm:\w+)(?:\{(\w+)=\"(\w+)\"\})?", rule["expr"])
-        assert series
-        labels = [set(emitted[name].labels) for name, *_ in series]
-        for name, label, value_ in series:
-            if label:
-                assert value_ in emitted[name].labels[label]
-            assert (emitted[name].kind == "counter") == (f"({name}[" in rule["expr"])
-        ignored = set(re.findall(r"ignoring\((\w+)\)", rule["expr"]))
-        assert all(one - ignored == labels[0] - ignored for one in labels)  # else `and` joins none
+RULES = yaml.safe_load((ROOT / "docs/alerts/vtoken.rules.yml").read_text())["groups"]
+ALERTS = {rule["alert"]: rule for group in RULES for rule in group["rules"]}
+
+
+def test_no_two_alerts_have_one_name() -> None:
+    assert len(ALERTS) == sum(len(group["rules"]) for group in RULES) >= 10
+
+
+@pytest.mark.parametrize("rule", ALERTS.values(), ids=ALERTS)
+def test_an_alert_is_on_metrics_and_labels_that_the_server_emits(rule: dict[str, Any]) -> None:
+    emitted = {full_name(m) + part: m for m in METRICS for part in ("", *PARTS)}
+    series = re.findall(r"(vllm:\w+)(?:\{(\w+)=\"(\w+)\"\})?", rule["expr"])
+    ours = [found for found in series if found[0] not in OF_VLLM]
+    assert series
+    labels = [set(emitted[name].labels) for name, *_ in ours]
+    for name, label, value_ in ours:
+        if label:
+            assert value_ in emitted[name].labels[label]
+        rated = emitted[name].kind == "counter" or name != full_name(emitted[name])
+        assert rated == bool(re.search(rf"(rate|increase)\({name}\[", rule["expr"])), name
+    assert all(one == labels[0] for one in labels)  # else `and` and `/` join none
+
+
+@pytest.mark.parametrize("rule", ALERTS.values(), ids=ALERTS)
+def test_an_alert_says_how_long_how_grave_and_what_to_do_first(rule: dict[str, Any]) -> None:
+    assert re.fullmatch(r"\d+m", rule["for"])
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    notes = rule["annotations"]
+    assert "$labels.instance" in notes["summary"]
+    pages = re.findall(r"docs/[\w-]+\.md", notes["runbook"])
+    assert pages
+    assert not [page for page in pages if not (ROOT / page).exists()]
+    for command in re.findall(r"`vtoken ([^`]+)`", notes["runbook"]):
+        parse(shlex.split(command))
 
 
 def test_dashboard_is_sane() -> None:

@@ -539,7 +539,7 @@ async def test_no_token_shows_in_log_command_lines_or_environments(
         assert token.encode() not in shown
 
 
-async def test_metrics_of_the_real_server_are_those_that_docs_and_dashboard_name(
+async def test_metrics_of_the_real_server_are_those_that_docs_dashboard_and_alerts_name(
     http: httpx.AsyncClient,
 ) -> None:
     await patched(http, **EVICTING)
@@ -563,8 +563,8 @@ async def test_metrics_of_the_real_server_are_those_that_docs_and_dashboard_name
     assert evicted > 0
     generated = families[PREFIX + "generated_tokens"].samples[0].value
     assert generated == families["vllm:generation_tokens"].samples[0].value
-    dashboard = (ROOT / "docs/grafana/vtoken.json").read_text()
-    named = set(re.findall(r"vllm:\w+", dashboard))
+    files = ("docs/grafana/vtoken.json", "docs/alerts/vtoken.rules.yml")
+    named = set(re.findall(r"vllm:\w+", "".join((ROOT / file).read_text() for file in files)))
     assert named - samples <= {PREFIX + name + end for name in sometimes for end in ENDS}
 
 
