@@ -36,7 +36,14 @@ from vtoken_bench.output import Result, Table, read, shown_cell
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "docs" / "figures.toml"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COVERED = ("README.md", "docs/costs.md", "docs/pressure.md", "docs/quality.md", "docs/results.md")
+COVERED = (
+    "README.md",
+    "docs/choose.md",
+    "docs/costs.md",
+    "docs/pressure.md",
+    "docs/quality.md",
+    "docs/results.md",
+)
 UNITS = ("x", "times", "points?", "tokens a second", "requests a second", "ms", "µs")
 SHOWN = r"[-+]?\d[\d,]*(?:\.\d+)?"
 MARKED = re.compile(rf"(?:{SHOWN}|\?)<!--=([a-z0-9-]+)-->")

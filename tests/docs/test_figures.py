@@ -65,7 +65,7 @@ def test_a_measurement_without_a_marker_is_named(text: str) -> None:
     "text",
     [
         "serves 1.5<!--=floor-half--> times", "73<!--=floor-half-->% of", "`1.5 times`",
-        "a fixed budget of 55% of the prompt", "the 0.3 release", "eight repeats of 18",
+        "for 70, 45 and 25% of what they ask for", "the 0.3 release", "eight repeats of 18",
         "| memory | 45% |\n|---|---|\n",
     ],
 )  # fmt: skip

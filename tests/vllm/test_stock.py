@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -12,6 +15,34 @@ pytestmark = pytest.mark.vllm
 
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((40, 150, 300, 500))]
 NUM_NEW = 320
+# As vLLM loads a general plugin, in a process that fails where something imports vLLM.
+LOADS = """
+import sys
+from importlib.metadata import entry_points
+sys.modules["vllm"] = None
+(plugin,) = entry_points(group="vllm.general_plugins", name="vtoken")
+plugin.load()()
+"""
+
+
+@pytest.mark.parametrize("enabled", ["0", "1"])
+def test_in_plain_vllm_the_plugin_touches_nothing(
+    enabled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VTOKEN_ENABLED", enabled)
+    ran = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True)
+    assert ("No module named 'vllm" in ran.stderr) == (ran.returncode == 1) == (enabled == "1")
+
+
+def test_plain_vllm_serves_no_route_of_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.plugins import load_endpoint_plugins
+
+    assert "vtoken" in entry_points(group="vllm.endpoint_plugins").names
+    for named, number in ((None, 0), ("another", 0), ("vtoken", 1)):
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+        if named is not None:
+            monkeypatch.setenv("VLLM_PLUGINS", named)
+        assert len(load_endpoint_plugins(("generate",))) == number
 
 
 def test_stock_vllm_equals_the_reference_token_for_token(
