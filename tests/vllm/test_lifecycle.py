@@ -238,7 +238,8 @@ def test_tables_follow_steps_without_evictions_through_a_hit_a_preemption_and_a_
 
 def test_abort_and_finish_return_every_block(engine: Any) -> None:
     tokens: Outputs = {}
-    with engine(enable_prefix_caching=True, **args()) as llm:
+    context = 350 + 120 - 5  # the last one's answer is cut, and the second one's is not
+    with engine(enable_prefix_caching=True, **args() | {"max_model_len": context}) as llm:
         runtime = runtime_of(llm)
         free = runtime.store.num_free_blocks()
         submit(llm, PROMPTS, 120)
@@ -249,6 +250,8 @@ def test_abort_and_finish_return_every_block(engine: Any) -> None:
         llm.llm_engine.abort_request([running], internal=True)
         assert running not in runtime.tables
         step(llm, tokens)
+        assert [len(tokens[name]) for name in ("r1", "r2")] == [120, 115]
+        assert runtime.counters.serving.length_capped == 1
         assert len(runtime.tables) == 0
         assert runtime.store.num_free_blocks() == free
         assert runtime.tables.pool.num_used == 0

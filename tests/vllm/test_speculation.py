@@ -17,6 +17,7 @@ from tests.support.engines import EAGER, engine_args
 from tests.support.observe import Observer, runtime_of, scheduler_of
 from tests.support.stepping import add, step
 from vtoken.base.errors import MirrorMismatchError
+from vtoken.wire import Serving
 
 pytestmark = pytest.mark.vllm
 
@@ -97,8 +98,13 @@ def test_tokens_equal_the_reference(
 
 @pytest.mark.parametrize("planner", ["plug", "pack"])
 def test_a_cached_prefix_is_read_by_all_and_written_by_none(
-    planner: str, engine: Any, greedy: Any, expected: Callable[..., Tokens]
+    planner: str,
+    engine: Any,
+    greedy: Any,
+    expected: Callable[..., Tokens],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """vToken counts drafts and hits as vLLM does, which is told of each."""
     prefix = PROMPTS[0][:128]
     prompts = [prefix + PROMPTS[0][128:129], prefix + PROMPTS[1], prefix + PROMPTS[2][:33]]
     answers = expected("mixed", prompts)
@@ -106,6 +112,20 @@ def test_a_cached_prefix_is_read_by_all_and_written_by_none(
         enable_prefix_caching=True, **args(experiment={"planner": planner}, **EAGER)
     ) as llm:
         use_drafts(llm, prompts, answers, SCRIPTS["mixed"])
+        counted = Serving()
+        scheduler = scheduler_of(llm)
+
+        def note_drafts(*_: Any, num_draft_tokens: int, num_accepted_tokens: int, **__: Any) -> None:
+            counted.draft_tokens += num_draft_tokens
+            counted.accepted_draft_tokens += num_accepted_tokens
+
+        def note_hits(request: Any, num_hits: int) -> None:
+            counted.prefix_query_tokens += request.num_tokens
+            counted.prefix_hit_tokens += num_hits
+
+        monkeypatch.setattr(scheduler, "make_spec_decoding_stats", note_drafts)
+        manager = scheduler.kv_cache_manager
+        monkeypatch.setattr(manager, "record_prefix_cache_stats", note_hits)
         greedy(llm, prompts[1:2], 1)  # fills the prefix cache
         observer = Observer(llm)
         tokens = greedy(llm, prompts, NUM_NEW)
@@ -113,6 +133,9 @@ def test_a_cached_prefix_is_read_by_all_and_written_by_none(
         again = greedy(llm, prompts[:1], NUM_NEW)
         counters = observer.runtime.counters
         assert sum(len(requests) >= 4 for requests in observer.owners.values()) >= 3
+        assert counters.serving == counted
+        assert 0 < counted.accepted_draft_tokens < counted.draft_tokens
+        assert counted.prefix_hit_tokens > 3 * 128
         assert counters.reclamation.relocations > 0
         assert counters.invariants.violations == 0
     assert tokens == answers

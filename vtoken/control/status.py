@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from vtoken.base.arrays import Ints
 from vtoken.control.diagnosis import Diagnosis, Finding
@@ -121,6 +121,7 @@ class EngineStatus:
             pressure=pressure,
             groups=self._groups(),
             evict_when=config.evict_when,
+            serving=replace(runtime.counters.serving),
         )
 
     def _slow(self, outlook: Outlook, max_age_s: float) -> _Slow:

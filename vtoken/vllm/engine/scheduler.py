@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -122,6 +122,7 @@ class VTokenSchedulerMixin(Scheduler):
         )
         self._chats = VLLMChats(config.model_config, settings.chat_template)
         manager.runtime = self.vtoken
+        self._counts = self.vtoken.counters.serving
         _require(self.vtoken)
         self._facts = EngineFacts(
             epoch=uuid.uuid4().hex[:12],
@@ -148,7 +149,7 @@ class VTokenSchedulerMixin(Scheduler):
         self.vtoken_controller.before_step()
         self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)
-        plan = self.vtoken.commit_step(self._scheduled(list(output.num_scheduled_tokens)))
+        plan = self.vtoken.commit_step(self._scheduled(output.num_scheduled_tokens))
         if self.vtoken.concerns_worker(plan):
             output.vtoken = plan
         return output
@@ -160,11 +161,18 @@ class VTokenSchedulerMixin(Scheduler):
             self.vtoken.finish_step(report, plan.step)
         drafts = num_drafts(scheduler_output)
         if drafts:  # before vLLM ends requests
-            self.vtoken.truncate(num_rejected(drafts, model_runner_output))
+            self._take_back(drafts, num_rejected(drafts, model_runner_output))
         result = super().update_from_output(scheduler_output, model_runner_output)
         self._check_lengths(drafts)
         self._note_outputs(result)
         return result
+
+    def _take_back(self, drafts: Mapping[str, int], rejected: Mapping[str, int]) -> None:
+        """Count the `drafts` of a step, and take back those that were rejected."""
+        serving, num_drafts = self._counts, sum(drafts[name] for name in rejected)
+        serving.draft_tokens += num_drafts
+        serving.accepted_draft_tokens += num_drafts - sum(rejected.values())
+        self.vtoken.truncate(rejected)
 
     def _note_outputs(self, outputs: dict[int, Any]) -> None:
         """Count what a step has sampled; vLLM keys `outputs` by client."""
@@ -210,22 +218,34 @@ class VTokenSchedulerMixin(Scheduler):
         running: list[Any] = self.running
         return running
 
-    def _scheduled(self, request_ids: list[str]) -> Scheduled:
+    def _scheduled(self, num_scheduled: Mapping[str, int]) -> Scheduled:
+        """The requests of a step; `num_scheduled`: how many tokens of each it computes."""
         held, known = self._manager.req_to_blocks, self.vtoken.tables.rows
+        request_ids = list(num_scheduled)
         requests = [self.requests[request_id] for request_id in request_ids]
-        new = {
-            request.request_id: NewRequest(
-                request.num_prompt_tokens, _prompt_seed(request), request.num_tokens
-            )
-            for request in requests
-            if request.request_id not in known
-        }
+        new = {}
+        for request in requests:
+            name = request.request_id
+            if name not in known:
+                new[name] = NewRequest(
+                    request.num_prompt_tokens, _prompt_seed(request), request.num_tokens
+                )
+                self._count_hits(request, request.num_computed_tokens - num_scheduled[name])
         return Scheduled(
             request_ids,
             [request.num_computed_tokens for request in requests],
             [len(held[request_id]) for request_id in request_ids],
             new,
         )
+
+    def _count_hits(self, request: Any, num_cached_tokens: int) -> None:
+        """Count what a request that starts looked up in the prefix cache, as vLLM does."""
+        looks = self.kv_cache_manager.enable_caching and not request.skip_reading_prefix_cache
+        announced = self.vtoken.requests.announced.get(request.request_id)
+        is_check = announced is not None and announced.is_check
+        if looks and request.num_preemptions == 0 and not is_check:
+            self._counts.prefix_query_tokens += request.num_tokens
+            self._counts.prefix_hit_tokens += num_cached_tokens
 
     # ------------------------------------------------------------ a request's arrival and end
 
@@ -238,12 +258,11 @@ class VTokenSchedulerMixin(Scheduler):
         if request.resumable or request.request_id in self.requests:
             # See `VTokenScheduler`.
             rules = RequestRules(policy=make_policy("none", {}), session=True)
-        limit = self.vllm_config.model_config.max_model_len
         self.vtoken.announce(
             request.request_id,
             rules,
             num_prompt_tokens=request.num_tokens,
-            max_tokens=min(request.num_prompt_tokens + request.max_tokens, limit),
+            max_tokens=min(request.num_prompt_tokens + request.max_tokens, self.max_model_len),
             priority=request.priority if self._by_priority else 0,
             prompt=Prompt(
                 request.num_prompt_tokens,
@@ -259,6 +278,9 @@ class VTokenSchedulerMixin(Scheduler):
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's, whose first value is the answer's `kv_transfer_params`."""
+        is_capped = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+        if is_capped and request.num_tokens >= self.max_model_len:
+            self._counts.length_capped += request.request_id != self.vtoken.canary.request_id
         asks = self.vtoken.requests.own_rules(request.request_id).report
         params, *others = super()._free_request(request, *args, **kwargs)
         ended = self.vtoken.finished.get(request.request_id) if asks else None

@@ -5,6 +5,7 @@ Stands before `VTokenSchedulerMixin` in the bases, which knows nothing of the ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -44,8 +45,8 @@ class CanarySchedulerMixin(Scheduler):
         )
         return num_tokens
 
-    def _scheduled(self, request_ids: list[str]) -> Scheduled:
-        scheduled: Scheduled = super()._scheduled(request_ids)
+    def _scheduled(self, num_scheduled: Mapping[str, int]) -> Scheduled:
+        scheduled: Scheduled = super()._scheduled(num_scheduled)
         self.vtoken_canary.samples.started(scheduled.new)
         return scheduled
 
