@@ -86,6 +86,24 @@ async def test_prices_are_scraped_in_seconds(engine: ScriptedEngine) -> None:
     assert 'vllm:vtoken_pack_seconds_total{engine="0",model_name="m"} 3.0' in text
 
 
+@pytest.mark.parametrize(
+    ("slo", "line"),
+    [
+        (None, ""),
+        (wire.Slo(text="itl<80ms", window_s=60.0), ""),
+        (wire.Slo(text="itl<80ms", window_s=60.0, count=4, met=3, share=0.75), "0.75"),
+    ],
+)
+def test_goodput_is_scraped_while_a_request_was_judged(
+    engine: ScriptedEngine, slo: wire.Slo | None, line: str
+) -> None:
+    status = engine.status()
+    status.slo = slo
+    text = exposition([Snapshot(status, None)], "m").decode()
+    assert text.count("vllm:vtoken_goodput_ratio{") == bool(line)
+    assert not line or f'vllm:vtoken_goodput_ratio{{engine="0",model_name="m"}} {line}' in text
+
+
 def test_the_canarys_figures_are_scraped_by_group(engine: ScriptedEngine) -> None:
     status = engine.status()
     status.canary = wire.CanaryStatus(

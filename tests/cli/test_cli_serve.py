@@ -79,13 +79,22 @@ def test_a_named_calibration_profile_is_read_before_the_model_loads(
 
 
 def test_every_setting_has_a_flag_of_its_type() -> None:
-    values = {"int": 3, "float": 0.5, "bool": False}
+    values = {"int": 3, "float": 0.5, "bool": False, "str": "ttft<2s, itl<80ms"}
     for name, bound in serve.plain_settings().items():
         value = bound.choices[-1] if bound.choices else values[bound.type]
         flag = serve.flag_of(name)
         words = [flag.replace("--", "--no-", 1)] if value is False else [flag, f"{value}"]
         parsed = serve.build_parser().parse_args(words)
         assert serve.initial_patch(parsed) == {name: value}
+
+
+def test_an_slo_that_cannot_be_read_stops_before_the_model_loads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        server_command(["m", "--vtoken-slo", "ttft<2"])
+    error = capsys.readouterr().err
+    assert "slo = 'ttft<2': 2 has no unit of ms, s, min (allowed: as in ttft<2s, itl<80ms" in error
 
 
 def test_a_setting_for_experiments_has_a_flag_apart_from_the_others(

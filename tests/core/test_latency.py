@@ -4,6 +4,9 @@ that arrive, pause and finish in any order.
 
 from __future__ import annotations
 
+import math
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.core.harness import make_engine
 from tests.support.latency import num_tracked
+from vtoken.base.errors import RefusedError
 from vtoken.core.runtime.latency import (
     BUCKETS_A_DOUBLING,
     LEAST_MS,
@@ -19,7 +23,8 @@ from vtoken.core.runtime.latency import (
     Histogram,
     LatencyMeter,
 )
-from vtoken.wire import Percentiles, Status
+from vtoken.wire import Percentiles, Slo, Status
+from vtoken.wire.objectives import FORM, parse_objectives
 
 MAX_RELATIVE_ERROR = 2 ** (0.5 / BUCKETS_A_DOUBLING) - 1  # half a bucket
 BOUND = 1.0 + MAX_RELATIVE_ERROR + 1e-9
@@ -125,7 +130,7 @@ def test_last_token_of_a_request_counts_and_then_it_is_forgotten() -> None:
     meter = LatencyMeter()
     meter.arrived("a", 0.0)
     meter.tokens(["a"], 1.0)
-    meter.discard("a")  # the engine frees it while it takes the step in
+    meter.discard("a", 2, 1.5)  # the engine frees it while it takes the step in
     meter.tokens(["a"], 1.5)
     assert meter.document(2.0).inter_token.count == 1
     assert num_tracked(meter) == 0
@@ -138,7 +143,7 @@ def test_request_that_comes_again_under_its_name_starts_anew() -> None:
     meter = LatencyMeter()
     meter.arrived("a", 0.0)
     meter.tokens(["a"], 1.0)
-    meter.discard("a")
+    meter.discard("a", 1, 4.0)
     meter.arrived("a", 5.0)
     meter.tokens(["a"], 5.25)
     report = meter.document(6.0)
@@ -158,17 +163,31 @@ def test_meter_counts_what_a_dictionary_of_times_would(data: st.DataObject) -> N
     first: list[float] = []
     between: list[float] = []
     served: list[str] = []
+    given: dict[str, list[float]] = {}  # the times of an arrival and of the tokens since
+    judged: list[bool] = []
+    objectives = parse_objectives("ttft<100ms, itl<30ms")
+    meter.set_objectives(objectives)
     for _ in range(data.draw(st.integers(1, 25))):
         now += data.draw(st.sampled_from([0.01, 0.02, 0.3]))
         for name in data.draw(st.lists(names, max_size=2, unique=True)):
             meter.arrived(name, now)
             arrived[name] = now
+            given[name] = [now]
             last.pop(name, None)
         if data.draw(st.booleans()):
             served = data.draw(st.lists(names, max_size=6, unique=True))
         gone = data.draw(st.lists(names, max_size=1))
+        for name in given.keys() & {*served}:
+            given[name].append(now)
         for name in gone:
-            meter.discard(name)
+            start, *tokens = given.pop(name, [now])
+            meter.discard(name, len(tokens), now)
+            meter.discard(name, 0, now + 1)  # the engine says so twice
+            if tokens:
+                mean = (tokens[-1] - tokens[0]) / max(1, len(tokens) - 1)
+                judged.append(tokens[0] - start <= 0.1 and mean <= 0.03)
+            elif now - start > 0.1:
+                judged.append(False)
         meter.tokens(list(served), now)
         for name in served:
             if name in last:
@@ -180,12 +199,84 @@ def test_meter_counts_what_a_dictionary_of_times_would(data: st.DataObject) -> N
             last.pop(name, None)
             arrived.pop(name, None)
         assert num_tracked(meter) == len(last) + len(arrived)
+    slo = meter.slo(now, objectives)
+    assert slo is not None
+    assert (slo.count, slo.met) == (len(judged), sum(judged))
+    assert meter.slo(now, parse_objectives("")) is None
     report = meter.document(now)
     for values, found in ((first, report.ttft), (between, report.inter_token)):
         assert found.count == len(values)
         if values:
             rank = -(-95 * len(values) // 100)
             assert found.p95_ms == near(max(LEAST_MS, sorted(values)[rank - 1]))
+
+
+def test_goodput_leaves_a_pause_out_forgets_after_a_minute_and_begins_anew_with_objectives() -> (
+    None
+):
+    strict, lax = parse_objectives("itl < 100ms"), parse_objectives("itl<100ms, ttft<1min")
+    meter = LatencyMeter()
+    meter.set_objectives(strict)
+    for name in "ab":
+        meter.arrived(name, 0.0)
+    meter.tokens(["a", "b"], 1.0)
+    meter.leave_out(1.05, 31.05, running=True)
+    watch = meter.watch(31.06)
+    for at in (31.1, 31.15):
+        meter.tokens(["a", "b"], at)
+    meter.discard("a", 3, 31.15)
+    meter.tokens(["b"], 40.0)
+    meter.arrived("c", 40.0)
+    meter.discard("b", 4, 40.0)
+    meter.tokens(["c"], 40.0)
+    found = meter.slo(40.0, strict)
+    assert found == Slo(text="itl<100ms", window_s=WINDOW_S, count=2, met=1, share=0.5)
+    meter.discard("c", 1, 41.0)
+    meter.tokens([], 41.0)
+    since = watch.slo(41.0, strict)
+    assert since is not None
+    assert (since.count, since.share) == (1, 1.0)  # the others began before
+    assert meter.slo(41.0, lax) == Slo(text=lax.text, window_s=WINDOW_S)
+    meter.set_objectives(lax)
+    for objectives, now in ((lax, 41.0), (strict, 41.0), (lax, 41.0 + WINDOW_S)):
+        found = meter.slo(now, objectives)
+        assert found is not None
+        assert (found.count, found.share) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("", (math.inf, math.inf)),
+        (" ttft < 2s,itl<80ms ", (2.0, 0.08)),
+        ("itl<.5s", (math.inf, 0.5)),
+        ("ttft<1.5min", (90.0, math.inf)),
+    ],
+)
+def test_objectives_are_text_with_units(text: str, limits: tuple[float, float]) -> None:
+    found = parse_objectives(text)
+    assert (found.ttft_s, found.itl_s) == pytest.approx(limits)
+    assert parse_objectives(found.text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("ttft", "is not NAME<TIME"),
+        ("ttft>2s", "is not NAME<TIME"),
+        ("ttft<-2s", "is not NAME<TIME"),
+        ("ttft<2s,", "is not NAME<TIME"),
+        ("tpot<80ms", "tpot is none of ttft, itl"),
+        ("ttft<2s, ttft<3s", "ttft is there twice"),
+        ("ttft<2", "2 has no unit of ms, s, min"),
+        ("ttft<2h", "2h has no unit of ms, s, min"),
+        ("ttft<0s", "ttft needs a time above 0"),
+    ],
+)
+def test_objectives_that_cannot_be_read_are_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(RefusedError, match=re.escape(why)) as caught:
+        parse_objectives(text)
+    assert (caught.value.field, caught.value.bound) == ("slo", FORM)
 
 
 def test_status_tells_latency_of_every_token_that_was_given() -> None:

@@ -95,7 +95,7 @@ def test_the_sentence_of_a_pause_is_short(engine: LiveEngine) -> None:
 
 def test_a_pause_does_not_count_as_inter_token_time() -> None:
     meter = LatencyMeter()
-    watched = meter.watch()
+    watched = meter.watch(0.0)
     for key in (*REQUESTS, "early"):
         meter.arrived(key, 0.0)
     meter.tokens(REQUESTS, 1.0)

@@ -19,6 +19,7 @@ from vtoken.wire import (
     Event,
     PatchResult,
     Problem,
+    Slo,
 )
 
 Make = Callable[..., "Bench"]
@@ -366,6 +367,30 @@ def test_a_guard_on_latency_reverts_once_it_has_enough_intervals(bench: Bench) -
     assert re.fullmatch(words, summary), summary
 
 
+def test_a_guard_on_goodput_reverts_once_enough_requests_missed_the_slo(bench: Bench) -> None:
+    def ends(after_ms: float, num: int) -> None:
+        for _ in range(num):
+            bench.runtime.latency.arrived("a", bench.now)
+            bench.now += after_ms / 1e3
+            bench.runtime.latency.discard("a", 1, bench.now)
+            bench.runtime.latency.tokens(["a"], bench.now)
+
+    changed = bench.patch({"slo": " ttft < 50ms"}).changes
+    assert changed == {"slo": ["", "ttft<50ms"]}
+    assert bench.engine.call("status").slo == Slo(text="ttft<50ms", window_s=60.0)
+    bench.engine.steps()
+    guard = below("goodput", 0.8, min_count=10)
+    bench.patch({"theta_f": 0.5}, guards=[guard])
+    ends(40, 4)
+    ends(60, 5)
+    (seen,) = bench.engine.call("status").guards
+    assert (seen.metric, seen.count, seen.value) == ("goodput_ratio", 9, pytest.approx(4 / 9))
+    assert bench.config.trial is not None
+    ends(40, 1)
+    assert bench.config.trial is None
+    assert "reverted: goodput 0.5 < 0.8 over 10 requests" in bench.events[-1].summary
+
+
 def test_a_guard_on_latency_uses_the_newest_minute_and_allows_one_outlier_in_twenty(
     bench: Bench,
 ) -> None:
@@ -549,12 +574,19 @@ def test_confirming_a_change_whose_guard_had_no_evidence_says_so(
         assert bench.events[-1].data["notes"] == ["its guard had no evidence for agreement"]
 
 
-@pytest.mark.parametrize("guard", [below(AGREEMENT, 0.5), above(LOST, 0.5)])
+@pytest.mark.parametrize(
+    ("guard", "needs"),
+    [
+        (below(AGREEMENT, 0.5), "canary.share"),
+        (above(LOST, 0.5), "canary.share"),
+        (below("goodput_ratio", 0.5), "slo"),
+    ],
+)
 @pytest.mark.parametrize("validate_only", [False, True])
-def test_a_guard_on_a_canary_that_is_off_is_refused(
-    bench: Bench, guard: dict[str, Any], validate_only: bool
+def test_a_guard_on_what_is_not_measured_is_refused(
+    bench: Bench, guard: dict[str, Any], needs: str, validate_only: bool
 ) -> None:
     terms = {"guards": [guard], "validate_only": validate_only}
     problem = bench.refused("patch_config", patch={"theta_f": 0.5}, **terms)
     assert (problem.field, problem.value) == ("guards", guard["metric"])
-    assert problem.bound == "while canary.share > 0; the same change may set it"
+    assert problem.bound == f"once {needs} is set; the same change may set it"

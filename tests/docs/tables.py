@@ -133,7 +133,7 @@ def _arguments() -> Iterator[Cells]:
 def _values(bound: Bound) -> str:
     if bound.choices and bound.type == "enum":
         return ", ".join(f"`{choice}`" for choice in bound.choices)
-    names = {"bool": "`true`, `false`", "str": "a name", "object": "an object", "list": "a list"}
+    names = {"bool": "`true`, `false`", "str": "text", "object": "an object", "list": "a list"}
     return names.get(bound.type) or span(bound)
 
 

@@ -115,7 +115,9 @@ def test_a_cached_prefix_is_read_by_all_and_written_by_none(
         counted = Serving()
         scheduler = scheduler_of(llm)
 
-        def note_drafts(*_: Any, num_draft_tokens: int, num_accepted_tokens: int, **__: Any) -> None:
+        def note_drafts(
+            *_: Any, num_draft_tokens: int, num_accepted_tokens: int, **__: Any
+        ) -> None:
             counted.draft_tokens += num_draft_tokens
             counted.accepted_draft_tokens += num_accepted_tokens
 

@@ -1,9 +1,10 @@
 """The values of a trial's guards since its change.
 
 1. a counter is its increase since the change; preemptions of pauses do not count
-2. percentiles and the canary's means are of what happened since the change: tokens that came since,
-   in the newest minute (`vtoken.core.runtime.latency` defines the window), and requests that ran
-   under the revision on trial from their first step to their last
+2. percentiles, goodput and the canary's means are of what happened since the change: tokens that
+   came since, in the newest minute (`vtoken.core.runtime.latency` defines the window), requests of
+   it with all their tokens since, and requests that ran under the revision on trial from their
+   first step to their last
 3. a rate is over the newest minute since the change, without the time of pauses
 4. another gauge has a value once a step has run with the revision on trial
 """
@@ -62,7 +63,7 @@ class GuardWatch:
         self._runtime = scheduling.runtime
         self._read_status = status
         self._clock = clock
-        self._latencies = self._runtime.latency.watch()
+        self._latencies = self._runtime.latency.watch(clock())
         self._counted: dict[Series, float] = {}  # a counter's first value
         self._rates: dict[Series, Rate] = {}
         self.limits()
@@ -78,7 +79,9 @@ class GuardWatch:
     def _status(self) -> Status:
         """The status, with what happened since the change where that differs."""
         status = self._read_status()
-        status.latency = self._latencies.document(self._clock())
+        now = self._clock()
+        status.latency = self._latencies.document(now)
+        status.slo = self._latencies.slo(now, self._runtime.config.objectives)
         status.requests.preempted = self._scheduling.num_preemptions
         status.canary = self._runtime.canary.document(self._revision)
         return status

@@ -80,7 +80,7 @@ class EngineStatus:
         """
         facts, runtime, config = self.facts, self.runtime, self.runtime.config
         outlook = outlook or Outlook(runtime, config)
-        slow = self._slow(outlook, max_age_s)
+        slow, now = self._slow(outlook, max_age_s), time.monotonic()
         pressure = outlook.pressure()
         if pressure is not None:
             pressure.advice = slow.finding.on_giving
@@ -109,7 +109,8 @@ class EngineStatus:
             ),
             config_revision=runtime.revision,
             step_ms=slow.step_ms,
-            latency=runtime.latency.document(time.monotonic()),
+            latency=runtime.latency.document(now),
+            slo=runtime.latency.slo(now, config.objectives),
             shadow=None if config.shadow is None else runtime.shadow.document(),
             scheduling=self.scheduling.state,
             paused_since_ts=self.scheduling.since_ts,

@@ -60,11 +60,12 @@ def _require_value(guard: Guard, config: VTokenConfig) -> None:
     for name in series.metric.needs.split("."):
         setting = getattr(setting, name) if name else True
     if not setting:
+        unset = "empty" if setting == "" else "0"
         raise RefusedError(
-            f"{series} has no value while {series.metric.needs} is 0",
+            f"{series} has no value while {series.metric.needs} is {unset}",
             field="guards",
             value=guard.metric,
-            bound=f"while {series.metric.needs} > 0; the same change may set it",
+            bound=f"once {series.metric.needs} is set; the same change may set it",
         )
 
 

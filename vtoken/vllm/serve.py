@@ -27,6 +27,7 @@ from vtoken.vllm.startup import startup_error
 from vtoken.vllm.startup.calibration import OFF
 from vtoken.wire import Bound, Configuration, Experiment, pool_limits
 from vtoken.wire.bounds import bounds_of, read_json, span
+from vtoken.wire.objectives import parse_objectives
 
 PLUGIN = "vtoken"
 PLUGIN_GROUPS = (
@@ -128,7 +129,7 @@ def plain_settings() -> dict[str, Bound]:
 
 
 def displayed(value: Any) -> str:
-    return "on" if value is True else f"{value}"
+    return "on" if value is True else f"{value}" or "none"
 
 
 def flag_of(setting: str) -> str:
@@ -150,6 +151,8 @@ def _add_settings(
             add(flag_of(name), choices=bound.choices, help=about)
         elif bound.type == "float":
             add(flag_of(name), type=float, metavar="X", help=about)
+        elif bound.type == "str":
+            add(flag_of(name), metavar="TEXT", help=about)
         else:
             add(flag_of(name), type=int, metavar="N", help=about)
 
@@ -173,6 +176,7 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
         value = getattr(args, f"vtoken_{name}")
         if value is not None:
             patch[name] = value
+    parse_objectives(patch.get("slo", ""))
     chosen = {name: getattr(args, f"vtoken_{name}") for name in Experiment.__struct_fields__}
     if experiment := {name: value for name, value in chosen.items() if value is not None}:
         patch["experiment"] = experiment

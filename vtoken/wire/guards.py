@@ -22,6 +22,7 @@ from vtoken.wire import GUARD_COUNT, MAX_GUARD_COUNT, MAX_GUARDS, Guard, Status
 from vtoken.wire.metrics import METRICS, Evidence, Labels, Metric
 
 BY_NAME = {metric.name: metric for metric in METRICS if metric.guards}
+ALIASES = {"goodput": "goodput_ratio"}
 _SERIES = re.compile(r"(?:rate\((?P<rate>.*)\)|(?P<plain>.*))")
 _METRIC = re.compile(r"([a-z0-9_]+)(?:\{(.*)\})?")
 _GUARD = re.compile(
@@ -96,7 +97,7 @@ def series_of(text: str) -> Series:
     found = _SERIES.fullmatch(text.replace('"', "").replace(" ", ""))
     is_rate = found is not None and found["rate"] is not None
     parts = _METRIC.fullmatch(found["rate"] or found["plain"]) if found else None
-    metric = BY_NAME.get(parts[1]) if parts else None
+    metric = BY_NAME.get(ALIASES.get(parts[1], parts[1])) if parts else None
     if parts is None or metric is None or (is_rate and metric.kind != "counter"):
         counters = [name for name, known in BY_NAME.items() if known.kind == "counter"]
         bound = f"one of rate({'|'.join(counters)})" if is_rate else f"one of {', '.join(BY_NAME)}"

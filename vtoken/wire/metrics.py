@@ -41,8 +41,8 @@ class Metric(Generic[S]):
     """One metric family, read from an `S`.
 
     `name` excludes the prefix and a counter's `_total`. `labels`: label -> its values. `evidence`:
-    of one series, in `samples`; None: a value rests on none. `needs`: the setting that is 0 while
-    there is no value. `titles`: what sentences call a series. `guards`: whether a guard may be on
+    of one series, in `samples`; None: a value rests on none. `needs`: the setting that is 0 or
+    empty while there is no value. `titles`: what sentences call a series. `guards`: whether a guard may be on
     it.
     """
 
@@ -172,6 +172,10 @@ def _latency(status: wire.Status) -> Values:
 def _tokens(status: wire.Status, labels: Labels) -> Evidence:
     found = None if status.latency is None else getattr(status.latency, labels[0])
     return Evidence(found.count if found else 0)
+
+
+def _goodput(status: wire.Status) -> float | None:
+    return None if status.slo is None else status.slo.share
 
 
 def _prices(status: wire.Status) -> Values:
@@ -316,6 +320,10 @@ METRICS: tuple[Metric[wire.Status], ...] = (
     _gauge("latency_seconds", "Latency over the engine's last seconds: ttft, inter_token",
            _latency, {"kind": tuple(KINDS), "quantile": tuple(QUANTILES)}, evidence=_tokens,
            samples="tokens", titles=LATENCIES),
+    _gauge("goodput_ratio", "Share of the requests that ended in the engine's last seconds and met "
+           "every limit of the setting slo, 0..1; absent without", _goodput,
+           evidence=lambda s, _: Evidence(0 if s.slo is None else s.slo.count),
+           samples="requests", needs="slo", titles={(): "goodput"}),
     _gauge("step_seconds", "Median time between two steps while busy, over the newest 64; absent "
            "before the first", lambda s: s.step_ms / 1000 if s.step_ms else None),
     # Quality: generated tokens scored with the full cache, by group: evicting, control

@@ -190,6 +190,13 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
             description="under pressure: how long a request waits before others lose tokens for it",
         ),
     ] = 0
+    slo: Annotated[
+        str,
+        Meta(
+            description="what a request's latency should be, for goodput, as in "
+            "ttft<2s, itl<80ms: to its first token, and the mean between its tokens"
+        ),
+    ] = ""
     verify_ratio: VerifyRatio = 0.0
     prefix_sharing: Annotated[
         PrefixSharing,
@@ -275,7 +282,7 @@ def void_settings(config: Configuration[Any]) -> dict[str, str]:
 
 
 class Bound(Doc):
-    type: str  # "int", "float", "bool", "enum", "object"
+    type: str  # "int", "float", "bool", "str", "enum", "object"
     summary: str
     minimum: float | None = None
     maximum: float | None = None

@@ -454,6 +454,7 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
     copy_us: int
     plan_us: int
     given_tokens: int | None
+    goodput: float | None = None  # 0..1
 
     @staticmethod
     def of(status: Status) -> Point:
@@ -470,4 +471,5 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
             copy_us=done.copy_us,
             plan_us=done.plan_us,
             given_tokens=None if pressure is None else pressure.given_tokens,
+            goodput=None if status.slo is None else status.slo.share,
         )

@@ -22,6 +22,7 @@ from vtoken.wire import (
     pool_limits,
 )
 from vtoken.wire.bounds import bounds_of, fault, takes
+from vtoken.wire.objectives import Objectives, parse_objectives
 
 # Settings that decide whether a budget is large enough for the policies.
 OF_BUDGET = {"policy", "shadow", "budget_tokens", "budget_ratio", "budget_floor_tokens"}
@@ -41,6 +42,11 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True, dict=True):
         shadow = None if self.shadow is None else self.shadow.choice
         fields = structs.asdict(self) | {"policy": self.policy.choice, "shadow": shadow}
         return ConfigValues(**fields)
+
+    @cached_property
+    def objectives(self) -> Objectives:
+        """The objectives of latency."""
+        return parse_objectives(self.slo)
 
     @property
     def evicts(self) -> bool:
@@ -103,13 +109,15 @@ def merge_patch(
         layers=sorted({*values.probe.layers}),
         heads=sorted({*values.probe.heads}),
     )
+    slo = parse_objectives(values.slo).text
     policy, shadow = config.policy, config.shadow
     if values.policy != before.policy:
         policy = make_policy(values.policy.name, values.policy.params)
     if values.shadow != before.shadow:
         shadow = _shadow(values.shadow)
     fields = {name: getattr(values, name) for name in Configuration.__struct_fields__}
-    merged = VTokenConfig(**fields | {"policy": policy, "shadow": shadow, "probe": probe})
+    own = {"policy": policy, "shadow": shadow, "probe": probe, "slo": slo}
+    merged = VTokenConfig(**fields | own)
     if not OF_BUDGET.isdisjoint(patch):
         _require_budget(merged)
     return merged

@@ -230,8 +230,9 @@ class Runtime:
         preempted = preempted and not is_check
         table = self.tables[request_id]
         num_dead, num_tokens = table.num_dead, table.num_tokens
+        num_sampled = 0 if is_check else self.num_sampled(request_id)
         if not preempted and not is_check:
-            self._note_end(request_id)
+            self._note_end(request_id, num_sampled)
         self.relocator.drop(request_id)
         self.current.decisions.drop(table.row)
         requests.release(request_id)
@@ -253,9 +254,9 @@ class Runtime:
             )
         else:
             self.counters.requests.finished += not is_check
-            self.discard(request_id)
+            self.discard(request_id, num_sampled)
 
-    def _note_end(self, request_id: str) -> None:
+    def _note_end(self, request_id: str, num_sampled: int) -> None:
         """Record what a request that ends has kept."""
         table, request = self.tables[request_id], self.requests.held[request_id]
         ended = request_row(
@@ -264,7 +265,7 @@ class Runtime:
             request_id,
             "finished",
             prompt_tokens=request.num_prompt_tokens,
-            output_tokens=self.num_sampled(request_id),
+            output_tokens=num_sampled,
         )
         ended.live, ended.dead = table.num_live, table.num_dead
         ended.given_tokens, ended.ended_ts = request.given_tokens, time.time()
@@ -279,11 +280,13 @@ class Runtime:
             {"requests": 1, "tokens": 0, "policy": policy.name},
         )
 
-    def discard(self, request_id: str) -> None:
-        """The request has ended, whether it was ever scheduled or not; its blocks are released."""
+    def discard(self, request_id: str, num_sampled: int = 0) -> None:
+        """The request has ended, whether it was ever scheduled or not, and its client got
+        `num_sampled` tokens; its blocks are released.
+        """
         self.requests.discard(request_id)
         self.admission.discard(request_id)
-        self.latency.discard(request_id)
+        self.latency.discard(request_id, num_sampled, time.monotonic())
 
     # ------------------------------------------------------------ the step
 
@@ -302,6 +305,7 @@ class Runtime:
         self.current.begin()
         self.active.begin_step()
         self.shadow.set_policy(self.config.shadow)
+        self.latency.set_objectives(self.config.objectives)
         self.requests.begin_step()
         self.admission.begin_step()
         freed = self.evictor.drop_retained()

@@ -274,7 +274,7 @@ class VTokenSchedulerMixin(Scheduler):
 
     def _free_blocks(self, request: Any) -> None:
         super()._free_blocks(request)
-        self.vtoken.discard(request.request_id)
+        self.vtoken.discard(request.request_id, request.num_output_tokens)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's, whose first value is the answer's `kv_transfer_params`."""
