@@ -42,8 +42,8 @@ class Metric(Generic[S]):
 
     `name` excludes the prefix and a counter's `_total`. `labels`: label -> its values. `evidence`:
     of one series, in `samples`; None: a value rests on none. `needs`: the setting that is 0 or
-    empty while there is no value. `titles`: what sentences call a series. `guards`: whether a guard may be on
-    it.
+    empty while there is no value. `titles`: what sentences call a series. `guards`: whether a guard
+    may be on it.
     """
 
     name: str
@@ -320,8 +320,8 @@ METRICS: tuple[Metric[wire.Status], ...] = (
     _gauge("latency_seconds", "Latency over the engine's last seconds: ttft, inter_token",
            _latency, {"kind": tuple(KINDS), "quantile": tuple(QUANTILES)}, evidence=_tokens,
            samples="tokens", titles=LATENCIES),
-    _gauge("goodput_ratio", "Share of the requests that ended in the engine's last seconds and met "
-           "every limit of the setting slo, 0..1; absent without", _goodput,
+    _gauge("goodput_ratio", "Share of the requests ended in the last minute that met every limit "
+           "of the setting slo, 0..1", _goodput,
            evidence=lambda s, _: Evidence(0 if s.slo is None else s.slo.count),
            samples="requests", needs="slo", titles={(): "goodput"}),
     _gauge("step_seconds", "Median time between two steps while busy, over the newest 64; absent "

@@ -193,8 +193,8 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     slo: Annotated[
         str,
         Meta(
-            description="what a request's latency should be, for goodput, as in "
-            "ttft<2s, itl<80ms: to its first token, and the mean between its tokens"
+            description="objectives of latency, as in ttft<2s, itl<80ms (first token; mean between "
+            "tokens); empty: none"
         ),
     ] = ""
     verify_ratio: VerifyRatio = 0.0
