@@ -124,9 +124,12 @@ async def test_colour_is_for_terminals_that_want_it(served: Served, env: dict[st
 
 
 @pytest.mark.parametrize("command", ["config get", "policy list"])
-async def test_a_narrow_terminal_cuts_nothing_off(served: Served, command: str) -> None:
+async def test_a_narrow_terminal_breaks_lines_at_words_and_cuts_nothing_off(
+    served: Served, command: str
+) -> None:
     words = (*command.split(), "--url", served.url)
     env = {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "60"}
     async with terminal(*VTOKEN, *words, **env) as screen:
         shown = await screen.rest()
     assert "".join(shown.split()) == "".join((await run(*words)).out.split())
+    assert max(map(len, shown.splitlines())) <= 60

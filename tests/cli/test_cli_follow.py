@@ -29,7 +29,7 @@ async def test_watch_prints_a_line_for_every_state(served: Served) -> None:
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert len(lines) == 4
-    assert all(" F 0." in line for line in lines[1:])
+    assert all("  holes " in line for line in lines[1:])
 
 
 @pytest.mark.usefixtures("stepping")
@@ -45,7 +45,7 @@ async def test_watch_says_that_no_step_comes_while_requests_wait(served: Served)
     assert quiet_line(last, last.ts + 4) == ""
     assert "no step for 12 s while 2 requests wait" in quiet_line(last, last.ts + 12)
     idle = msgspec.structs.replace(last, requests=wire.RequestCounts(running=0, waiting=0))
-    assert " run    0 wait    0 " in quiet_line(idle, last.ts + 12)
+    assert " run  0 wait  0 " in quiet_line(idle, last.ts + 12)
 
 
 async def test_followed_events_have_no_gap_and_come_line_by_line(

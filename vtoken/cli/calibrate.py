@@ -90,7 +90,8 @@ def _download(model: str) -> Path:
 def parts(profile: CalibrationProfile) -> list[Part]:
     """The profile as a table, with a line for each signal and each policy."""
     first: Any = next(iter(profile.signals.values())).recall
-    rows = [["SIGNAL, POLICY", "LAYERS", "HEADS", *(f"KEEP {found.keep:g}" for found in first)]]
+    head = ["SIGNAL, POLICY", "LAYERS", "HEADS", *(f"KEEP {found.keep:g}" for found in first)]
+    rows = []
     for kind, found in profile.signals.items():
         layers = ", ".join(map(str, found.layers)) or "default depth"
         heads = ", ".join(map(str, found.heads)) or "all"
@@ -101,5 +102,5 @@ def parts(profile: CalibrationProfile) -> list[Part]:
     return [
         f"{profile.model}: share of {first[0].samples} needles that are complete among the best "
         "KEEP of all tokens, or after eviction by a policy that keeps as many",
-        Table(rows),
+        Table(rows, head),
     ]

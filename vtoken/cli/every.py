@@ -163,7 +163,7 @@ def status_parts(report: FleetReport) -> list[Part]:
 
 def change_parts(report: FleetReport) -> list[Part]:
     """A row for each server, with what became of the change there."""
-    rows = [("SERVER", "ENGINES", "REVISION", "CHANGE")]
+    rows = []
     made = 0
     for server in report.servers:
         result, why = server.result, ""
@@ -177,7 +177,7 @@ def change_parts(report: FleetReport) -> list[Part]:
         ranks = ", ".join(str(rank) for rank in parts)
         change = "; then ".join(filter(None, ("; ".join(change_lines(result)), why)))
         rows.append((server.name, ranks, f"{result.revision}", change))
-    lines: list[Part] = [Table(rows)]
+    lines: list[Part] = [Table(rows, ("SERVER", "ENGINES", "REVISION", "CHANGE"))]
     if made < len(report.servers):
         lines.append(f"answered by {made} of {counted(len(report.servers), 'server')}")
     return [*lines, verdict(report.sentence, ok=report.ok)]

@@ -3,14 +3,16 @@
 1. a document is a struct of the wire. `--json` prints it as one line; else a function of `show`
    makes the parts of its text
 2. a part is a line or a Table; a text may be coloured, with `coloured`
-3. every line is flushed. Colours are for terminals that want them (NO_COLOR, TERM). The last column
-   of a table is wrapped to the width of a terminal, and never in a pipe. No text is cut off
+3. every line is flushed. Colours and bold heads are for terminals that want them (NO_COLOR, TERM).
+   Lines and the last column of a table are wrapped to the width of a terminal, and never in a
+   pipe. No text is cut off
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,9 +34,10 @@ class OutputError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of one length, in aligned columns."""
+    """Rows of one length, in aligned columns; `head`: what the columns are."""
 
     rows: Sequence[Sequence[str]]
+    head: Sequence[str] = ()
 
 
 Part = str | Table
@@ -90,11 +93,16 @@ class Printer:
         from rich.text import Text
 
         text = io.StringIO()
-        console = Console(file=text, force_terminal=sys.stdout.isatty())
+        console = Console(
+            file=text,
+            force_terminal=sys.stdout.isatty(),
+            color_system=None if os.environ.get("NO_COLOR") else "auto",
+        )
         if isinstance(part, str):
-            console.print(Text.from_ansi(part), soft_wrap=True)
+            console.print(Text.from_ansi(part), soft_wrap=not console.is_terminal)
         elif part.rows:
-            *fixed, _last = zip(*part.rows, strict=True)
+            rows = [*([part.head] if part.head else []), *part.rows]
+            *fixed, _last = zip(*rows, strict=True)
             left = console.width - sum(max(map(cell_len, map(click.unstyle, c))) + 2 for c in fixed)
             if not console.is_terminal or left < MIN_COLUMNS:  # the terminal breaks lines itself
                 console.width = PIPE_COLUMNS
@@ -102,8 +110,9 @@ class Printer:
             for _ in fixed:
                 grid.add_column(no_wrap=True)
             grid.add_column(overflow="fold")
-            for row in part.rows:
-                grid.add_row(*map(Text.from_ansi, row))
+            for row in rows:
+                style = "bold" if row is part.head else ""
+                grid.add_row(*map(Text.from_ansi, row), style=style)
             console.print(grid)
         return [line.rstrip() for line in text.getvalue().splitlines()]
 

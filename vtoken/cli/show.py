@@ -37,7 +37,7 @@ def status_parts(status: wire.Status) -> list[Part]:
         ("step", f"{status.step:,}" + (f" ({_ms(status.step_ms)})" if status.step_ms else "")),
         ("latency", _latency(status.latency) if status.latency else ""),
         ("policy", f"{policy_text(status)}, revision {status.config_revision}"),
-        ("F", f"{fragmentation.f:.3f}, theta_F {fragmentation.theta_f:.3f}"),
+        ("holes", f"{fragmentation.f:.1%}, compacts at {fragmentation.theta_f:.0%} (theta_f)"),
         (
             "blocks",
             f"{blocks.free:,} free of {blocks.total:,} ({status.block_size} slots each), "
@@ -58,7 +58,7 @@ def status_parts(status: wire.Status) -> list[Part]:
         ),
         (
             "requests",
-            f"{requests.running:,} running, {requests.waiting:,} waiting, "
+            f"{requests.running:,} running, {_bad(requests.waiting)} waiting, "
             f"{requests.preempted:,} preempted, {requests.finished:,} finished"
             + (f", {requests.idle:,} idle" if requests.idle else "")
             + (f", paused since {when(status.paused_since_ts)}" if status.paused_since_ts else ""),
@@ -68,7 +68,7 @@ def status_parts(status: wire.Status) -> list[Part]:
             "invariants",
             f"{seen.checked:,} commits checked, "
             f"{seen.verified_relocations:,} relocations verified by content, "
-            f"{seen.violations:,} violations{'' if seen.strict else ' (not strict)'}",
+            f"{_bad(seen.violations, 'full')} violations{'' if seen.strict else ' (not strict)'}",
         ),
         ("prices", prices_text(status.prices) if status.prices else ""),
         ("calibration", calibration_text(status.calibration) if status.calibration else ""),
@@ -78,6 +78,11 @@ def status_parts(status: wire.Status) -> list[Part]:
     )
     sentence = fragmentation.sentence or fragmentation.cause
     return [*failing_lines(status), coloured(sentence, fragmentation.cause), rows]
+
+
+def _bad(number: int, meaning: str = "fragmented") -> str:
+    """A number that should be 0, coloured unless it is."""
+    return coloured(f"{number:,}", meaning if number else "")
 
 
 def _health(parts: Sequence[wire.Health]) -> str:
@@ -100,7 +105,7 @@ def pressure_line(found: wire.MemoryPressure) -> str:
     can_give = f"can give {blocks} ({found.givable_tokens:,} tokens)"
     above_floor = found.preemptions_above_floor
     parts = (
-        f"{short} short" if found.short_blocks else "no block is short",
+        coloured(f"{short} short", "fragmented") if found.short_blocks else "no block is short",
         gave if found.recent_tokens else "",
         f"{counted(found.givers, 'request')} {can_give}" if found.givers else "no request can give",
         f"{counted(found.spared_tokens, 'token')} live above the floors",
@@ -123,7 +128,8 @@ def verdict(sentence: str, *, ok: bool) -> str:
 
 def member_table(what: str, labelled: Iterable[tuple[str, wire.EngineRow]]) -> Table:
     """A row for each engine under its label; `what`: the column of the labels."""
-    rows = [(what, "REVISION", "POLICY", "F", "FREE", "RUNNING", "WAITING", "TOKENS", "STATE")]
+    head = (what, "REVISION", "POLICY", "HOLES", "FREE", "RUNNING", "WAITING", "TOKENS", "STATE")
+    rows = []
     for label, row in labelled:
         status = row.status
         state = "answers"
@@ -141,7 +147,7 @@ def member_table(what: str, labelled: Iterable[tuple[str, wire.EngineRow]]) -> T
                 label,
                 f"{row.revision}",
                 status.policy.name,
-                f"{status.fragmentation.f:.3f}",
+                f"{status.fragmentation.f:.1%}",
                 f"{status.blocks.free:,} of {status.blocks.total:,}",
                 f"{status.requests.running:,}",
                 f"{status.requests.waiting:,}",
@@ -149,7 +155,7 @@ def member_table(what: str, labelled: Iterable[tuple[str, wire.EngineRow]]) -> T
                 state,
             )
         )
-    return Table(rows)
+    return Table(rows, head)
 
 
 def failing_lines(status: wire.Status) -> list[str]:
@@ -216,16 +222,15 @@ def _mean(mean: float | None, error: float | None, scale: float = 1, unit: str =
 
 
 def watch_line(status: wire.Status, tokens_per_s: float | None) -> str:
-    """One line of `watch` with fixed columns; an unknown rate is a dash."""
+    """One line of `watch` in fixed columns, for 80 of them; an unknown rate is a dash."""
     cause = status.fragmentation.cause
     state = cause if status.scheduling == "running" else "paused"
     rate = "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}"
     return (
-        f"{clock(status.ts)}  F {status.fragmentation.f:.3f}  {coloured(f'{state:<10}', cause)}  "
-        f"free {status.blocks.free:>7,}/{status.blocks.total:<7,}  "
-        f"run {status.requests.running:>4} wait {status.requests.waiting:>4}  "
-        f"{rate:>8} tok/s  moved {status.reclamation.moved_tokens:>10,}  "
-        f"reclaimed {status.reclamation.reclaimed_blocks:>8,}"
+        f"{clock(status.ts)}  {coloured(f'{state:<10}', cause)}  "
+        f"free {status.blocks.free:>5,}/{status.blocks.total:<5,}  "
+        f"run {status.requests.running:>2} wait {status.requests.waiting:>2}  "
+        f"{rate:>5} tok/s  holes {status.fragmentation.f:>4.0%}"
     )
 
 
@@ -319,12 +324,13 @@ def change_lines(result: wire.PatchResult) -> list[str]:
 
 def policy_parts(policies: list[wire.PolicyInfo], in_force: Set[str]) -> list[Part]:
     """A line for each policy, with a * before those in force."""
-    rows = [("  NAME", "WHAT IT DOES")]
+    rows = []
     for policy in policies:
         mark = "*" if policy.name in in_force else " "
         why = "" if policy.error is None else coloured(f": {policy.error}", "full")
         rows.append((f"{mark} {policy.name}", policy.summary + why))
-    return [Table(rows), "parameters: vtoken policy list NAME; which to choose: docs/choose.md"]
+    more = "parameters: vtoken policy list NAME; which to choose: docs/choose.md"
+    return [Table(rows, ("  NAME", "WHAT IT DOES")), more]
 
 
 def policy_detail_parts(policies: list[wire.PolicyInfo]) -> list[Part]:
@@ -339,13 +345,13 @@ def policy_detail_parts(policies: list[wire.PolicyInfo]) -> list[Part]:
         ("reads", ", ".join(policy.needs)),
         ("measured", f"needles kept intact: {found} of the prompt" if found else ""),
     )
-    rows = [("PARAMETER", "DEFAULT", "VALUES", "MEANING")]
+    rows = []
     for name, schema in policy.params_schema.get("properties", {}).items():
         values = "|".join(schema.get("enum", [])) or schema.get("type", "")
         if "minimum" in schema:
             values = f"{schema['minimum']:g}..{schema['maximum']:g}"
         rows.append((name, plain(schema.get("default")), values, schema.get("description", "")))
-    return [about, Table(rows)] if len(rows) > 1 else [about]
+    return [about, Table(rows, ("PARAMETER", "DEFAULT", "VALUES", "MEANING"))]
 
 
 def operation_lines(operation: wire.Operation) -> list[str]:

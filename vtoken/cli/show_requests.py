@@ -74,7 +74,7 @@ def request_parts(
         columns = {head: cell for head, cell in columns.items() if head not in PRESSURE}
     ordered = sorted(rows, key=lambda row: ORDERS[sort](row, now), reverse=True)
     cells = [[cell(row, now) for cell in columns.values()] for row in ordered]
-    return [Table([[*columns], *cells]), _sum(rows, now)]
+    return [Table(cells, [*columns]), _sum(rows, now)]
 
 
 def _sum(rows: Sequence[wire.RequestRow], now: float) -> str:
@@ -94,8 +94,7 @@ def _sum(rows: Sequence[wire.RequestRow], now: float) -> str:
 
 
 def _state(row: wire.RequestRow) -> str:
-    waits = row.waiting_since_ts is not None
-    return coloured(state_text(row), "fragmented" if waits else "ok")
+    return coloured(state_text(row), "fragmented" if row.waiting_since_ts is not None else "")
 
 
 def _waited_s(row: wire.RequestRow, now: float) -> float:
