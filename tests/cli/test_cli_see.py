@@ -165,13 +165,13 @@ async def test_audit_says_that_nothing_changed_and_names_no_value_that_is_none(
 ) -> None:
     await run("pause", *url)  # it is paused
     await run("pause", "--dry-run", *url)
-    await run("compact", "--dry-run", *url)
+    planned = await run("compact", "--request", "a", "--dry-run", "--json", *url)
+    operation = planned.json(wire.Operation)
     unchanged, dry, compacted = (await run("audit", *url)).out.splitlines()
-    assert unchanged.endswith("  config  revision 1: nothing changed")
-    assert dry.endswith("  config (dry run)  revision 1: nothing would change")
-    assert "compact (dry run)" in compacted
-    assert "batch_size null -> " in compacted
-    assert "-> null" not in compacted
+    assert unchanged.endswith("  config  revision 1: nothing to change")
+    assert dry.endswith("  config (dry run)  revision 1: nothing to change")
+    about = f"request a, operation {operation.id}, batch_size {operation.batch_size}"
+    assert compacted.endswith(f"compact (dry run)  revision 1: {about}")
 
 
 async def test_a_process_prints_what_main_does(served: Served) -> None:

@@ -306,7 +306,7 @@ def change_lines(result: wire.PatchResult) -> list[str]:
     ]
     if not changed:  # for instance a confirmation, which has a note
         late = behind(result.revision, result.effective_revision)
-        return [*result.notes, f"no setting changes, revision {result.revision}{late}"]
+        return [*result.notes, f"nothing to change, revision {result.revision}{late}"]
     if result.applied_at_step is not None:
         changed += result.notes
         since = f"from step {result.applied_at_step:,} on"

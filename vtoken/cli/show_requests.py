@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vtoken import wire
-from vtoken.cli.printing import Part, Table, coloured, facts, plain
-from vtoken.sentences import clock, counted, duration_text, no_change_text, span, state_text, when
+from vtoken.cli.printing import Part, Table, coloured, facts
+from vtoken.sentences import audit_text, clock, counted, duration_text, span, state_text, when
 from vtoken.wire.request_names import short_id
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
@@ -270,10 +270,7 @@ def audit_lines(page: wire.AuditPage) -> list[str]:
 
 
 def audit_line(entry: wire.AuditEntry) -> str:
-    changes = ", ".join(
-        f"{name} {plain(old)} -> {plain(new)}" for name, (old, new) in entry.changes.items()
-    )
     action = f"{entry.action} (dry run)" if entry.dry_run else entry.action
     line = f"{clock(entry.ts)}  {entry.actor}  {action}  revision {entry.revision}"
-    changes = changes or no_change_text(entry)
-    return f"{line}: {changes}" if changes else line
+    text = audit_text(entry)
+    return f"{line}: {text}" if text else line

@@ -111,11 +111,16 @@ def change_text(changes: Mapping[str, list[Any]], arrow: str = "->") -> str:
     )
 
 
-def no_change_text(entry: wire.AuditEntry) -> str:
-    """What an audit entry without changes says in their place."""
-    if entry.action not in ("config", "undo", "sync"):
-        return ""
-    return "nothing would change" if entry.dry_run else "nothing changed"
+def audit_text(entry: wire.AuditEntry, arrow: str = "->") -> str:
+    """What a call that is entered changed, that it changed nothing, or what it was about."""
+    if entry.action in ("config", "undo", "sync"):
+        return change_text(entry.changes, arrow) or "nothing to change"
+    if entry.action not in ("compact", "forget", "end"):
+        return change_text(entry.changes, arrow)
+    about = {name: new for name, (_, new) in entry.changes.items()}
+    if "request_id" in about:
+        about = {"request": short_id(about.pop("request_id")), **about}
+    return ", ".join(f"{name} {value_text(value)}" for name, value in about.items())
 
 
 def value_text(value: Any) -> str:

@@ -22,9 +22,8 @@ def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[
     """Audit entries of a recording without an event of their own, such as dry runs, as events."""
     if not audit:
         return []
-    from vtoken.sentences import no_change_text
+    from vtoken.sentences import audit_text
     from vtoken.wire import Event
-    from vtoken_console.style.units import change_text
 
     known = {e.data.get("revision") for e in events if e.kind == "config"}
     operations = {e.data.get("id") for e in events if e.kind == "operation"}
@@ -35,7 +34,7 @@ def _audit_events(events: Sequence[Event], audit: Sequence[AuditEntry]) -> list[
             step=0,
             kind="operation",
             summary=f"{entry.action}{' (dry run)' if entry.dry_run else ''} by {entry.actor}: "
-            + (change_text(entry.changes) or no_change_text(entry)),
+            + audit_text(entry, "→"),
             data={},
         )
         for n, entry in enumerate(audit, 1)
