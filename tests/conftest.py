@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import os
 import shutil
 import ssl
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.heap import freeze_heap
+from tests.support.site import sitecustomize
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the hub library is imported; no test downloads
 # Servers that tests start keep audit log and flight recorder here, not in the user's home.
@@ -27,6 +27,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Tensors this small gain nothing from more threads, and lose much where the cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+# Processes that tests start run it too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(sitecustomize.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 # Every HTTP client makes one, which reads all certificates of the machine: 20 ms.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
@@ -59,10 +63,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     freeze_heap()  # imports and tests last until the end
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # modules are torn down as ever
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
