@@ -162,13 +162,13 @@ async def test_guards_on_one_engine_decide_whether_the_other_follows(
     known = len(await entered())
     chats = [asyncio.create_task(chat(rank)) for rank in (0, 1)]
 
-    async def try_first(theta_f: float, p95_s: float) -> httpx.Response:
+    async def try_first(theta_f: float, p95_s: float, for_s: float) -> httpx.Response:
         guard = {"metric": "latency_seconds{kind=inter_token,quantile=0.95}", "above": p95_s}
-        terms = {"canary_engine": 1, "guard_for_s": 2, "guards": json.dumps([guard])}
+        terms = {"canary_engine": 1, "guard_for_s": for_s, "guards": json.dumps([guard])}
         return await http.patch("/vtoken/v1/config", json={"theta_f": theta_f}, params=terms)
 
     try:
-        answer = await try_first(0.6, 3600)
+        answer = await try_first(0.6, 3600, 2)
         assert answer.status_code == 200, answer.text
         result = msgspec.json.decode(answer.content, type=wire.PatchResult)
         assert result.engine == 1
@@ -176,7 +176,7 @@ async def test_guards_on_one_engine_decide_whether_the_other_follows(
         assert result.trial.followers == [0]
         await until(rolled_out, "engine 0 does not follow", every_s=0.1)
         assert await thetas() == [0.6, 0.6]
-        answer = await try_first(0.9, 1e-6)
+        answer = await try_first(0.9, 1e-6, 600)
         assert answer.status_code == 200, answer.text
         await until(reverted, "engine 1 keeps the change", every_s=0.1)
         assert await thetas() == [0.6, 0.6]
