@@ -280,8 +280,8 @@ TOO_LONG = (
         (
             ValueError(NO_ROOM),
             "one request of 2048 tokens needs 0.09 GiB of KV cache, and there are 0.03 GiB; set "
-            "--max-model-len 624 or lower, or give the cache more memory: "
-            "--gpu-memory-utilization, or --num-gpu-blocks-override where it is set",
+            "--max-model-len 624 or lower, or give the cache more memory: where they are set, "
+            "--kv-cache-memory-bytes and --num-gpu-blocks-override, else --gpu-memory-utilization",
         ),
         (ValueError(TOO_LONG), "--max-model-len 20480 is more than the model's 8192 positions"),
         (

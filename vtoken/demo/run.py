@@ -43,7 +43,7 @@ COMMAND = click.Command(
     epilog="Arguments after -- are passed to `vtoken serve`, after the demo's own flags.",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[
-        Option(["--model"], help="a folder or hub id (SmolLM2-135M-Instruct, 4-bit in float32)"),
+        Option(["--model"], help="a folder or hub id (SmolLM2-135M-Instruct)"),
         Option(["--port"], type=int, help="(8000, or a free one if it is taken)"),
         Option(["--headless"], is_flag=True, help="without a terminal: exercise and report"),
         Option(

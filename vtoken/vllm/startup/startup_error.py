@@ -85,8 +85,8 @@ def words_of(error: Exception) -> str:
         shorter = f"set --max-model-len {found['fits']} or lower, or " if found["fits"] else ""
         return (
             f"one request of {found['length']} tokens needs {found['needed']} of KV cache, and "
-            f"there are {found['there']}; {shorter}give the cache more memory: "
-            "--gpu-memory-utilization, or --num-gpu-blocks-override where it is set"
+            f"there are {found['there']}; {shorter}give the cache more memory: where they are set, "
+            "--kv-cache-memory-bytes and --num-gpu-blocks-override, else --gpu-memory-utilization"
         )
     if found := _TOO_LONG.search(text):
         return f"--max-model-len {found[1]} is more than the model's {found[2]} positions"
