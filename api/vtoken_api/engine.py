@@ -11,6 +11,7 @@ from vtoken import wire
 from vtoken.sentences.situation import situation
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.state.journal import Journal
+from vtoken_api.state.peaks import Peaks
 
 STALE_FRAME_S = 10.0  # a followed engine sends a frame at least every IDLE_STATE_S
 
@@ -23,6 +24,7 @@ class Engine:
         self.hub = hub
         self.flight = journal.flights[hub.rank]
         self._audit_log = journal.audit
+        self._peaks = Peaks()
         hub.complete = self.complete
 
     def health(self) -> list[wire.Health]:
@@ -30,8 +32,9 @@ class Engine:
         return [self._engine(), self._frames(), self._audit(), self._recorder()]
 
     def complete(self, status: wire.Status) -> None:
-        """Add what the engine leaves to this process: its rank, the health, and the sentence."""
+        """Add what the engine leaves to this process: its rank, health, peaks, and the sentence."""
         status.engine = self.rank
+        status.peaks = self._peaks.after(status)
         status.health = self.health()
         status.fragmentation.sentence = situation(status)
 

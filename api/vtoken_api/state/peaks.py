@@ -1,0 +1,48 @@
+"""The peaks of one engine over the last 24 hours, from the statuses that this process sees."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from vtoken import wire
+
+HOUR_S = 3600.0
+NUM_HOURS = 24
+
+
+class Peaks:
+    """The peak of each fact in each of the newest `NUM_HOURS` hours, which begin at full hours.
+
+    So a peak is known for 23 to 24 hours.
+    """
+
+    def __init__(self) -> None:
+        self._of_hours: defaultdict[int, dict[wire.PeakName, wire.Peak]] = defaultdict(dict)
+
+    def after(self, status: wire.Status) -> list[wire.Peak]:
+        """The highest of all hours, with those of `status`; the first of equal ones."""
+        hour = int(status.ts / HOUR_S)
+        newest = self._of_hours[hour]
+        for name, value in _facts(status).items():
+            if value is not None and value > (newest[name].value if name in newest else 0.0):
+                newest[name] = wire.Peak(name=name, value=value, ts=status.ts)
+        for old in [known for known in self._of_hours if known <= hour - NUM_HOURS]:
+            del self._of_hours[old]
+        highest: dict[wire.PeakName, wire.Peak] = {}
+        for peaks in self._of_hours.values():
+            for name, peak in peaks.items():
+                if name not in highest or peak.value > highest[name].value:
+                    highest[name] = peak
+        return list(highest.values())
+
+
+def _facts(status: wire.Status) -> dict[wire.PeakName, float | None]:
+    """The value of each fact in `status`; None if it has none now."""
+    blocks, latency, pressure = status.blocks, status.latency, status.pressure
+    return {
+        "waiting": status.requests.waiting,
+        "short_blocks": None if pressure is None else pressure.short_blocks,
+        "used_share": 1 - blocks.free / blocks.total,
+        "ttft_p95_ms": None if latency is None else latency.ttft.p95_ms,
+        "inter_token_p95_ms": None if latency is None else latency.inter_token.p95_ms,
+    }
