@@ -21,7 +21,9 @@ import click
 import pytest
 
 from tests.support.cli_harness import leaves, parse, run
+from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
+from tests.support.waiting import until
 from vtoken.core.config.request_rules import request_rules
 from vtoken.demo.run import parse as parse_demo
 from vtoken.vllm.serve import build_parser, initial_patch
@@ -31,7 +33,8 @@ from vtoken_console.app.keyfile import load
 ROOT = Path(__file__).parents[2]
 TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
-IDS = [page.name for page in PAGES]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+ADDED = ("--vtoken-policy", "auto")  # to a command of vLLM
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -43,7 +46,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def commands(page: Path) -> list[list[str]]:
     """Every simple command of the page's blocks and of its inline code, as words."""
     text = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
-    inline = re.findall(r"(?<!`)`((?:vtoken|make|python -m) [^`]+)`(?!`)", page.read_text())
+    inline = re.findall(r"(?<!`)`((?:vtoken|make|pip|python -m) [^`]+)`(?!`)", page.read_text())
     lines = [*text.splitlines(), *(" ".join(code.split()) for code in inline)]
     return [words for line in lines for words in simple_commands(line)]
 
@@ -79,6 +82,10 @@ def check(words: list[str]) -> None:
         assert rest[1] in {*BENCHES, "results", "compare"}
     elif program == "vtoken":
         parse(rest)
+    elif program == "pip":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = {*project["optional-dependencies"]}
+        assert {*re.findall(r"\.\[([\w,]+)\]", " ".join(rest))} <= extras, rest
     elif program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert rest[0] in targets
@@ -122,6 +129,43 @@ def test_every_file_of_a_link_is_there(page: Path) -> None:
     text = page.read_text()
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
     assert not [x for x in links if not (page.parent / x.partition("#")[0]).exists()]
+
+
+ELSEWHERE = {  # what starts an engine or an environment, and the test that runs it
+    ("pip", "install"): "cli/test_wheel.py",
+    ("make", "demo"): "demo/test_demo_run.py",
+    ("vtoken", "serve"): "vllm/test_server.py",
+    ("vtoken", "doctor"): "cli/test_cli_doctor.py",
+}
+
+
+@pytest.mark.usefixtures("stepping")
+async def test_every_command_of_the_readme_runs(
+    core: LiveEngine, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    await until(lambda: served.engine.flight.recording, "not recording")
+    core.configure(policy={"name": "streaming_llm"})
+    ran = []
+    for program, *words in commands(ROOT / "README.md"):
+        if (program, words[0]) in ELSEWHERE:
+            assert (ROOT / "tests" / ELSEWHERE[program, words[0]]).exists()
+            continue
+        assert program == "vtoken"
+        words = ["a" if word == "ID" else word for word in words]
+        if words[0] == "console":  # a picture needs no terminal
+            words += ["--export", f"{len(ran)}.svg"]
+        own = [] if {"--sample", "--replay"} & {*words} else ["--url", served.url]
+        done = await run(*words, *own)
+        assert done.code == 0, (words, done.err)
+        ran.append(words[0])
+        if "--confirm-within" in words:
+            assert (await run("confirm", "--url", served.url)).code == 0
+    assert len(ran) > 10
+    (diff,) = blocks(ROOT / "README.md", "diff")
+    before, after = (shlex.split(line[1:]) for line in diff.splitlines())
+    assert before == ["vllm", *(word for word in after[1:] if word not in ADDED)]
+    check(after)
 
 
 @pytest.mark.usefixtures("stepping")

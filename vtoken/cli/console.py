@@ -29,13 +29,18 @@ def console(
     size: tuple[int, int],
     no_motion: bool,
     recording: str | None,
+    sample: bool,
     **view: Any,
 ) -> int:
     """Run until the user quits or the export is written. `view`: as of `vtoken_console.app.run`."""
     address = remote.address
+    if sample:
+        if recording is not None:
+            raise UsageError("--sample is a recording itself", "leave --replay out")
+        recording, view["guide"] = str(_sample()), "always"
     view["recording"] = file = None if recording is None else Path(recording)
     if view["moment"] is not None and recording is None:
-        raise UsageError("--at needs a recording: --replay FILE")
+        raise UsageError("--at needs a recording: --replay FILE, or --sample")
     if len(remote.servers) > 1 and address.engine is not None:
         raise UsageError("--engine is of one server", "name it with --url, or leave --engine out")
     if recording is not None and (address.urls or address.fleet is not None):
@@ -59,6 +64,12 @@ def console(
         servers=_several(remote),
         **view,
     )
+
+
+def _sample() -> Path:
+    from vtoken_console.feed.replay import SAMPLE
+
+    return SAMPLE
 
 
 def _several(remote: Remote) -> list[Server]:

@@ -25,6 +25,7 @@ from vtoken_console.feed.feed import Feed
 from vtoken_console.feed.offline_client import OfflineClient
 from vtoken_console.feed.playhead import Playhead, ReplayStatus, parse_moment
 
+SAMPLE = Path(__file__).parents[1] / "sample.jsonl.gz"  # made by `python -m scripts.sample`
 HISTORY_S = 900.0  # length of charts and log after a seek
 FOLLOW_S = 0.5  # polling interval of a file that may still grow
 YIELD_EVERY = 64

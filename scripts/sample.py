@@ -1,0 +1,173 @@
+"""`python -m scripts.sample [--out FILE]`: records what `vtoken console --sample` plays.
+
+The engine is real: the demo's trained model under the shipped defaults, in a cache that is too
+small for the second half of its clients. Memory is ample with two of them; ten more come, requests
+wait, and those that run give tokens; `ana` tries a lower floor and takes it back; the ten leave.
+A recording in which one of these did not happen is not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+
+from vtoken import wire
+from vtoken.client import Client
+from vtoken.client import Server as Address
+from vtoken.demo.conversations import Conversation, make_conversation
+from vtoken.demo.server import VTOKEN, Server, any_free_port
+from vtoken.demo.trained_model import MODEL_NAME, fetch
+from vtoken.recording import RecordingReader
+from vtoken_console.feed.replay import SAMPLE
+
+CALM, CROWD = 2, 12  # clients
+CROWD_S, TRIAL_S, UNDO_S, LEFT_S = 20.0, 75.0, 110.0, 130.0  # when the crowd comes, …, has left
+DURATION_S = 150
+STATES_A_SECOND = 2
+NUM_BLOCKS = 240  # of 16 tokens: a third of what the clients need
+MAX_PASSAGE_CHARS = 3400
+ANSWER_TOKENS = 240
+MAX_BYTES = 300_000
+FLAGS = (
+    "--vtoken-policy=auto",
+    f"--served-model-name={MODEL_NAME}",
+    "--dtype=float32",
+    "--block-size=16",
+    "--enforce-eager",
+    "--max-num-seqs=16",
+    "--max-model-len=auto",
+    "--kv-cache-memory-bytes=67108864",
+    f"--num-gpu-blocks-override={NUM_BLOCKS}",
+)
+
+
+class NoIncidentError(Exception):
+    """What the recording lacks."""
+
+
+async def chat(url: str, name: int, seconds: float) -> None:
+    """One client: a question about a text after the other; it leaves without the last answer."""
+    chance = random.Random(name)
+    async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as http:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    await ask(http, make_conversation(chance, MAX_PASSAGE_CHARS))
+
+
+async def ask(http: httpx.AsyncClient, talk: Conversation) -> None:
+    messages = [
+        {"role": "system", "content": talk.system},
+        {"role": "user", "content": f"{talk.passage}\n\n{talk.questions[0]}".strip()},
+    ]
+    body = {"model": MODEL_NAME, "messages": messages, "temperature": 0.0}
+    answer = await http.post("/v1/chat/completions", json=body | {"max_tokens": ANSWER_TOKENS})
+    answer.raise_for_status()
+
+
+async def traffic(url: str) -> None:
+    calm = [chat(url, name, DURATION_S) for name in range(CALM)]
+
+    async def crowd() -> None:
+        await asyncio.sleep(CROWD_S)
+        names = range(CALM, CALM + CROWD)
+        await asyncio.gather(*(chat(url, name, LEFT_S - CROWD_S) for name in names))
+
+    async def change() -> None:
+        await asyncio.sleep(TRIAL_S)
+        with Client(Address(url, actor="ana"), timeout_s=60.0) as client:
+            client.patch_config(
+                {"budget_ratio": 0.33},
+                confirm_within_s=300,
+                guards=[wire.Guard(metric="preemptions", above=0.0)],
+            )
+            await asyncio.sleep(UNDO_S - TRIAL_S)
+            client.undo()
+
+    await asyncio.gather(*calm, crowd(), change())
+
+
+def statuses(path: Path) -> Iterator[wire.Status]:
+    with RecordingReader(path) as reader:
+        for entry in iter(reader.next, None):
+            if isinstance(entry.line, wire.Snapshot | wire.Delta) and entry.line.status is not None:
+                yield entry.line.status
+
+
+SCENES: dict[str, Callable[[wire.Status], object]] = {
+    "ample memory": lambda s: s.requests.running and 2 * s.blocks.free > s.blocks.total,
+    "a request that waits for blocks": lambda s: s.requests.waiting and short(s),
+    "requests that gave": lambda s: s.pressure is not None and s.pressure.recent_tokens,
+    "a lower floor on trial": lambda s: bool(s.guards),
+    "the floor of before": lambda s: not s.guards,
+    "ample memory again": lambda s: 2 * s.blocks.free > s.blocks.total,
+}
+
+
+def short(status: wire.Status) -> bool:
+    return status.pressure is not None and status.pressure.short_blocks > 0
+
+
+def missing_scene(seen: Iterator[wire.Status]) -> str:
+    """The first of `SCENES` that does not come after the one before; empty if all do."""
+    for scene, is_so in SCENES.items():
+        if not any(is_so(status) for status in seen):
+            return scene
+    return ""
+
+
+def check(path: Path) -> None:
+    """Raises NoIncidentError unless the file has every scene and is small enough."""
+    if scene := missing_scene(statuses(path)):
+        raise NoIncidentError(f"{scene} does not come, or not in its order")
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise NoIncidentError(f"{size:,} bytes, more than {MAX_BYTES:,}")
+
+
+def record(path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="vtoken-sample-") as folder:
+        server = Server(
+            str(fetch()),
+            port=any_free_port(),
+            arguments=[*FLAGS, f"--vtoken-state-dir={folder}/state"],
+            log=Path(folder, "server.log"),
+            environment={"HF_HUB_OFFLINE": "1"},
+            startup_timeout_s=600.0,
+        )
+        with server:
+            command = [*VTOKEN, "record", str(path), "--url", server.url]
+            command += ["--fps", f"{STATES_A_SECOND}", "--duration", f"{DURATION_S}"]
+            with subprocess.Popen(command) as recording:
+                asyncio.run(traffic(server.url))
+                if recording.wait():
+                    raise NoIncidentError(f"`vtoken record` ended with {recording.returncode}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.sample", description=__doc__)
+    parser.add_argument("--out", type=Path, default=SAMPLE, help="(that of the console)")
+    out: Path = parser.parse_args().out
+    with tempfile.TemporaryDirectory(prefix="vtoken-sample-") as folder:
+        made = Path(folder, out.name)
+        record(made)
+        try:
+            check(made)
+        except NoIncidentError as error:
+            print(f"not kept: {error}", file=sys.stderr)
+            return 1
+        out.write_bytes(made.read_bytes())
+    print(f"{out}: {out.stat().st_size:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
