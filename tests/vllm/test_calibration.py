@@ -172,7 +172,7 @@ def test_of_an_untrained_model_nothing_is_written(
 ) -> None:
     path = tmp_path / "profile.json"
     code = main(
-        ["calibrate", str(demo_model), "--prompts", "16", "--tokens", "900", "--output", str(path)]
+        ["calibrate", str(demo_model), "--prompts", "16", "--tokens", "510", "--output", str(path)]
     )
     assert code == 1
     said = capsys.readouterr()

@@ -51,14 +51,21 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(demo_model: Path, windowed: Path) -> Any:
-    return run_process("-m", "tests.support.interpreted", str(demo_model), str(windowed))
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two layers of full attention; the demo model has four, which take longer."""
+    return models.make(models.SERVED["llama"], tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(scope="module")
-def on_cpu(engine: Any) -> Any:
+def result(plain: Path, windowed: Path) -> Any:
+    return run_process("-m", "tests.support.interpreted", str(plain), str(windowed))
+
+
+@pytest.fixture(scope="module")
+def on_cpu(engine: Any, plain: Path) -> Any:
     """The same requests on the CPU worker, which has other kernels and packs holes."""
-    with async_scheduling(), engine(**interpreted.ENGINE, **engine_args(NONE)) as llm:
+    settings = interpreted.ENGINE | {"model": str(plain)}
+    with async_scheduling(), engine(**settings, **engine_args(NONE)) as llm:
         return interpreted.play(llm, interpreted.SCENARIOS)
 
 

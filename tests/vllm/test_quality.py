@@ -34,7 +34,7 @@ POLICY = "snapkv"  # the demo's
 CONFIG = {"policy": {"name": "none"}, "interval_tokens": 8, "evict_when": "always"}
 LEAST_AGREEMENT = 0.9
 EXACT = {POLICY: {}, "streaming_llm": {}}
-EXACT_PROMPT, EXACT_BUDGET, EXACT_NEW = 160, 96, 61
+EXACT_PROMPT, EXACT_BUDGET, EXACT_NEW = 160, 96, 35
 
 
 @pytest.fixture(scope="module")
