@@ -8,23 +8,27 @@ import re
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.console_harness import applied, messages, outcome, running, screen_text, until
 from tests.support.core.live import LiveEngine
-from tests.support.profiles import made_up
+from tests.support.documents import ROW
 from tests.support.serving import Served
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
-from vtoken.base.quantities import time_text
+from vtoken.sentences.what_if import difference
 from vtoken.wire import Guard
 from vtoken_api.state import recorder
 from vtoken_console.changes.descriptions import irreversible
-from vtoken_console.changes.trials import countdown, parse_terms
+from vtoken_console.changes.trials import countdown, guards_text, parse_terms
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.trial import TrialScreen
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.trial_bar import TrialBar
+
+H2O, NONE = wire.PolicyChoice("h2o"), wire.PolicyChoice("none")
+VALUES = wire.ConfigValues(policy=H2O, budget_tokens=512, evict_when="always")
 
 
 def trial(core: LiveEngine) -> wire.Trial | None:
@@ -34,7 +38,8 @@ def trial(core: LiveEngine) -> wire.Trial | None:
 
 async def open_trial(app, pilot, *keys: str) -> None:
     """Lowers theta_f by one step and opens the trial dialog; types `keys` into it."""
-    await pilot.press("t", "left", "ctrl+t")
+    await app.dashboard.action_settings("theta_f")
+    await pilot.press("left", "ctrl+t")
     await until(lambda: isinstance(app.screen, TrialScreen), "no dialog")
     await pilot.press(*keys)
 
@@ -42,43 +47,45 @@ async def open_trial(app, pilot, *keys: str) -> None:
 async def test_what_if_has_evicted_moved_freed_and_gates(core: LiveEngine, served: Served) -> None:
     core.configure(theta_f=0.5, low_watermark_blocks=core.store.num_blocks - 1)
     async with running(served.url) as (app, pilot):
-        await pilot.press("t")
+        await app.dashboard.action_settings("theta_f")
         await pilot.press(*"0.01")
         await until(lambda: "0.5 → 0.01" in outcome(app), "no what-if")
-        text = outcome(app)
-        for part in ("moves now", "frees now", "out of", "opens: theta_f"):
-            assert part in text
-        assert "evicts now" not in text  # what dies without the change, too
+        found = core.call("patch_config", patch={"theta_f": 0.01}, validate_only=True)
+        assert outcome(app).split("\n")[1:] == [line.text for line in difference(found)]
+        assert "evicts" not in outcome(app)  # what dies without the change, too
         assert applied(served) == []
 
 
-async def test_settings_show_saving_and_cost_of_a_round(core: LiveEngine, served: Served) -> None:
-    core.core.worker.hole_us, core.core.worker.copy_us = 500, 3
-    core.configure(budget_tokens=200)
-    core.steps(4)
+async def test_a_proposed_change_is_there_with_what_it_would_do(served: Served) -> None:
     async with running(served.url) as (app, pilot):
-        await pilot.press("t")
-        await until(lambda: "Hole 500 µs" in outcome(app), "no prices")
-        prices = core.reporter.status().prices
-        assert prices is not None
-        text = outcome(app)
-        assert re.search(r"Hole 500 µs a token \(\d+ samples\), copy ", text)
-        assert f"save {time_text(prices.saving_us / 1e3)} and cost " in text
+        await app.dashboard.action_settings("budget_ratio", {"budget_ratio": 0.33})
+        await until(lambda: "budget_ratio 0 → 0.33" in outcome(app), "no what-if")
+        form = app.screen.query_one(Form)
+        assert form.field.path == ("budget_ratio",)
+        await until(lambda: "0.33" in screen_text(app) and "set 0.00" in screen_text(app), "unseen")
+        assert app.screen.patch == {"budget_ratio": 0.33}
+        await pilot.press("delete")
+        await until(lambda: not app.screen.patch, "cannot be taken back")
 
 
-async def test_settings_show_the_source_of_the_signal(core: LiveEngine, served: Served) -> None:
-    core.configure(policy={"name": "h2o", "params": {}})
-    core.runtime.ranking.calibration = made_up()
-    core.steps(1)
+async def test_a_setting_without_effect_says_why_and_loses_it_with_the_edit(served: Served) -> None:
     async with running(served.url) as (app, pilot):
-        await pilot.press("t")
-        expected = "from layer 3, heads 1, 2 (profile); profile 0123456789ab"
-        await until(lambda: expected in outcome(app), "no calibration")
+        await app.dashboard.action_settings("budget_ratio")
+
+        def row(name: str) -> str:
+            return next((x for x in screen_text(app).splitlines() if name in x), "")
+
+        await until(lambda: "no effect: budget_ratio is 0" in row("budget_floor_tokens"), "unsaid")
+        assert "no effect" not in row("budget_tokens")
+        await pilot.press(*"0.5")
+        why = "no effect: budget_ratio 0.5 decides the budget"
+        await until(lambda: why in row("budget_tokens"), "not by the edit")
+        assert "no effect" not in row("budget_floor_tokens")
 
 
 async def test_what_ifs_never_queue_and_the_newest_edits_get_a_result(served: Served) -> None:
     async with running(served.url) as (app, pilot):
-        await pilot.press("t")
+        await app.dashboard.action_settings("theta_f")
         rest, held, under_way = app.source.rest, asyncio.Event(), []
         ask = type(rest).patch_config
 
@@ -113,9 +120,8 @@ async def test_trial_shows_who_what_and_the_time_left_and_y_keeps_it(
         await until(lambda: core.runtime.config.theta_f == 0.24, "not applied")
         terms = trial(core)
         assert terms.expires_ts - terms.started_ts == 300
-        await until(lambda: "On trial" in outcome(app), "not shown on the page")
-        await until(lambda: "ON TRIAL" in screen_text(app), "no bar on the page")
-        await pilot.press("escape")
+        await until(lambda: "On trial: revision 2" in messages(app), "not told")
+        assert app.screen is app.dashboard
         bar = app.dashboard.query_one(TrialBar)
         await until(lambda: bar.display and "ON TRIAL" in screen_text(app), "no bar")
         line = next(x for x in screen_text(app).splitlines() if "ON TRIAL" in x)
@@ -137,7 +143,8 @@ async def test_u_reverts_a_trial_at_once(core: LiveEngine, served: Served) -> No
     async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
         await until(lambda: trial(core) is not None, "no trial")
-        await pilot.press("escape", "u")
+        await until(lambda: app.screen is app.dashboard, "the page stays")
+        await pilot.press("u")
         await until(lambda: core.runtime.config.theta_f == 0.25, "not undone")
         assert trial(core) is None
 
@@ -146,11 +153,12 @@ async def test_guard_reverts_and_its_alert_stays_until_dismissed(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, size=(160, 36)) as (app, pilot):
-        await open_trial(app, pilot, "tab", *"500", "tab", "0", "enter")
+        await open_trial(app, pilot, "tab", *"500 ms", "tab", "0", "enter")
         await until(lambda: trial(core) is not None, "no trial")
         assert [guard.above for guard in trial(core).guards] == [0.5, 0]
-        await pilot.press("escape")
         await until(lambda: "p95 inter-token <= 500 ms" in screen_text(app), "guard not shown")
+        whole = guards_text(app.source.feed.model.status)
+        await until(lambda: whole in screen_text(app), "a guard is cut")
         slow = itertools.count()
         core.core.clock = lambda: time.monotonic() + 0.9 * next(slow)
         core.steps(6)
@@ -171,7 +179,6 @@ async def test_unconfirmed_trial_is_reverted_with_its_own_mark(
         await open_trial(app, pilot, "backspace", *"0.02", "enter")
         await until(lambda: core.runtime.revision == 3, "not tried and reverted")
         assert core.runtime.config.theta_f == 0.25
-        await pilot.press("escape")
         await until(lambda: "▼3" in screen_text(app), "no mark of the revert")
         assert "not confirmed within 1 s" in messages(app)
 
@@ -192,10 +199,10 @@ async def test_second_change_while_one_is_on_trial_is_refused_in_words(
 ) -> None:
     async with running(served.url) as (app, pilot):
         await open_trial(app, pilot, "enter")
-        await until(lambda: "On trial" in outcome(app), "no trial")
-        await until(
-            lambda: app.screen.query_one(Form).chosen.desired == 0.24, "not seen in the form"
-        )
+        await until(lambda: "On trial" in messages(app), "no trial")
+        await until(lambda: app.source.feed.model.config.desired.theta_f == 0.24, "not seen")
+        await app.dashboard.action_settings("theta_f")
+        await until(lambda: "ON TRIAL" in screen_text(app), "no bar on the page")
         await pilot.press("left", "enter")
         await until(lambda: "Refused" in outcome(app), "not refused")
         assert f"revision 2 by {trial(core).actor} is on trial" in outcome(app)
@@ -207,7 +214,8 @@ async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
 ) -> None:
     core.configure(policy={"name": "random"})
     async with running(served.url) as (app, pilot):
-        await pilot.press("m", *"64", "enter")
+        await app.dashboard.action_settings("budget_tokens")
+        await pilot.press(*"64", "enter")
         await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked")
         await pilot.pause(0.2)
         text = screen_text(app)
@@ -235,7 +243,8 @@ async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
 
 async def test_higher_budget_needs_no_confirmation(core: LiveEngine, served: Served) -> None:
     async with running(served.url) as (app, pilot):
-        await pilot.press("m", *"90000", "enter")
+        await app.dashboard.action_settings("budget_tokens")
+        await pilot.press(*"90000", "enter")
         await until(lambda: core.runtime.config.budget_tokens == 90000, "not applied")
         assert isinstance(app.screen, ControlScreen)
 
@@ -303,8 +312,7 @@ async def test_settings_whose_answer_is_lost_are_looked_up_and_told(
 ) -> None:
     server = served.line
     async with running(served.url) as (app, pilot):
-        await pilot.press("t")
-        await until(lambda: isinstance(app.screen, ControlScreen), "no page")
+        await app.dashboard.action_settings("theta_f")
         await pilot.press("right")
         await until(lambda: app.screen.patch, "no edits")
         server.answers_late, served.bus.timeout_s = True, 0.3
@@ -335,54 +343,64 @@ async def test_unrelated_changes_of_other_clients_are_only_logged(
 
 
 @pytest.mark.parametrize(
-    ("changes", "policy", "evicted", "asks"),
+    ("before", "change", "evicted", "asks"),
     [
-        ({"theta_f": [0.2, 0.1]}, "h2o", 0, False),
-        ({"reclamation": ["auto", "off"]}, "h2o", 0, False),
-        ({"budget_tokens": [512, 256]}, "h2o", 0, True),
-        ({"budget_tokens": [512, 256]}, "none", 0, False),
-        ({"budget_tokens": [256, 512]}, "h2o", 0, False),
-        ({"budget_tokens": [256, 512]}, "h2o", 12, False),
-        ({"theta_f": [0.2, 0.1]}, "h2o", 12, False),
-        ({"interval_tokens": [64, 8]}, "h2o", 12, True),
-        ({"policy": [{"name": "none"}, {"name": "h2o"}]}, "none", 0, True),
-        ({"policy": [{"name": "h2o"}, {"name": "none"}]}, "h2o", 0, False),
-        ({"policy": [{"name": "h2o"}, {"name": "h2o"}]}, "h2o", 0, False),
-        ({"evict_when": ["pressure", "always"]}, "h2o", 0, True),
-        ({"evict_when": ["pressure", "always"]}, "h2o", 12, True),
-        ({"evict_when": ["pressure", "always"]}, "none", 0, False),
-        ({"evict_when": ["always", "pressure"]}, "h2o", 0, False),
-        ({"evict_after_wait_ms": [500, 0]}, "h2o", 0, False),
+        ({}, {"theta_f": 0.1}, 0, False),
+        ({}, {"reclamation": "off"}, 0, False),
+        ({}, {"budget_tokens": 256}, 0, True),
+        ({"policy": NONE}, {"budget_tokens": 256}, 0, False),
+        ({}, {"budget_tokens": 1024}, 0, False),
+        ({}, {"budget_tokens": 1024}, 12, False),
+        ({"budget_ratio": 0.5}, {"budget_tokens": 256}, 0, False),
+        ({"budget_ratio": 0.5}, {"budget_ratio": 0.33}, 0, True),
+        ({"budget_ratio": 0.5}, {"budget_ratio": 0.6}, 0, False),
+        ({"budget_ratio": 0.5}, {"budget_floor_tokens": 16}, 0, True),
+        ({"budget_ratio": 0.5}, {"budget_ratio": 0.0}, 0, True),
+        ({}, {"theta_f": 0.1}, 12, False),
+        ({}, {"interval_tokens": 8}, 12, True),
+        ({"policy": NONE}, {"policy": H2O}, 0, True),
+        ({}, {"policy": NONE}, 0, False),
+        ({}, {"policy": wire.PolicyChoice("h2o", {"sinks": 1})}, 0, False),
+        ({"evict_when": "pressure"}, {"evict_when": "always"}, 0, True),
+        ({"evict_when": "pressure"}, {"evict_when": "always"}, 12, True),
+        ({"evict_when": "pressure", "policy": NONE}, {"evict_when": "always"}, 0, False),
+        ({}, {"evict_when": "pressure"}, 0, False),
+        ({"evict_when": "pressure"}, {"evict_after_wait_ms": 500}, 0, False),
     ],
 )
 def test_only_irreversible_changes_need_confirmation(
-    changes: dict, policy: str, evicted: int, asks: bool
+    before: dict, change: dict, evicted: int, asks: bool
 ) -> None:
-    assert (irreversible(changes, policy, evicted) is not None) is asks
+    values = replace(VALUES, **before)
+    assert (irreversible(values, replace(values, **change), evicted) is not None) is asks
 
 
 def test_lower_floor_is_said_to_take_tokens_only_while_memory_is_short() -> None:
-    change = {"budget_tokens": [512, 256]}
-    reason = irreversible(change, "h2o", 0, [300, 100], "pressure")
-    assert reason == (
-        "Requests may be cut down to 256 live tokens while memory is short; "
-        "they hold 44 more than that."
+    rows = [replace(ROW, live=live, prompt_tokens=500) for live in (300, 100)]
+    lower = replace(VALUES, budget_tokens=256)
+    assert irreversible(VALUES, lower, 0, rows) == (
+        "Requests keep 256 live tokens; they hold 44 tokens more than that."
     )
-    assert irreversible(change, "h2o", 0, [300]) == (
-        "Requests keep 256 live tokens; they hold 44 more than that."
+    pressure = replace(VALUES, evict_when="pressure", budget_ratio=0.5, budget_floor_tokens=16)
+    assert irreversible(pressure, replace(pressure, budget_ratio=0.3), 0, rows) == (
+        "Requests may be cut down to 30% of their prompt while memory is short; "
+        "they hold 150 tokens more than that."
     )
 
 
 def test_terms_are_minutes_for_people_and_seconds_on_the_wire() -> None:
     terms = parse_terms("2.5", {"inter_token_p95": "", "preemptions": " 3 "})
     assert terms == {"confirm_within_s": 150, "guards": [Guard(metric="preemptions", above=3)]}
-    guarded = parse_terms("", {"inter_token_p95": "40"}, "f > 0.5; rate(preemptions)<1;")
+    guarded = parse_terms("", {"inter_token_p95": "40 ms"}, "f > 0.5; rate(preemptions)<1;")
     assert guarded["confirm_within_s"] is None
     assert [(guard.metric, guard.limit) for guard in guarded["guards"]] == [
         ("latency_seconds{kind=inter_token,quantile=0.95}", 0.04),
         ("f", 0.5),
         ("rate(preemptions)", 1),
     ]
+    assert parse_terms("", {"inter_token_p95": "1.5s"})["guards"][0].limit == 1.5
+    with pytest.raises(ValueError, match="needs a unit: 2 ms or 2 s"):
+        parse_terms("", {"inter_token_p95": "2"})
     for minutes, name, text, others in (
         ("-1", "preemptions", "", ""),
         ("", "preemptions", "-1", ""),

@@ -11,11 +11,15 @@ from vtoken.policies import describe_policies
 from vtoken.sentences import operation_text
 from vtoken_console.changes.controls import applied_text
 from vtoken_console.changes.fields import (
+    GROUPS,
     POLICY,
+    WORDS,
     Field,
+    edited_values,
     make_fields,
     make_patch,
     parse_value,
+    paths_of,
     show_value,
     step_value,
 )
@@ -57,6 +61,34 @@ def test_parameters_of_another_policy_start_from_its_defaults(
 ) -> None:
     fields = make_fields(document, POLICIES, "streaming_llm")
     assert named(fields, "sinks").desired == 4
+
+
+def test_every_setting_has_words_and_a_place_in_a_group(
+    fields: list[Field], document: wire.ConfigDocument
+) -> None:
+    assert {f.path for f in fields} - {*WORDS} == {
+        f.path for f in fields if f.path[:2] == ("policy", "params")
+    }
+    order = [*GROUPS]
+    assert [order.index(f.group) for f in fields] == sorted(order.index(f.group) for f in fields)
+    assert {f.name for f in fields} >= {"policy", "budget_ratio", "protect.system", "sinks"}
+    assert {*wire.void_settings(document.desired)} <= {f.name for f in fields}
+
+
+def test_a_setting_has_no_effect_by_the_edited_values(document: wire.ConfigDocument) -> None:
+    values = structs.replace(document.desired, budget_ratio=0.5, evict_when="pressure")
+    void = wire.void_settings(edited_values(values, {}))
+    assert void["budget_tokens"] == "no effect: budget_ratio 0.5 decides the floor"
+    void = wire.void_settings(edited_values(values, {"budget_ratio": 0.0}))
+    assert "budget_tokens" not in void
+    assert edited_values(values, {"budget_ratio": "0.x"}) == values
+    canary = edited_values(values, {"canary": {"share": 0.1}}).canary
+    assert canary == wire.Canary(share=0.1)
+
+
+def test_a_proposed_patch_is_edits_that_make_the_same_patch(fields: list[Field]) -> None:
+    patch = {"theta_f": 0.1, "canary": {"share": 0.5}, "policy": {"name": "none"}}
+    assert make_patch(fields, paths_of(patch)) == patch
 
 
 def test_probed_layers_are_shown_as_they_are_typed(document: wire.ConfigDocument) -> None:
@@ -119,15 +151,16 @@ def test_choices_go_round(fields: list[Field]) -> None:
 @pytest.mark.parametrize("value", [0.25, 3, True, False, "pack", [1, 2]])
 def test_shown_values_parse_back(value: object) -> None:
     kinds = {float: "float", int: "int", bool: "bool", str: "enum", list: "list"}
-    field = Field(("x",), "x", kinds[type(value)], "", value, value)
+    field = Field(("x",), "g", "x", kinds[type(value)], "", value, value)
     assert parse_value(field, show_value(value)) == value
 
 
-def test_problem_is_shown_with_all_its_parts() -> None:
-    text = problem_text(
-        wire.Problem(status=422, title="T", detail="D", field="theta_f", value=2, bound="0..1")
+def test_a_problem_is_its_detail_which_names_value_and_bound() -> None:
+    problem = wire.Problem(status=422, title="T", detail="theta_f = 2 is not in 0..1", value=2)
+    assert problem_text(problem) == "theta_f = 2 is not in 0..1"
+    assert problem_text(wire.Problem(status=502, title="Bad Gateway", detail="")) == (
+        "502 Bad Gateway"
     )
-    assert text == "422 T: D  [field theta_f; value 2; bound 0..1]"
 
 
 def test_changes_read_as_old_to_new() -> None:

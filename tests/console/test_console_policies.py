@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from tests.support.console_harness import make_busy, running, screen_text, until
+from tests.support.documents import ROW
 from tests.support.profiles import made_up
 from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken import wire
 from vtoken.policies import describe_policies
-from vtoken_console.changes.policies import (
-    budget_share,
-    probe_text,
-    quality_text,
-    remedy,
-    share_text,
-)
+from vtoken_console.changes.fields import EXPERIMENTS, GROUPS, Field
+from vtoken_console.changes.policies import facts_text, kept_share, measured_text, probe_text
 from vtoken_console.widgets.form import Form
 
 QUALITY = [
@@ -25,46 +23,61 @@ QUALITY = [
     for keep, recall in ((0.5, 0.96), (0.25, 0.75), (0.125, 0.25))
 ]
 INFOS = {info.name: info for info in describe_policies()}
+ON_SMALL = "on SmolLM2-135M-Instruct, 50% of the prompt kept"
 
 
 def rows(*lengths: int, state: str = "running") -> list[wire.RequestRow]:
-    core = make_busy(60, 1)
-    core.close()
-    (row,) = core.reporter.rows()
     return [
-        msgspec.structs.replace(row, prompt_tokens=length - 1, output_tokens=1, state=state)
+        msgspec.structs.replace(ROW, prompt_tokens=length - 1, output_tokens=1, state=state)
         for length in lengths
     ]
 
 
-def test_budget_is_a_share_of_the_median_running_request() -> None:
-    assert budget_share(rows(100, 400, 1000), 100) == 0.25
-    assert budget_share(rows(100, state="waiting"), 100) is None
-    assert share_text(0.25) == "the budget holds 25% of the median request"
-    assert "full" in share_text(1.0)
+@pytest.mark.parametrize(
+    ("values", "running", "share"),
+    [
+        ({"budget_ratio": 0.5, "budget_tokens": 100}, rows(100, 400, 1000), 0.5),
+        ({"budget_ratio": 0.0, "budget_tokens": 100}, rows(100, 400, 1000), 0.25),
+        ({"budget_ratio": 0.0, "budget_tokens": 900}, rows(100), 1.0),
+        ({"budget_ratio": 0.0, "budget_tokens": 100}, rows(100, state="waiting"), None),
+        ({"budget_ratio": 0.0, "budget_tokens": "1x"}, rows(100), None),
+    ],
+)
+def test_the_edited_floor_is_a_share_of_a_prompt(
+    values: dict[str, Any], running: list[wire.RequestRow], share: float | None
+) -> None:
+    assert kept_share(values, running) == share
 
 
 @pytest.mark.parametrize(
     ("share", "text"),
     [
-        (0.6, "96% of 24 at 50%"),
-        (0.5, "96% of 24 at 50%"),
-        (0.49, "75% of 24 at 25%"),
-        (0.01, "25% of 24 at 12%"),
-        (None, "25% at 12%, 96% at 50%"),
+        (0.6, "96% of 24 needles at 50%"),
+        (0.5, "96% of 24 needles at 50%"),
+        (0.49, "75% of 24 needles at 25%"),
+        (0.01, "25% of 24 needles at 12%"),
+        (None, "96% of 24 needles at 50%"),
     ],
 )
 def test_quality_is_that_of_the_next_smaller_measured_budget(
     share: float | None, text: str
 ) -> None:
-    assert quality_text(QUALITY, share) == text
+    assert facts_text(msgspec.structs.replace(INFOS["h2o"], quality=QUALITY), share) == text
 
 
-def test_quality_that_was_not_measured_is_not_guessed() -> None:
-    assert quality_text([], 0.5) == "not measured"
-    assert remedy(INFOS.values(), "a/b") == "not measured: vtoken calibrate a/b"
+def test_facts_of_a_small_model_stand_in_for_what_was_not_measured() -> None:
+    half, third, sixth = INFOS["keydiff"].facts
+    for share, point in ((0.5, half), (0.4, third), (0.1, sixth), (None, half)):
+        text = facts_text(INFOS["keydiff"], share)
+        assert text.split() == [f"{point.found:.0%}", f"{point.later:.0%}"]
+    assert INFOS["h2o"].facts[0].later is None
+    assert len(facts_text(INFOS["h2o"], 0.5).split()[1]) == 1  # a dash
+    assert facts_text(msgspec.structs.replace(INFOS["h2o"], facts=[]), 0.5) == "not measured"
+    assert measured_text(INFOS.values(), 0.5, "a/b") == f"{ON_SMALL}; yours: vtoken calibrate a/b"
     measured = msgspec.structs.replace(INFOS["h2o"], quality=QUALITY)
-    assert remedy([measured, INFOS["none"]], "a/b") == ""
+    assert measured_text([measured, INFOS["tova"]], 0.5, "a/b") == (
+        f"needles: on this model; facts: {ON_SMALL}"
+    )
 
 
 def test_price_of_a_probe_is_shown_where_it_was_measured() -> None:
@@ -90,36 +103,36 @@ async def test_every_bound_choice_and_policy_can_be_read(
     served: Served, size: tuple[int, int]
 ) -> None:
     async with running(served.url, size=size) as (app, pilot):
-        await pilot.press("P")
+        await app.dashboard.action_settings("policy")
         await until(lambda: app.screen.query_one(Form).view is not None, "not shown")
         form, model = app.screen.query_one(Form), app.source.feed.model
-        names = {info.name for info in model.hello.policies}
+        form.action_jump(-1)
+        assert form.chosen == EXPERIMENTS
+        await pilot.press("space")
+        await until(lambda: len(form.rows) == len(form.fields) + len(GROUPS), "still folded")
         for number, field in enumerate(form.rows):
             form.action_jump(number)
-            if field.path[-1] != "name":
+            if isinstance(field, Field) and field.path[-1] != "name":
                 words = " ".join(" ".join(detail(form)).split())
-                assert field.bound_text in words, field.label
-        form.action_jump(0)
-        seen = set()
+                assert field.bound_text in words, field.name
+        form.action_jump(1)
+        names, seen = {info.name for info in model.hello.policies}, set()
         for _ in names:
             await pilot.press("right")
             seen |= names & {line.split()[1] for line in detail(form) if len(line.split()) > 1}
         assert seen == names
-        assert "not measured: vtoken calibrate demo/test-llama" in screen_text(app)
 
 
 async def test_policies_are_listed_with_their_quality_at_the_current_budget() -> None:
     core = make_busy()
     core.runtime.ranking.calibration = made_up(policies={"h2o": QUALITY})
-    async with serving(core) as served, running(served.url, size=(120, 36)) as (app, pilot):
-        await pilot.press("P")
+    async with serving(core) as served, running(served.url, size=(120, 36)) as (app, _):
+        await app.dashboard.action_settings("policy")
         await until(lambda: "probe of a request" in screen_text(app), "no table")
-        share = budget_share(app.source.feed.model.requests.values(), 256)
-        assert share is not None
         lines = screen_text(app).splitlines()
-        (row,) = (line for line in lines if "at 25%" in line or "at 50%" in line)
+        (row,) = (line for line in lines if "needles at" in line)
         assert "h2o" in row
-        assert quality_text(QUALITY, share) in row
+        assert "in force" in row
         (row,) = (line for line in lines if " tova " in line)
-        assert "not measured" in row
-        assert share_text(share) in screen_text(app)
+        assert facts_text(INFOS["tova"], 0.5) in row
+        assert "needles: on this model" in screen_text(app)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.docs import examples, figures
+from tests.docs import examples, facts, figures
 from tests.docs.tables import DOCS, TABLES
 from tests.support import compiled
 
@@ -29,6 +29,10 @@ for file in figures.PAGES:
     file.write_text(after)
     if after != before:
         print(f"{file.name}: figures written")
+
+before, after = facts.FILE.read_text(), facts.text()
+facts.FILE.write_text(after)
+print(f"{facts.FILE.name}: {said(before, after)}")
 
 before, after = examples.FILE.read_text(), asyncio.run(examples.make())
 examples.FILE.write_text(after)

@@ -10,11 +10,14 @@ from typing import get_args
 import pytest
 
 import vtoken.client
+from tests.docs import facts
 from tests.docs.tables import DOCS, TABLES, Table
 from tests.faults.core_blocks import BLOCKS
 from tests.faults.core_tokens import TOKENS
 from tests.support import models
 from vtoken import wire
+from vtoken.policies import describe_policies
+from vtoken.policies.base import BUILT_IN
 from vtoken_api.limits import DRY_RUN_TIME, RATES, READ_TIME
 from vtoken_api.rest.inputs import MAX_BODY_BYTES
 from vtoken_api.stream.endpoint import AUTH_TIMEOUT_S, MAX_CLIENTS, MAX_UNAUTHENTICATED
@@ -26,6 +29,12 @@ from vtoken_bench.evaluation import variants
 def test_a_generated_table_is_as_the_code_makes_it(table: Table) -> None:
     text = (DOCS / table.page).read_text()
     assert text == table.filled_in(text), "run make tables"
+
+
+def test_facts_of_the_policies_are_those_of_the_results() -> None:
+    assert facts.FILE.read_text() == facts.text(), "run make tables"
+    found = {info.name: info.facts for info in describe_policies() if info.name in BUILT_IN}
+    assert sorted(found) == sorted(name for name in found if found[name]), "one was not measured"
 
 
 def test_a_stale_table_and_a_lost_marker_are_noticed() -> None:

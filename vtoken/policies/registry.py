@@ -8,6 +8,7 @@ reported by `describe_broken` and does not affect the others, and so is one of `
 from __future__ import annotations
 
 from functools import cache
+from importlib import resources
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from vtoken.base.errors import RefusedError
 from vtoken.policies.base import BUILT_IN, Policy, check_declared, needs_of, validate
 from vtoken.policies.packages import load_group
 from vtoken.policies.signals import broken_kinds
-from vtoken.wire import PolicyInfo
+from vtoken.wire import FactsFound, PolicyInfo
 from vtoken.wire.bounds import fault
 
 GROUP = "vtoken.policies"
@@ -101,4 +102,12 @@ def _describe(cls: type[Policy]) -> PolicyInfo:
         source=cls.source,
         needs=[*needs_of(cls())],
         params_schema=components[schema[0]["$ref"].rsplit("/", 1)[-1]],
+        facts=_facts().get(cls.name, []) if BUILT_IN.get(cls.name) is cls else [],
     )
+
+
+@cache
+def _facts() -> dict[str, list[FactsFound]]:
+    """What answers under the built-in policies contained in the project's evaluation."""
+    text = resources.files("vtoken.policies").joinpath("facts.json").read_bytes()
+    return msgspec.json.decode(text, type=dict[str, list[FactsFound]])

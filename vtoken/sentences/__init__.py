@@ -147,65 +147,6 @@ def since_text(result: wire.PatchResult) -> str:
     return f"revision {result.revision}, {since}"
 
 
-class Effect(NamedTuple):
-    """One effect of a change: `evicts now`, a number, and what it is of.
-
-    `without`: the number without the change; None if the server does not say it.
-    """
-
-    label: str
-    number: int
-    rest: str
-    without: int | None = None
-    is_loss: bool = False  # undo does not bring it back
-
-    @property
-    def figure(self) -> str:
-        """The number, after the one without the change: `34 -> 52`."""
-        before = "" if self.without in (None, self.number) else f"{self.without:,} -> "
-        return f"{before}{self.number:,}"
-
-    def __str__(self) -> str:
-        return f"{self.label} {self.figure}{self.rest}"
-
-
-def effects(found: wire.WhatIf) -> list[Effect]:
-    """What a change would do now that does not happen without it; [] if it makes no difference."""
-    less = found.without_change
-    later = f", {found.waiting_tokens:,} more once scored" if found.waiting_tokens else ""
-    lost = found.evicted_tokens + found.waiting_tokens
-    is_loss = lost > (less.evicted_tokens + less.waiting_tokens if less is not None else 0)
-    gone = ", which cannot come back" if is_loss else ""
-    moved = f" ({data_size(found.moved_bytes)})"
-    if found.source_blocks:
-        moved += (
-            f" out of {counted(found.source_blocks, 'block')} "
-            f"into {found.destination_blocks:,} fresh"
-        )
-    starts_round = less is not None and _runs(found) and not _runs(less)
-    listed = []
-    for name, label, noun, more in (
-        ("evicted_tokens", "evicts now", "token", f"{later}{gone}"),
-        ("moved_tokens", "moves now", "token", moved),
-        ("freed_blocks", "frees now", "block", ""),
-        ("givable_blocks", "can give", "block", f" ({counted(found.givable_tokens, 'token')})"),
-        ("short_blocks", "short of", "block", ""),
-        ("more_requests", "room for", "more request", " like the running ones"),
-    ):
-        number, without = getattr(found, name), getattr(less, name, None)
-        if starts_round and name in ("moved_tokens", "freed_blocks"):
-            without = None  # a round that does not run without the change
-        loses = is_loss and name == "evicted_tokens"
-        if number is not None and (number != without or loses) and (number or without):
-            listed.append(Effect(label, number, f" {plural(number, noun)}{more}", without, loses))
-    return listed
-
-
-def _runs(found: wire.WhatIf) -> bool:
-    """Whether an automatic round would run."""
-    return all(gate.open for gate in found.gates)
-
-
 # ---------------------------------------------------------------- compactions
 
 
@@ -215,12 +156,16 @@ def operation_text(operation: wire.Operation) -> str:
     plan, result = operation.plan, operation.result
     deferred = f"; deferred: {plan.deferred_reason}" if plan and plan.deferred_reason else ""
     if operation.dry_run and plan is not None:
+        if not (plan.moved_tokens or plan.freed_blocks):
+            return f"Dry run over {scope}: nothing would be moved{deferred}."
         return (
             f"Dry run over {scope}: would move {counted(plan.moved_tokens, 'token')} "
             f"({data_size(plan.moved_bytes)}) of {counted(plan.requests, 'request')} out of "
             f"{counted(plan.source_blocks, 'block')} and free {plan.freed_blocks:,}{deferred}."
         )
     if operation.state == "done" and result is not None:
+        if not (result.moved_tokens or result.freed_blocks):
+            return f"Compacted {scope}: there was nothing to move{deferred}."
         return (
             f"Compacted {scope}: moved {counted(result.moved_tokens, 'token')} "
             f"({data_size(result.moved_bytes)}), freed {counted(result.freed_blocks, 'block')} "

@@ -38,6 +38,17 @@ class Recall(Doc):
     samples: int
 
 
+class FactsFound(Doc):
+    """Share of facts that answers contain, where requests keep the share `keep` of their prompt.
+
+    Measured on SmolLM2-135M-Instruct for docs/quality.md, with the policy's default parameters.
+    """
+
+    keep: float
+    found: float  # the question is in the prompt
+    later: float | None = None  # the question comes after the eviction; None: not measured
+
+
 class PolicyInfo(Doc):
     name: str
     summary: str
@@ -46,6 +57,7 @@ class PolicyInfo(Doc):
     params_schema: dict[str, Any]  # JSON schema of `policy.params`
     error: str | None = None  # why this policy of another package cannot be loaded
     quality: list[Recall] = []  # with its default parameters; []: not measured
+    facts: list[FactsFound] = []  # of a small model that is not this one; []: not measured
 
 
 BudgetTokens = Annotated[

@@ -18,14 +18,51 @@ from vtoken.wire.bounds import bounds_of
 
 Path = tuple[str, ...]
 POLICY: Path = ("policy", "name")
-LEADING = (  # the first rows
-    "theta_f",
-    "batch_size",
-    "budget_tokens",
-    "interval_tokens",
-    "evict_when",
-    "evict_after_wait_ms",
-)
+PARAMETERS = "Policy parameters"
+EXPERIMENTS = "Experiments"
+# Group -> its settings and the words that the form has for them. Parameters of the policy come
+# first in theirs; a setting that is not named here is among the experiments.
+GROUPS: dict[str, dict[Path, str]] = {
+    "When memory is short": {
+        POLICY: "policy",
+        ("budget_ratio",): "floor, share of the prompt",
+        ("budget_floor_tokens",): "floor, at least, tokens",
+        ("budget_tokens",): "floor in tokens",
+        ("evict_after_wait_ms",): "patience, then others give",
+        ("evict_when",): "when tokens are evicted",
+        ("interval_tokens",): "slack above a budget",
+        ("evict_during",): "phase of eviction",
+    },
+    "Compaction": {
+        ("reclamation",): "reclamation",
+        ("theta_f",): "compacts at holes of",
+        ("batch_size",): "blocks a round",
+        ("headroom_blocks",): "reserve, blocks",
+        ("low_watermark_blocks",): "start below, blocks free",
+        ("recycle",): "new tokens fill holes",
+    },
+    "Prefixes and checks": {
+        ("prefix_sharing",): "blocks that prefixes share",
+        ("protect", "template"): "keep the chat template",
+        ("protect", "system"): "keep the system prompt",
+        ("protect", "last_user"): "keep the last user turn",
+        ("verify_ratio",): "moves verified, share",
+        ("canary", "share"): "answers checked, share",
+        ("canary", "control_share"): "control group, share",
+    },
+    PARAMETERS: {
+        ("probe", "layers"): "layers probed",
+        ("probe", "heads"): "heads probed",
+        ("probe", "every_steps"): "probe every k-th step",
+    },
+    EXPERIMENTS: {
+        ("shadow", "name"): "shadow policy",
+        ("experiment", "planner"): "planner",
+        ("experiment", "round_rule"): "rule of rounds",
+        ("experiment", "admission"): "rule of admission",
+    },
+}
+WORDS = {path: (group, words) for group, named in GROUPS.items() for path, words in named.items()}
 # Settings of several values: a row for each value.
 PARTS: dict[str, type[msgspec.Struct]] = {
     "protect": wire.Protect,
@@ -49,7 +86,8 @@ class Field:
     """`kind`: int, float, bool, enum, list or text. `desired`, `effective`: the server's values."""
 
     path: Path
-    label: str
+    group: str
+    words: str
     kind: str
     summary: str
     desired: Any
@@ -57,6 +95,13 @@ class Field:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As it is written in a patch, in the CLI and in docs/settings.md."""
+        if self.path[1:] == ("name",):
+            return self.path[0]
+        return ".".join(path[2:] if (path := self.path)[1:2] == ("params",) else path)
 
     @property
     def bound_text(self) -> str:
@@ -74,51 +119,58 @@ class Field:
 def make_fields(
     config: wire.ConfigDocument, policies: list[wire.PolicyInfo], chosen_policy: str
 ) -> list[Field]:
-    """All settings; the parameters are those of `chosen_policy`, whether or not it is in effect."""
+    """All settings; the parameters are those of `chosen_policy`, whether or not it is in effect.
+
+    Policies whose answers contained the most facts are the first choices.
+    """
     desired = msgspec.to_builtins(config.desired)
     effective = msgspec.to_builtins(config.effective)
     infos = {info.name: info for info in policies}
     info = infos.get(chosen_policy)
     bounds = config.bounds
+    found = {info.name: max((f.found for f in info.facts), default=0.0) for info in policies}
     policy = wire.Bound(
         type="enum",
         summary=f"{info.summary} ({info.source})" if info else "",
-        choices=list(infos) or (bounds["policy"].choices if "policy" in bounds else None),
+        choices=sorted(infos, key=lambda name: -found[name]) or bounds["policy"].choices,
     )
-    now = (desired["policy"]["name"], effective["policy"]["name"])
-    fields = [_field(POLICY, "policy", policy, *now)]
+    fields = [_field(POLICY, policy, desired["policy"]["name"], effective["policy"]["name"])]
     if info is not None:
         fields += _params(info, desired["policy"], effective["policy"])
-    names = [n for n in LEADING if n in bounds]
-    others = (*LEADING, "policy", "shadow", *PARTS)
-    names += [n for n in bounds if n not in others]
-    fields += [
-        _field((name,), name, bounds[name], desired.get(name), effective.get(name))
-        for name in names
-    ]
-    if "shadow" in bounds:
-        new, old = ((v.get("shadow") or {}).get("name", "none") for v in (desired, effective))
-        bound = structs.replace(bounds["shadow"], type="enum")
-        fields.append(_field(("shadow", "name"), "shadow", bound, new, old))
-    for part, kind in PARTS.items():
-        if part in bounds:
+    for name, bound in bounds.items():
+        if name == "shadow":
+            new, old = ((v.get("shadow") or {}).get("name", "none") for v in (desired, effective))
+            enum = structs.replace(bound, type="enum", choices=policy.choices)
+            fields.append(_field(("shadow", "name"), enum, new, old))
+        elif name in PARTS:
             fields += [
-                _field(
-                    (part, name),
-                    f"{part} {name}",
-                    bound,
-                    desired[part][name],
-                    effective[part][name],
-                )
-                for name, bound in bounds_of(kind).items()
+                _field((name, part), of_part, desired[name][part], effective[name][part])
+                for part, of_part in bounds_of(PARTS[name]).items()
             ]
-    return fields
+        elif name != "policy":
+            fields.append(_field((name,), bound, desired.get(name), effective.get(name)))
+    groups, places = [*GROUPS], {path: place for place, path in enumerate(WORDS)}
+    return sorted(fields, key=lambda f: (groups.index(f.group), places.get(f.path, -1)))
 
 
-def _field(path: Path, label: str, bound: wire.Bound, desired: Any, effective: Any) -> Field:
+def edited_values(config: wire.ConfigValues, patch: Mapping[str, Any]) -> wire.ConfigValues:
+    """`config` with the patch applied, or without it if a value is invalid."""
+    values = msgspec.to_builtins(config)
+    for name, new in patch.items():
+        old = values.get(name)
+        values[name] = old | new if isinstance(old, dict) and isinstance(new, dict) else new
+    try:
+        return msgspec.convert(values, wire.ConfigValues)
+    except msgspec.ValidationError:
+        return config
+
+
+def _field(path: Path, bound: wire.Bound, desired: Any, effective: Any) -> Field:
+    group, words = WORDS.get(path, (EXPERIMENTS, " ".join(path)))
     return Field(
         path,
-        label,
+        group,
+        words,
         bound.type,
         SUMMARIES.get(path, bound.summary),
         desired,
@@ -147,7 +199,8 @@ def _params(
         out.append(
             Field(
                 ("policy", "params", name),
-                f"  {name}",
+                PARAMETERS,
+                name,
                 "enum" if choices else kind,
                 schema.get("description", ""),
                 now["desired"],
@@ -216,6 +269,15 @@ def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
     return int(stepped) if field.kind == "int" else float(stepped)
 
 
+def paths_of(patch: Mapping[str, Any]) -> dict[Path, Any]:
+    """Path -> value of everything that the patch sets."""
+    found: dict[Path, Any] = {}
+    for name, value in patch.items():
+        inner = paths_of(value) if isinstance(value, dict) else {(): value}
+        found |= {(name, *path): each for path, each in inner.items()}
+    return found
+
+
 def make_patch(fields: Sequence[Field], edits: Mapping[Path, Any]) -> dict[str, Any]:
     """The merge patch of the edits; empty if they change nothing."""
     patch: dict[str, Any] = {}
@@ -228,5 +290,6 @@ def make_patch(fields: Sequence[Field], edits: Mapping[Path, Any]) -> dict[str, 
         parent[field.path[-1]] = edits[field.path]
     if "policy" in patch and "name" not in patch["policy"]:
         # Parameters are always sent with the name of their policy.
-        patch["policy"] = {"name": fields[0].desired, **patch["policy"]}
+        policy = next(field.desired for field in fields if field.path == POLICY)
+        patch["policy"] = {"name": policy, **patch["policy"]}
     return patch

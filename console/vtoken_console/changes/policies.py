@@ -1,51 +1,73 @@
-"""Compares policies: the measured quality of each at the current budget, and its probe's cost."""
+"""Compares policies: what answers contained at the current floor, and what a probe costs.
+
+What `vtoken calibrate` measured on the server's own model wins over the project's evaluation, which
+is of a small model.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vtoken.base.quantities import time_text
 
 if TYPE_CHECKING:
     from vtoken import wire
 
+    Point = TypeVar("Point", wire.Recall, wire.FactsFound)
+
 PROBED = frozenset({"attention", "keys"})  # needs that cost a probe of the model
+FACTS_OF = "SmolLM2-135M-Instruct"  # the model of `PolicyInfo.facts`
 
 
-def budget_share(requests: Iterable[wire.RequestRow], budget_tokens: int) -> float | None:
-    """The budget as a share of the median length (prompt and output) of running requests.
+def kept_share(values: Mapping[str, Any], requests: Iterable[wire.RequestRow]) -> float | None:
+    """The share of a request that the edited `values` (by name) let it keep at least.
 
-    None if no request is running.
+    A floor in tokens is a share of the median prompt and output of running requests; None if no
+    request runs, or if a value is no number yet.
     """
+    ratio, tokens = values.get("budget_ratio"), values.get("budget_tokens")
+    if isinstance(ratio, float) and ratio > 0:
+        return ratio
     lengths = [r.prompt_tokens + r.output_tokens for r in requests if r.state == "running"]
-    return budget_tokens / statistics.median(lengths) if lengths else None
+    if not lengths or not isinstance(tokens, int):
+        return None
+    return min(1.0, tokens / statistics.median(lengths))
 
 
-def share_text(share: float | None) -> str:
-    """The share of a running request that the budget keeps, as text."""
-    if share is None:
-        return "no request runs"
-    if share >= 1:
-        return "the budget holds the full median request"
-    return f"the budget holds {share:.0%} of the median request"
-
-
-def quality_text(quality: Sequence[wire.Recall], share: float | None) -> str:
-    """Recall at the largest measured budget that is at most `share`, else at the smallest.
-
-    A smaller budget does not overstate quality. If `share` is None: at the smallest and largest.
+def _at(points: Iterable[Point], kept: float | None) -> Point:
+    """The point at the largest measured share that is at most `kept`, else at the smallest: what
+    less is kept does not overstate quality. If `kept` is None: at the largest.
     """
-    if not quality:
+    ranked = sorted(points, key=lambda point: point.keep)
+    within = [point for point in ranked if kept is None or point.keep <= kept]
+    return within[-1] if within else ranked[0]
+
+
+def facts_text(info: wire.PolicyInfo, kept: float | None) -> str:
+    """Share of facts found in answers, and where the question comes later; or of needles kept on
+    the server's own model.
+    """
+    if info.quality:
+        own = _at(info.quality, kept)
+        return f"{own.recall:.0%} of {own.samples} needles at {own.keep:.0%}"
+    if not info.facts:
         return "not measured"
-    points = sorted(quality, key=lambda point: point.keep)
-    if share is None:
-        ends = points if len(points) == 1 else (points[0], points[-1])
-        return ", ".join(f"{point.recall:.0%} at {point.keep:.0%}" for point in ends)
-    within = [point for point in points if point.keep <= share]
-    point = within[-1] if within else points[0]
-    return f"{point.recall:.0%} of {point.samples} at {point.keep:.0%}"
+    point = _at(info.facts, kept)
+    later = "–" if point.later is None else f"{point.later:.0%}"
+    return f"{point.found:.0%}".rjust(7) + later.rjust(14)
+
+
+def measured_text(infos: Iterable[wire.PolicyInfo], kept: float | None, model: str) -> str:
+    """Where the figures are from, and how to measure those of `model`."""
+    infos = [*infos]
+    found = [info.facts for info in infos if len(info.facts) > 1 and not info.quality]
+    shares = {_at(points, kept).keep for points in found}
+    of_small = f"on {FACTS_OF}, {min(shares):.0%} of the prompt kept" if shares else ""
+    if any(info.quality for info in infos):
+        return f"needles: on this model{of_small and '; facts: '}{of_small}"
+    return "; ".join(filter(None, [of_small, f"yours: vtoken calibrate {model}"]))
 
 
 def probe_text(
@@ -59,10 +81,3 @@ def probe_text(
     if price is None or price.source != "measured" or not same:
         return "probes " + " and ".join(sorted(reads))
     return time_text(price.us / 1e3)
-
-
-def remedy(infos: Iterable[wire.PolicyInfo], model: str) -> str:
-    """How to measure the policies; empty if any is measured."""
-    if any(info.quality for info in infos):
-        return ""
-    return f"not measured: vtoken calibrate {model}"

@@ -19,18 +19,16 @@ class Limit(NamedTuple):
     """A guard with a field of its own in the form: what it is about, its unit, what is accepted."""
 
     label: str
-    unit: str
+    unit: str  # "s": of a time, which may be typed in another one
     guard: str  # up to the number
-    scale: float = 1.0  # of the form's unit in the metric's
     most: float = math.inf
 
 
 LIMITS = {
     "inter_token_p95": Limit(
-        "inter-token p95 is above",
-        "ms",
+        "p95 between tokens is above",
+        "s",
         "latency_seconds{kind=inter_token,quantile=0.95}>",
-        scale=1e-3,
     ),
     "preemptions": Limit("preemptions are above", "since the change", "preemptions>"),
     "canary_agreement": Limit(
@@ -45,7 +43,8 @@ LIMITS = {
 def parse_terms(minutes: str, limits: Mapping[str, str], others: str = "") -> dict[str, Any]:
     """Typed terms as arguments of `patch_config`; empty: no limit.
 
-    `limits`: by the names of `LIMITS`. `others`: guards on any metric, `f > 0.5; givers < 1`.
+    `limits`: by the names of `LIMITS`; a time is `2 s` or `800 ms`. `others`: guards on any metric,
+    `goodput<0.95; waiting>20`.
     Raises ValueError with field, value and bound.
     """
     from vtoken.wire.guards import parse_guard  # here, to keep the first frame fast
@@ -55,12 +54,13 @@ def parse_terms(minutes: str, limits: Mapping[str, str], others: str = "") -> di
         raise ValueError(f"minutes = {within:g} is not above 0")
     texts = []
     for name, text in limits.items():
-        limit, value = LIMITS[name], _number(name, text)
+        limit = LIMITS[name]
+        value = _seconds(name, text) if limit.unit == "s" else _number(name, text)
         if value is None:
             continue
         if not 0 <= value <= limit.most:
             raise ValueError(f"{name} = {value:g} is not in 0..{limit.most:g}")
-        texts.append(f"{limit.guard}{value * limit.scale:.15g}")
+        texts.append(f"{limit.guard}{value:.15g}")
     texts += [text for text in others.split(";") if text.strip()]
     if within is None and not texts:
         raise ValueError("a trial needs a time limit or guard; enter applies without a trial")
@@ -75,6 +75,15 @@ def _number(name: str, text: str) -> float | None:
         return float(text)
     except ValueError:
         raise ValueError(f"{name} = {text!r} is not a number") from None
+
+
+def _seconds(name: str, text: str) -> float | None:
+    """`800 ms` or `2 s`; a number without unit is refused, for either may be meant."""
+    number = text.strip().removesuffix("s").removesuffix("m").strip()
+    value = _number(name, number)
+    if value is not None and not text.strip().endswith("s"):
+        raise ValueError(f"{name} = {number} needs a unit: {number} ms or {number} s")
+    return value if value is None or not text.strip().endswith("ms") else value / 1e3
 
 
 def countdown(seconds: float) -> str:

@@ -7,6 +7,7 @@ skipped.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -17,17 +18,24 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 
 from vtoken.client import ProblemError
+from vtoken.wire import void_settings
 from vtoken_console.changes import controls
+from vtoken_console.changes.controls import applied_text
 from vtoken_console.changes.descriptions import (
     applied_paragraphs,
     confirm_paragraphs,
-    gate_paragraphs,
     irreversible,
     may_evict,
-    measured_paragraphs,
     what_if_paragraphs,
 )
-from vtoken_console.changes.fields import POLICY, make_fields, make_patch, show_value
+from vtoken_console.changes.fields import (
+    POLICY,
+    edited_values,
+    make_fields,
+    make_patch,
+    paths_of,
+    show_value,
+)
 from vtoken_console.frame.view import View
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.screens.trial import TrialScreen
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
     from vtoken_console.feed.source import Source
 
 DEBOUNCE_S = 0.15  # from a change of the edits to its what-if
-OUTCOME_LINES = 10  # its border included
+OUTCOME_LINES = 8  # its border included
 
 
 class ControlScreen(ModalScreen[None]):
@@ -56,20 +64,25 @@ class ControlScreen(ModalScreen[None]):
     ]
 
     def __init__(
-        self, source: Source, watch: ChangeWatch, first: str, read_only_reason: str
+        self,
+        source: Source,
+        watch: ChangeWatch,
+        first: str,
+        read_only_reason: str,
+        proposed: Mapping[str, Any] | None = None,
     ) -> None:
+        """`first`: the setting under the cursor; `proposed`: a patch to begin with."""
         super().__init__()
         self._read_only_reason = read_only_reason
         self._source = source
         self._watch = watch
         self._page = Vertical(id="control", classes="page")
-        self._form = Form(first, id="form")
+        self._form = Form(first, paths_of(proposed or {}), id="form")
         self._outcome = Outcome(id="outcome")
         self._trial_bar = TrialBar(id="trial-bar")
         self._guide = GuidePanel(id="guide")
         self._debounce: Timer | None = None
         self._height = 0
-        self._idling = True  # nothing is edited and no result is shown
         self._edit_number = 0  # incremented with every change of the edits
         self._querying = False  # a what-if is in flight
         self._settled = False  # the outcome is that of an action, until the edits change
@@ -86,7 +99,7 @@ class ControlScreen(ModalScreen[None]):
         self._outcome.border_title = "what would happen"
         self._refill()
         self._form.focus()
-        self._idle()
+        self.on_form_changed()
 
     def show(self, view: View) -> None:
         """Updates desired and effective values; the edits stay."""
@@ -99,8 +112,6 @@ class ControlScreen(ModalScreen[None]):
         wide = self._page.size.width > len(steps + keys) + 4
         self._page.border_subtitle = steps + keys if wide else keys
         self._refill()
-        if self._idling:
-            self._idle()
         for widget in (self._trial_bar, self._guide, self._form, self._outcome):
             widget.show(view)
 
@@ -110,39 +121,31 @@ class ControlScreen(ModalScreen[None]):
         if config is None or model.hello is None:
             return
         chosen = self._form.edits.get(POLICY, config.desired.policy.name)
-        self._form.set_fields(make_fields(config, model.hello.policies, str(chosen)))
+        fields = make_fields(config, model.hello.policies, str(chosen))
+        values = edited_values(config.desired, make_patch(fields, self._form.edits))
+        self._form.set_fields(fields, void_settings(values))
         room = self.app.size.height * 96 // 100 - OUTCOME_LINES - 2 - (config.trial is not None)
         room -= GUIDE_LINES if self._guide.display else 0
         height = max(4, min(self._form.num_lines, room))
         if height != self._height:  # setting a style triggers a new layout
             self._form.styles.height = self._height = height
-        title = f"settings · desired revision {config.revision}"
-        waiting = [f.label.strip() for f in self._form.rows if f.desired != f.effective]
+        title = f"settings · revision {config.revision}"
+        waiting = [f.name for f in self._form.fields if f.desired != f.effective]
         if waiting:
-            title += f" · effective revision {config.effective_revision}, waiting: "
+            title += f" is set, {config.effective_revision} in force; waiting: "
             title += ", ".join(waiting[:3])
         self._page.border_title = title
 
     @property
     def patch(self) -> dict[str, Any]:
         """The patch that applying the edits sends."""
-        return make_patch(self._form.rows, self._form.edits)
-
-    @property
-    def _gates(self) -> list[wire.Gate]:
-        status = self._source.feed.model.status
-        return status.fragmentation.gates if status is not None else []
+        return make_patch(self._form.fields, self._form.edits)
 
     # ------------------------------------------------------------ what would happen
 
     def _idle(self) -> None:
-        self._idling = True
-        status = self._source.feed.model.status
-        muted = palette.MUTED_STYLE
         self._outcome.set_paragraphs(
-            ("Change a value to see what it would do. An automatic round now:", muted),
-            *gate_paragraphs(self._gates, self._gates),
-            *measured_paragraphs(status),
+            ("Change a value to see what it would do.", palette.MUTED_STYLE)
         )
 
     def on_form_changed(self) -> None:
@@ -154,7 +157,6 @@ class ControlScreen(ModalScreen[None]):
         if not self.patch:
             self._idle()
             return
-        self._idling = False
         self._debounce = self.set_timer(DEBOUNCE_S, self._query)
 
     def _query(self) -> None:
@@ -170,7 +172,7 @@ class ControlScreen(ModalScreen[None]):
                 number = self._edit_number
                 try:
                     result = await self._source.rest.patch_config(self.patch, validate_only=True)
-                    paragraphs = what_if_paragraphs(result, self._gates)
+                    paragraphs = what_if_paragraphs(result)
                 except ProblemError as error:
                     paragraphs = _refusal(error.problem)
                 if number == self._edit_number and not self._settled:
@@ -186,7 +188,6 @@ class ControlScreen(ModalScreen[None]):
             note = (f"Not applied: {self._read_only_reason}. Nothing was sent.", palette.BAD_STYLE)
             others = (part for part in self._outcome.paragraphs if part != note)
             self._outcome.set_paragraphs(note, *others)
-            self._idling = False
         return bool(self._read_only_reason)
 
     def action_apply(self) -> None:
@@ -200,7 +201,7 @@ class ControlScreen(ModalScreen[None]):
         if not change or config is None:
             self._show_no_change()
             return
-        desired = {f.path: f.desired for f in self._form.rows}
+        desired = {f.path: f.desired for f in self._form.fields}
         changes = ", ".join(
             f"{path[-1]} {show_value(desired[path])} → {show_value(value)}"
             for path, value in self._form.edits.items()
@@ -212,7 +213,8 @@ class ControlScreen(ModalScreen[None]):
             if terms is not None:
                 self._start_apply(terms)
 
-        self.app.push_screen(TrialScreen(changes, self._host, p95), start)
+        example = "goodput<0.95" if status and status.slo else "waiting>20; preemptions>0"
+        self.app.push_screen(TrialScreen(changes, self._host, p95, example), start)
 
     def action_keep(self) -> None:
         if self._refused():
@@ -239,7 +241,7 @@ class ControlScreen(ModalScreen[None]):
 
     def _settle(self) -> None:
         """Reserves the outcome for an action's result until the edits change."""
-        self._settled, self._idling = True, False
+        self._settled = True
         if self._debounce is not None:
             self._debounce.stop()
 
@@ -276,15 +278,23 @@ class ControlScreen(ModalScreen[None]):
             return
         self._form.edits.clear()
         self._form.cursor_moved()
+        if result.trial is not None and self.is_current:
+            self.app.notify(f"On trial: {applied_text(result)}.")
+            self.dismiss()  # the dashboard has the bar that counts down
+            return
         self._outcome.set_paragraphs(*applied_paragraphs(result))
 
     async def _is_confirmed(self, patch: dict[str, Any], config: wire.ConfigDocument) -> bool:
         """Whether the change loses nothing irreversibly, or the user confirms it."""
         result = await self._source.rest.patch_config(patch, validate_only=True)
-        evicted = result.what_if.evicted_tokens if result.what_if is not None else 0
-        live = [row.live for row in self._source.feed.model.requests.values()]
-        policy, when = config.desired.policy.name, config.desired.evict_when
-        reason = irreversible(result.changes, policy, evicted, live, when)
+        found, evicted = result.what_if, 0
+        if found is not None:
+            without = found.without_change
+            is_more = without is None or found.evicted_tokens > without.evicted_tokens
+            evicted = found.evicted_tokens if is_more else 0
+        after = edited_values(config.desired, patch)
+        rows = [*self._source.feed.model.requests.values()]
+        reason = irreversible(config.desired, after, evicted, rows)
         if reason is None:
             return True
         status = self._source.feed.model.status

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
@@ -170,13 +170,14 @@ class Dashboard(Screen[None]):
     def action_confirm(self) -> None:
         self._change("confirm", controls.confirm)
 
-    async def action_settings(self, field: str) -> None:
-        """Opens the settings page with the cursor on `field`."""
+    async def action_settings(self, field: str, proposed: Mapping[str, Any] | None = None) -> None:
+        """Opens the settings page with the cursor on `field`; `proposed`: a patch to begin with."""
         from vtoken_console.screens.control import ControlScreen
 
         source, view = self._session.source, self.view
         if not self._refused(dry_run=True) and source is not None and view is not None:
-            page = ControlScreen(source, self._changes, field, view.read_only_reason)
+            reason = view.read_only_reason
+            page = ControlScreen(source, self._changes, field, reason, proposed)
             await self.app.push_screen(page)
 
     def _refused(self, *, dry_run: bool = False) -> bool:

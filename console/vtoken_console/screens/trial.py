@@ -26,9 +26,10 @@ class TrialScreen(ModalScreen[dict[str, Any] | None]):
         Binding("down", "app.focus_next", show=False),
     ]
 
-    def __init__(self, change: str, host: str, p95_ms: float | None) -> None:
+    def __init__(self, change: str, host: str, p95_ms: float | None, example: str) -> None:
+        """`p95_ms`: between tokens, now; `example`: a guard to set here."""
         super().__init__()
-        self._p95_ms = p95_ms
+        self._p95_ms, self._example = p95_ms, example
         self._text = Outcome(
             (f"On {host}: {change}", palette.BOLD_STYLE),
             (
@@ -40,15 +41,15 @@ class TrialScreen(ModalScreen[dict[str, Any] | None]):
         )
 
     def compose(self) -> ComposeResult:
-        now = units.latency(self._p95_ms, 0)
+        now = f"2 s or 800 ms, now {units.latency(self._p95_ms, 0)}"
         with Vertical(id="trial", classes="page") as page:
             page.border_title = "apply on trial"
             page.border_subtitle = "tab next   enter start   esc cancel"
             yield from self._term("minutes", "unless kept within", "minutes", str(DEFAULT_MINUTES))
             for name, limit in LIMITS.items():
-                shown = f"{limit.unit}, now {now}" if limit.unit == "ms" else limit.unit
+                shown = now if limit.unit == "s" else limit.unit
                 yield from self._term(name, f"if {limit.label}", shown)
-            yield from self._term("others", "if another metric crosses", hint="f > 0.5; givers < 1")
+            yield from self._term("others", "if another metric crosses", hint=self._example)
             yield self._text
 
     def _term(

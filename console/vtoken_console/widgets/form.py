@@ -1,32 +1,45 @@
-"""The settings form: a row per setting with new, desired and effective value and bounds.
+"""The settings form: a row a setting, in groups that can be folded.
 
-Details of the setting under the cursor are below the rows (`setting_detail`). The screen reads
-`edits` and receives `Changed` for every change. A row is a line: as an Input or a Select between
-labels, Textual's own widgets take about ten times as long to open.
+A row has the setting's value. It has the ones that are set and in force only where they differ, and
+a setting without effect is dim and says why. Details of the setting under the cursor are below the
+rows (`setting_detail`). The screen reads `edits` and receives `Changed` for every change. A row is
+a line: as an Input or a Select between labels, Textual's own widgets take about ten times as long
+to open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import groupby
 from typing import Any, ClassVar
 
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.message import Message
 
-from vtoken_console.changes.fields import Field, Path, parse_value, show_value, step_value
+from vtoken_console.changes.fields import (
+    EXPERIMENTS,
+    Field,
+    Path,
+    parse_value,
+    show_value,
+    step_value,
+)
+from vtoken_console.changes.policies import kept_share
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.widgets.lines import Line, Span, merge
+from vtoken_console.widgets.lines import Line, Span, cut, merge
 from vtoken_console.widgets.scroller import Scroller
 from vtoken_console.widgets.setting_detail import detail_lines, num_lines
 
-LABEL, VALUE = 22, 16
-BOUNDS = 3 + LABEL + VALUE + 2 + 2 * VALUE  # the first column of the bounds
-MIN_ROWS = 3  # of settings, however long the detail
+WORDS, NAME, VALUE = 27, 21, 15
+NAMES_FROM = 90  # columns with room for the settings' own names
+MIN_ROWS = 4  # of settings, however long the detail
 
 
-class Form(Scroller[Field]):
-    HEAD = 1
+class Form(Scroller["Field | str"]):
+    """A row is a setting, or the name of a group."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "change(-1, False)", show=False),
         Binding("right,space", "change(1, False)", show=False),
@@ -42,24 +55,41 @@ class Form(Scroller[Field]):
         def can_replace(self, message: Message) -> bool:
             return isinstance(message, Form.Changed)
 
-    def __init__(self, first: str, *, id: str | None = None) -> None:  # noqa: A002
+    def __init__(self, first: str, edits: Mapping[Path, Any], *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self.edits: dict[Path, Any] = {}
+        self.fields: list[Field] = []
+        self.edits = dict(edits)
+        self._void: Mapping[str, str] = {}
+        self._folded = {EXPERIMENTS}
         self._typed: tuple[Path, str] | None = None
         self._first = first
         self._detail: list[Line] = []
 
-    def set_fields(self, fields: list[Field]) -> None:
-        """Replaces the rows; the cursor stays on its setting, initially on the requested one."""
-        if not self.rows:
-            first = (field.path for field in fields if field.path[0] == self._first)
-            self.choose(next(first, None))
-        self.set_rows(fields)
+    def set_fields(self, fields: list[Field], void: Mapping[str, str]) -> None:
+        """Replaces the settings; `void`: name -> why it has no effect.
+
+        The cursor stays on its row, initially on the requested setting.
+        """
+        if not self.fields:
+            first = next((f for f in fields if f.path[0] == self._first), fields[0])
+            self._folded.discard(first.group)
+            self.choose(first.path)
+        self.fields, self._void = fields, void
+        rows: list[Field | str] = []
+        for group, members in groupby(fields, key=lambda field: field.group):
+            rows.append(group)
+            rows += [] if group in self._folded else members
+        self.set_rows(rows)
         known = {field.path for field in fields}
         self.edits = {p: v for p, v in self.edits.items() if p in known}
 
-    def key_of(self, row: Field) -> Path:
-        return row.path
+    def key_of(self, row: Field | str) -> Path:
+        return (row,) if isinstance(row, str) else row.path
+
+    @property
+    def field(self) -> Field | None:
+        """The setting under the cursor; None on the name of a group."""
+        return row if isinstance(row := self.chosen, Field) else None
 
     def value_of(self, field: Field) -> Any:
         return self.edits.get(field.path, field.desired)
@@ -70,64 +100,59 @@ class Form(Scroller[Field]):
 
     @property
     def num_lines(self) -> int:
-        """Lines needed for all settings and the longest detail."""
-        return self.HEAD + len(self.rows) + max(map(num_lines, self.rows), default=0)
+        """Lines needed for all rows and the longest detail."""
+        return len(self.rows) + max(map(num_lines, self.fields), default=0)
 
     @property
     def page_rows(self) -> int:
-        return max(1, self.content_size.height - self.HEAD - len(self._detail))
+        return max(1, self.content_size.height - len(self._detail))
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        field, self._detail = self.chosen, []
+        field, self._detail = self.field, []
         if field is not None and view.model is not None:
-            budget = next((f for f in self.rows if f.path == ("budget_tokens",)), None)
+            values = {f.name: self.value_of(f) for f in self.fields}
             self._detail = detail_lines(
                 field,
-                self.value_of(field),
-                self.value_of(budget) if budget is not None else None,
+                values[field.name],
+                self._void.get(field.name, ""),
+                kept_share(values, view.model.requests.values()),
                 view.model,
                 width,
-                max(2, height - self.HEAD - MIN_ROWS),
+                max(2, height - MIN_ROWS),
             )
         return super().build_lines(view, width, height)
 
     def build_foot(self, view: View, width: int) -> list[Line]:
         return self._detail
 
-    def build_head(self, view: View, width: int) -> list[Line]:
-        muted = palette.MUTED_STYLE
-        names = f"{'desired':<{VALUE}}{'effective':<{VALUE}}"
-        names += "bounds" if width >= BOUNDS + len("bounds") else ""
-        return [((f"   {'setting':<{LABEL}}{'new':<{VALUE + 2}}{names}", muted),)]
-
-    def build_row(self, view: View, field: Field, width: int, *, selected: bool) -> Line:
-        value = self.value_of(field)
-        typed = self._typed
-        editing = selected and typed is not None and typed[0] == field.path
-        shown = typed[1] + "_" if editing and typed is not None else show_value(value)
-        changed = value != field.desired
-        text, muted = palette.TEXT_STYLE, palette.MUTED_STYLE
-        style = palette.CURSOR_STYLE if selected else (palette.WARN_STYLE if changed else text)
+    def build_row(self, view: View, row: Field | str, width: int, *, selected: bool) -> Line:
+        muted, faint = palette.MUTED_STYLE, palette.FAINT_STYLE
         mark = "›" if selected else " "
-        waiting = field.desired != field.effective
+        if isinstance(row, str):
+            size = sum(field.group == row for field in self.fields)
+            folded = f"  {size} settings, space shows them" if row in self._folded else ""
+            return merge([(f" {mark} {row}", palette.BOLD_STYLE), (folded, faint)])
+        value, why = self.value_of(row), self._void.get(row.name, "")
+        typed = self._typed
+        editing = selected and typed is not None and typed[0] == row.path
+        shown = typed[1] + "_" if editing and typed is not None else show_value(value)
+        changed, waiting = value != row.desired, row.desired != row.effective
+        ink = faint if why else palette.TEXT_STYLE
+        style = palette.CURSOR_STYLE if selected else (palette.WARN_STYLE if changed else ink)
+        others = [f"set {show_value(row.desired)}"] if changed else []
+        others += [f"in force {show_value(row.effective)}"] if waiting else []
         spans: list[Span] = [
-            (f" {mark} {units.fit(field.label, LABEL)}", palette.BOLD_STYLE if selected else text),
-            (units.fit(shown, VALUE), style),
-            (" *" if changed else "  ", palette.WARN_STYLE),
-            (units.fit(show_value(field.desired), VALUE - 1) + " ", muted),
-            (
-                units.fit(show_value(field.effective), VALUE - 1) + " ",
-                palette.WARN_STYLE if waiting else muted,
-            ),
-            (self._bounds(field, width - BOUNDS), palette.FAINT_STYLE),
+            (f" {mark}  {units.fit(row.words, WORDS)}", palette.BOLD_STYLE if selected else ink)
         ]
-        return merge(spans)
-
-    @staticmethod
-    def _bounds(field: Field, room: int) -> str:
-        """The bounds if they fit; the detail always has them."""
-        count = f"{len(field.choices)} choices" if field.choices else ""
-        return next((text for text in (field.bound_text, count) if len(text) <= room), "")
+        if width >= NAMES_FROM:
+            name = row.name if row.name != row.words else ""
+            spans.append((units.fit(name, NAME), faint if why else muted))
+        spans += [
+            (units.fit(shown, VALUE), style),
+            (", ".join(others), palette.WARN_STYLE),
+            (why if why and not others else "", faint),
+        ]
+        return merge(cut(spans, width))
 
     def _set(self, field: Field, value: Any) -> None:
         if value == field.desired:
@@ -138,26 +163,31 @@ class Form(Scroller[Field]):
         self.post_message(self.Changed())
 
     def action_change(self, by: int, coarse: bool) -> None:
-        field = self.chosen
+        """Steps the setting, or folds or unfolds the group."""
+        field = self.field
         if field is not None:
             self._typed = None
             self._set(field, step_value(field, self.value_of(field), by, coarse=coarse))
+        elif isinstance(self.chosen, str):
+            self._folded ^= {self.chosen}
+            self.set_fields(self.fields, self._void)
+            self.redraw()
 
     def action_reset(self) -> None:
-        field = self.chosen
+        field = self.field
         if field is not None:
             self._typed = None
             self._set(field, field.desired)
 
     def action_erase(self) -> None:
-        field = self.chosen
+        field = self.field
         if field is not None:
             typed = self._typed
             old = typed[1] if typed is not None else show_value(self.value_of(field))
             self._type(field, old[:-1])
 
     def on_key(self, event: events.Key) -> None:
-        field = self.chosen
+        field = self.field
         char = event.character
         if field is None or char is None or not event.is_printable or char == " ":
             return
@@ -166,7 +196,7 @@ class Form(Scroller[Field]):
         self._type(field, (self._typed[1] if self._typed is not None else "") + char)
 
     def on_paste(self, event: events.Paste) -> None:
-        field, lines = self.chosen, event.text.split("\n")
+        field, lines = self.field, event.text.split("\n")
         if field is not None and (text := "".join(filter(str.isprintable, lines[0])).strip()):
             event.stop()
             self._type(field, (self._typed[1] if self._typed is not None else "") + text)

@@ -14,16 +14,8 @@ if TYPE_CHECKING:
 
 
 def problem_text(problem: wire.Problem) -> str:
-    """All facts of a problem: status, title, detail, field, value, bound."""
-    head = f"{problem.status} {problem.title}" if problem.status else problem.title
-    text = f"{head}: {problem.detail}" if problem.detail else head
-    facts = []
-    if problem.field is not None:
-        facts.append(f"field {problem.field}")
-        facts.append(f"value {problem.value!r}")
-    if problem.bound is not None:
-        facts.append(f"bound {problem.bound}")
-    return f"{text}  [{'; '.join(facts)}]" if facts else text
+    """What the server refused and why; the detail names field, value and bound."""
+    return problem.detail or f"{problem.status} {problem.title}"
 
 
 class Outcome(LinesWidget):

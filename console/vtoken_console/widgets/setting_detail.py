@@ -1,6 +1,6 @@
-"""Details of the setting under the cursor: summary, choices or bounds.
+"""Details of the setting under the cursor: summary, choices or bounds, why it has no effect.
 
-For a policy: a table with the measured quality of each at the current budget, and its probe's cost.
+For a policy: a table with what answers contained under each, and its probe's cost.
 """
 
 from __future__ import annotations
@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vtoken_console.changes.policies import (
-    budget_share,
-    probe_text,
-    quality_text,
-    remedy,
-    share_text,
-)
+from vtoken_console.changes.policies import facts_text, measured_text, probe_text
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge, wrap
 
@@ -22,17 +16,26 @@ if TYPE_CHECKING:
     from vtoken.wire.reducer import StreamState
     from vtoken_console.changes.fields import Field
 
-QUALITY = 22  # columns
+FACTS = 28  # columns
 MAX_LINES = 4  # of a setting that is not a policy
 
 
 def detail_lines(
-    field: Field, value: Any, budget_tokens: Any, model: StreamState, width: int, height: int
+    field: Field,
+    value: Any,
+    void: str,
+    kept: float | None,
+    model: StreamState,
+    width: int,
+    height: int,
 ) -> list[Line]:
-    """At most `height` lines, the first a rule; `value` and `budget_tokens` are the edited ones."""
+    """At most `height` lines, the first a rule. `value`: the edited one; `void`: why it has no
+    effect; `kept`: the share of a prompt that the edited floor keeps.
+    """
     about: list[Span] = [(f" {field.summary}", palette.MUTED_STYLE)]
     if field.path[-1] != "name":
         about += _bounds(field, value)
+        about += [(f" {void}", palette.WARN_STYLE)] if void else []
         return [_rule(field, "", width), *wrap(about, width, min(MAX_LINES, height - 1))]
     summary = wrap(about, width, 2)
     room = max(1, height - 3 - len(summary))  # rule, head and note
@@ -40,7 +43,7 @@ def detail_lines(
     first = max(0, min(chosen - room // 2, len(field.choices) - room))
     shown = field.choices[first : first + room]
     place = f"{first + 1}–{first + len(shown)} of {len(field.choices)}"
-    rows = _policies(shown, value, budget_tokens, model)
+    rows = _policies(field, shown, value, kept, model)
     rule = _rule(field, place if len(shown) < len(field.choices) else "", width)
     return [rule, *summary, *(merge(cut(row, width)) for row in rows)][:height]
 
@@ -51,7 +54,7 @@ def num_lines(field: Field) -> int:
 
 
 def _rule(field: Field, place: str, width: int) -> Line:
-    title, border = field.label.strip(), palette.style(palette.BORDER)
+    title, border = field.name, palette.style(palette.BORDER)
     end = f" {place} " if place else ""
     rest = "─" * max(0, width - len(title) - len(end) - 2)
     left, right = (title, palette.MUTED_STYLE), (end, palette.FAINT_STYLE)
@@ -69,31 +72,29 @@ def _bounds(field: Field, value: Any) -> list[Span]:
 
 
 def _policies(
-    names: Sequence[str], value: Any, budget_tokens: Any, model: StreamState
+    field: Field, names: Sequence[str], value: Any, kept: float | None, model: StreamState
 ) -> list[list[Span]]:
-    """A head, a row for each policy of `names`, and a note."""
+    """A head, a row for each policy of `names`, and a note; what is in force is marked."""
     muted, text, faint = palette.MUTED_STYLE, palette.TEXT_STYLE, palette.FAINT_STYLE
     infos = {info.name: info for info in (model.hello.policies if model.hello else ())}
     width = max(len(name) for name in (*infos, *names)) + 2
-    budget = budget_tokens if isinstance(budget_tokens, int) else 0
-    share = budget_share(model.requests.values(), budget) if budget else None
-    status, config = model.status, model.config
-    prices = status.prices if status else None
-    price = prices.probe if prices else None
-    in_force = infos.get(config.effective.policy.name) if config else None
-    note = remedy(infos.values(), status.model if status else "MODEL") or share_text(share)
-    head = f"   {'policy':<{width}}{'needles kept':<{QUALITY}}probe of a request"
+    status = model.status
+    price = status.prices.probe if status and status.prices else None
+    running = infos.get(model.config.effective.policy.name) if model.config else None
+    head = f"   {'policy':<{width}}{'facts found   asked later':<{FACTS}}probe of a request"
     rows: list[list[Span]] = [[(head, muted)]]
     for name in names:
-        info, chosen = infos.get(name), name == value
-        kept = quality_text(info.quality, share) if info else ""
-        cost = probe_text(info, in_force, price) if info else ""
+        info, chosen, in_force = infos.get(name), name == value, name == field.effective
+        facts = facts_text(info, kept) if info else ""
+        cost = probe_text(info, running, price) if info else ""
         rows.append(
             [
                 (f" {'›' if chosen else ' '} ", text),
                 (units.fit(name, width), palette.CURSOR_STYLE if chosen else text),
-                (f"{kept:<{QUALITY}}", text if info and info.quality else faint),
+                (f"{facts:<{FACTS}}", text if facts != "not measured" else faint),
                 (cost, muted),
+                ("  in force" if in_force else "", palette.GOOD_STYLE),
             ]
         )
-    return [*rows, [(f" {note}", faint)]]
+    model_name = status.model if status else "MODEL"
+    return [*rows, [(f" {measured_text(infos.values(), kept, model_name)}", faint)]]

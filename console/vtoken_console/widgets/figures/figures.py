@@ -13,6 +13,7 @@ from vtoken_console.widgets.figures.sections import (
     gates_section,
     latency_section,
     pressure_section,
+    price_section,
     relocation_section,
     shadow_section,
 )
@@ -36,6 +37,7 @@ class Figures(LinesWidget):
             shadow_section(status),
             latency_section(status),
             canary_section(status),
+            price_section(status),
             cost_section(view),
         ]
         columns = flow([s for s in sections if s], num, height)

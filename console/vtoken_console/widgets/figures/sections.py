@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
+from vtoken.base.quantities import time_text
 from vtoken.sentences import MANY_WASTED_MOVES
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -130,6 +131,23 @@ def pressure_section(status: wire.Status) -> list[Line]:
     ]
     if early := pressure.preemptions_above_floor:  # somebody could have given
         lines.append(_row("preempted", units.count(early, 8), "too early", palette.BAD_STYLE))
+    return lines
+
+
+def price_section(status: wire.Status) -> list[Line]:
+    """What holes, moves and probes cost on this machine, and what scores are computed from."""
+    prices, found = status.prices, status.calibration
+    if prices is None:
+        return []
+    lines = [_title("prices", "as measured here")]
+    for name in ("hole", "copy", "plan", "probe"):
+        price: wire.Price | None = getattr(prices, name)
+        if price is not None:
+            text = "–" if price.source == "prior" else time_text(price.us / 1e3)
+            lines.append(_row(name, text.rjust(8), f"a {price.per}"))
+    if found is not None and found.signal is not None:
+        layers = ", ".join(map(str, found.layers))
+        lines.append(_row("scores", found.signal, f"of layer {layers}"))
     return lines
 
 
