@@ -32,6 +32,7 @@ from tests.support.served_core import serving
 from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken.policies import describe_policies
+from vtoken.sentences.what_if import difference
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.changes.fields import make_fields, step_value
 from vtoken_console.feed.samples import NAMES, Sampler
@@ -372,13 +373,13 @@ async def test_what_if_of_a_lower_floor_has_what_could_be_given_and_who_would_fi
         await pilot.press("m", *"64")
         await until(lambda: "128 → 64" in outcome(app), "no what-if, or that of the first digit")
         now = short_core.call("patch_config", patch={"budget_tokens": 64}, validate_only=True)
-        effect, text = now.what_if, " ".join(outcome(app).split())
+        effect, without = now.what_if, now.what_if.without_change
         assert effect.givable_tokens > short_core.reporter.status().pressure.givable_tokens
-        without = effect.without_change
-        given = f"{without.givable_blocks} -> {effect.givable_blocks} blocks"
-        assert f"can give {given} ({effect.givable_tokens:,} tokens)" in text
-        room = f"{without.more_requests} -> {effect.more_requests}"
-        assert f"room for {room} more requests" in text
+        given = f"can give {without.givable_blocks} → {effect.givable_blocks} blocks"
+        started = f"{without.startable_requests} → {effect.startable_requests} of"
+        assert [line.text for line in difference(now)] == outcome(app).split("\n")[1:]
+        assert given in outcome(app)
+        assert f"{started} {effect.waiting_requests} waiting can start" in outcome(app)
 
 
 def test_wait_is_a_bounded_number_that_steps_up_from_zero() -> None:
@@ -387,9 +388,8 @@ def test_wait_is_a_bounded_number_that_steps_up_from_zero() -> None:
     fields = make_fields(core.controller.revisions.document(), describe_policies(), "h2o")
     names = [field.path[0] for field in fields]
     at = names.index("budget_tokens")
-    rows = ["budget_tokens", "interval_tokens", "evict_when", "evict_after_wait_ms"]
-    assert names[at : at + 4] == rows
-    wait = fields[at + 3]
+    assert names[at : at + 3] == ["budget_tokens", "evict_after_wait_ms", "evict_when"]
+    wait = fields[at + 1]
     value: Any = 0
     for _ in range(30):
         value = step_value(wait, value, 1, coarse=True)

@@ -44,6 +44,7 @@ from vtoken_console.style.themes import DEPTHS, NAMES, SYSTEMS
 from vtoken_console.widgets.heatmap.colouring import MODES
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.lines import LinesWidget
+from vtoken_console.widgets.requests import Requests
 
 if TYPE_CHECKING:
     from vtoken.client import Server
@@ -60,7 +61,12 @@ GLYPHS: dict[SeverityLevel, str] = {
     "warning": "[bold $vt-bad]▼[/]",
     "error": "[bold $vt-bad]×[/]",
 }
-PAGES = {"Dashboard": "", "ControlScreen": "settings", "HelpScreen": "help"}  # in the guide
+PAGES = {  # in the guide
+    "Dashboard": "",
+    "ControlScreen": "settings",
+    "RequestScreen": "request",
+    "HelpScreen": "help",
+}
 
 
 class ConsoleApp(App[int]):
@@ -348,27 +354,25 @@ class ConsoleApp(App[int]):
     # ------------------------------------------------------------ the guided first minute
 
     def _update_guide(self, view: View) -> None:
-        """Passes the newest facts to the guide, and ends it after its last step."""
-        model, cursor = view.model, self.dashboard.heatmap.cursor
+        """Passes what the user did to the guide, and ends it after its last step."""
         if self.guide is None:
             return
         if self.fleet.is_shown:
             self.guide.update(Facts(page="fleet"))
             return
-        if model is None or cursor < 0:
-            return  # nothing is drawn yet
-        page = type(self.screen).__name__
-        status, config = model.status, model.config
-        fragmentation = status.fragmentation if status is not None else None
+        tables = self.dashboard.query(Requests)
+        if view.model is None or not tables:
+            return  # nothing is drawn yet, or no more
+        page, requests, own = type(self.screen).__name__, tables.first(), self.dashboard.own_changes
         self.guide.update(
             Facts(
                 page=PAGES.get(page, page),
-                cursor=cursor,
+                picked=requests.picked,
+                order=requests.order,
                 edited=bool(getattr(self.screen, "patch", None)),
-                revision=config.revision if config is not None else 0,
-                relocations=status.reclamation.relocations if status is not None else 0,
-                wasteful=fragmentation is not None and fragmentation.f > fragmentation.theta_f,
-                on_trial=config is not None and config.trial is not None,
+                trials=own.num_trials,
+                changes=own.num_changes,
+                can_change=not view.read_only_reason,
             )
         )
         if self.guide.finished:

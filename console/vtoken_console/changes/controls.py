@@ -61,9 +61,10 @@ async def undo_dry(rest: AsyncClient) -> str:
     return f"Undo would revert revision {result.revision}: {details}."
 
 
-async def confirm(rest: AsyncClient) -> str:
+async def confirm(rest: AsyncClient, watch: ChangeWatch) -> str:
     """Keeps the change that is on trial."""
     result = await rest.confirm()
+    watch.num_changes += 1
     return "; ".join([f"Kept: revision {result.revision} stays", *result.notes]) + "."
 
 

@@ -34,6 +34,8 @@ class ChangeWatch:
 
     def __init__(self) -> None:
         self.calls_in_flight = 0  # of this console
+        self.num_changes = 0  # that this console made, or kept
+        self.num_trials = 0
         self._epoch = ""
         self._since = 0.0
         self._last_seq = 0
@@ -42,6 +44,8 @@ class ChangeWatch:
 
     def add_own(self, result: wire.PatchResult, monotonic: float) -> None:
         """Records an accepted change of this console."""
+        self.num_changes += 1
+        self.num_trials += result.trial is not None
         self._own[result.revision] = set(result.changes)
         self._pending = (result.revision, monotonic)
 

@@ -1,33 +1,35 @@
 """The guided first minute: what to look at and what to press, one step at a time.
 
-A step ends when its condition holds in the model or on the screen, never by timeout. The file
+A step ends with what its user does, never by timeout or by what the server does. The file
 `vtoken/guide-seen` in `$XDG_STATE_HOME` (or `~/.local/state`) marks the guide as seen or skipped.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The state that steps can wait for. `page`: "" (dashboard), fleet, settings, help, others."""
+    """What the user did. `page`: "" (dashboard), fleet, settings, request, help, others."""
 
     page: str = ""
-    cursor: int = 0
+    picked: Hashable = None  # the request to which the cursor was moved
+    order: str = ""  # of the requests
     edited: bool = False  # the settings page has an unapplied change
-    revision: int = 0
-    relocations: int = 0
-    wasteful: bool = False  # F above theta_F
-    on_trial: bool = False
+    trials: int = 0  # that this console started
+    changes: int = 0  # that this console made, or kept
+    can_change: bool = True  # False: a recording, or a read-only console
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`text` has {key:id} for the key of an action; `first` in `done(first, now)`: at its start."""
+    """`text` has {key:id} for the key of an action; `first` in `done(first, now)`: at its start,
+    but `first.page` is the page before.
+    """
 
     text: str
     done: Callable[[Facts, Facts], bool]
@@ -38,56 +40,44 @@ FLEET_STEP = Step(
     "{key:open-engine} to open the dashboard of the one under the cursor.",
     lambda _, now: now.page == "",
 )
-STEPS: tuple[Step, ...] = (
+LOOKING: tuple[Step, ...] = (
     Step(
-        "A cell of the map is a few blocks of the KV cache: blue is full of live tokens, amber "
-        "mostly dead, a dot is free. Move the cursor with the arrows.",
-        lambda first, now: now.cursor != first.cursor,
+        "When memory is short, the sentence on top says for whom, by how much, and what "
+        "helps. Requests that wait come first: go down to one that runs.",
+        lambda first, now: now.picked != first.picked,
     ),
     Step(
-        "Evicted tokens leave holes: F above is the share of used slots with nothing "
-        "live in them. Wait until it passes theta or a round runs.",
-        lambda first, now: now.wasteful or now.relocations > first.relocations,
+        "Requests that run give up tokens, down to their floor: see what each kept, and what "
+        "it can still give. Press {key:sort} to sort by another.",
+        lambda first, now: now.order != first.order,
     ),
     Step(
-        "Live tokens are moved together when F passes theta and free blocks run low. "
-        "Press {key:theta-f} to set theta.",
-        lambda _, now: now.page == "settings",
+        "Press {key:open} on a request that gave: its words, and struck through those that its "
+        "policy let die. esc comes back.",
+        lambda first, now: first.page == "request" and now.page == "",
+    ),
+)
+CHANGING: tuple[Step, ...] = (
+    Step(
+        "Press {key:budget-tokens} for the floor, the least that a request keeps, and left to "
+        "lower it. Below is what it would bring. Nothing has happened yet.",
+        lambda _, now: now.page == "settings" and now.edited,
     ),
     Step(
-        "Lower theta with the left arrow. Below is what the engine's own planner would evict, "
-        "move and free. Nothing has happened yet.",
-        lambda first, now: now.edited or now.revision > first.revision,
+        "Press {key:trial} to try it: for minutes, and until a guard on a metric is crossed. Then "
+        "the engine takes it back by itself. enter starts it.",
+        lambda first, now: now.trials > first.trials,
     ),
     Step(
-        "Press {key:apply} to apply it: in force from the next step on, no request is interrupted.",
-        lambda first, now: now.revision > first.revision,
+        "The bar counts down, and has the guard. {key:undo} takes the change back now, "
+        "{key:confirm} keeps it. {key:help} lists every key.",
+        lambda first, now: now.changes > first.changes,
     ),
-    Step(
-        "Close the page with esc and watch the map: tokens leave half-empty blocks, empty blocks "
-        "return to the pool. {key:compact} if nothing moves.",
-        lambda first, now: now.page == "" and now.relocations > first.relocations,
-    ),
-    Step(
-        "Press {key:undo}: one key reverts the last change. The mark ▲ in the charts shows who "
-        "changed what and when.",
-        lambda first, now: now.revision > first.revision,
-    ),
-    Step(
-        "Now on trial: {key:theta-f}, change theta, then {key:trial} and enter. The engine reverts "
-        "such a change automatically unless you keep it.",
-        lambda _, now: now.on_trial,
-    ),
-    Step(
-        "The bar counts down. Close the page with esc, then {key:confirm} keeps the change and "
-        "{key:undo} reverts it; or let the time run out.",
-        lambda _, now: not now.on_trial,
-    ),
-    Step(
-        "`vtoken record FILE` keeps what you see, `vtoken console --replay FILE` shows it again. "
-        "{key:help} lists every key and ends this guide.",
-        lambda _, now: now.page == "help",
-    ),
+)
+ELSEWHERE = Step(
+    "On a server that you may change, {key:budget-tokens} sets the floor and shows what it "
+    "would bring, {key:trial} tries it, {key:undo} takes it back. {key:help} lists every key.",
+    lambda _, now: now.page == "help",
 )
 
 
@@ -108,8 +98,13 @@ class Guide:
 
     def __init__(self) -> None:
         self.number = 1
-        self._steps = STEPS
+        self._begin: tuple[Step, ...] = ()
+        self._rest: tuple[Step, ...] = CHANGING
         self._first: Facts | None = None
+
+    @property
+    def _steps(self) -> tuple[Step, ...]:
+        return (*self._begin, *LOOKING, *self._rest)
 
     @property
     def finished(self) -> bool:
@@ -121,16 +116,19 @@ class Guide:
         return Shown(self.number, len(self._steps), self._steps[self.number - 1].text)
 
     def update(self, now: Facts) -> None:
-        """Advances if the current step's condition holds."""
+        """Advances if the user did what the current step asks for."""
         if self.finished:
             return
         if now.page == "fleet" and self.number == 1:
-            self._steps = (FLEET_STEP, *STEPS)
-        if self._first is None:
-            self._first = now
-        if self._steps[self.number - 1].done(self._first, now):
+            self._begin = (FLEET_STEP,)
+        if self.number <= len(self._begin) + len(LOOKING):
+            self._rest = CHANGING if now.can_change else (ELSEWHERE,)
+        first = self._first or now
+        if self._steps[self.number - 1].done(first, now):
             self.number += 1
             self._first = now
+        elif self._first is None or now.page != first.page:
+            self._first = replace(first, page=now.page)
 
 
 def seen_path(environ: Mapping[str, str] = os.environ) -> Path:

@@ -225,7 +225,7 @@ class ControlScreen(ModalScreen[None]):
     async def _keep(self) -> None:
         try:
             self._outcome.set_paragraphs(
-                (await controls.confirm(self._source.rest), palette.GOOD_STYLE)
+                (await controls.confirm(self._source.rest, self._watch), palette.GOOD_STYLE)
             )
         except ProblemError as error:
             self._outcome.set_paragraphs(*_refusal(error.problem))

@@ -140,6 +140,11 @@ class Dashboard(Screen[None]):
         self._changes, self._health = ChangeWatch(), HealthWatch()
         self._told_token = False
 
+    @property
+    def own_changes(self) -> ChangeWatch:
+        """What this console changed."""
+        return self._changes
+
     def request_frame(self) -> None:
         self.post_message(self.FrameRequested())
 
@@ -168,7 +173,7 @@ class Dashboard(Screen[None]):
         self._dry_run(controls.undo_dry)
 
     def action_confirm(self) -> None:
-        self._change("confirm", controls.confirm)
+        self._change("confirm", lambda rest: controls.confirm(rest, self._changes))
 
     async def action_settings(self, field: str, proposed: Mapping[str, Any] | None = None) -> None:
         """Opens the settings page with the cursor on `field`; `proposed`: a patch to begin with."""

@@ -36,6 +36,11 @@ class Scroller(CursorWidget, Generic[R]):
         """The row under the cursor."""
         return self.rows[self.cursor] if self.cursor < len(self.rows) else None
 
+    @property
+    def picked(self) -> Hashable:
+        """The key of the row to which the cursor was moved; None before."""
+        return self._key
+
     def key_of(self, row: R) -> Hashable:
         """Identifies a row from frame to frame, where rows are replaced."""
         raise NotImplementedError
