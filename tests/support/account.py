@@ -17,6 +17,7 @@ import numpy as np
 from tests.support.observe import watch_victims
 from vtoken import wire
 from vtoken.wire.metrics import METRICS
+from vtoken.wire.request_names import short_id
 
 WINDOWED = {"latency_seconds", "step_seconds", "cause"}  # they change while nothing happens
 
@@ -167,6 +168,13 @@ def _requests(said: Said, account: Account, moment: Moment) -> Iterator[str]:
             yield from _differ(f"output of {name}", (row.output_tokens, output))
         if row.given_tokens > row.dead:
             yield f"given beyond dead of {name}: {row.given_tokens} and {row.dead}"
+        waits = row.state in ("waiting", "preempted")
+        wait = row.waiting_since_ts is not None, row.needed_blocks > 0
+        yield from _differ(f"wait of {name}", (wait, (waits, waits)))
+    first = said.status.requests.first
+    if first is not None and first.id in rows:
+        needed = rows[first.id].needed_blocks
+        yield from _differ(f"blocks that {first.id} needs", (first.needed_blocks, needed))
     for name, detail in said.details.items():
         if detail.state != "finished":
             continue
@@ -407,7 +415,7 @@ def lines_contradictions(command: str, text: str, said: Said, account: Account) 
             yield f"doctor: {text}"
     elif command == "requests":
         for row in said.rows:
-            if row.id not in text:
+            if short_id(row.id) not in text:
                 yield f"requests: {row.id} has no line"
     yield from _numbers(command, text, expected)
 
