@@ -33,7 +33,7 @@ from vtoken.base.errors import InvariantViolation
 
 pytestmark = pytest.mark.vllm
 
-NUM_NEW = 80
+NUM_NEW, NUM_SCORED = 80, 56  # two evictions of each prompt
 BUDGET, INTERVAL = 64, 24
 PROMPTS = [reference.random_prompt(length, seed) for seed, length in enumerate((150, 70, 101))]
 
@@ -156,9 +156,9 @@ def test_scores_of_two_ranks_are_those_of_one(
     probe = {"layers": [2], "heads": [], **probe}
     change = {"policy": {"name": policy, "params": params}, "probe": probe}
     patch(two_ranks, **change)
-    tokens, logs, scores = scored_run(two_ranks, greedy, PROMPTS, NUM_NEW)
+    tokens, logs, scores = scored_run(two_ranks, greedy, PROMPTS, NUM_SCORED)
     with engine(**args(**change)) as one:
-        tokens_of_one, logs_of_one, expected = scored_run(one, greedy, PROMPTS, NUM_NEW)
+        tokens_of_one, logs_of_one, expected = scored_run(one, greedy, PROMPTS, NUM_SCORED)
     assert (tokens, logs) == (tokens_of_one, logs_of_one)
     assert all(len(log) > 1 for log in logs)
     for request, reports in expected.items():
