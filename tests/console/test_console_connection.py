@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import pytest
 import uvicorn
 from starlette.applications import Starlette
 
@@ -110,20 +113,44 @@ async def test_cancelled_client_is_closed(served: Served) -> None:
     assert client.feed.connection.state is State.CLOSED
 
 
-async def test_server_without_vtoken_is_reported_as_such() -> None:
+@contextlib.asynccontextmanager
+async def without_vtoken() -> AsyncIterator[int]:
+    """The port of a server that refuses the stream."""
     other = uvicorn.Server(uvicorn.Config(Starlette(), port=0, log_level="error", lifespan="off"))
     other.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-    listener = socket.create_server(("127.0.0.1", 0))
-    task = asyncio.create_task(other.serve(sockets=[listener]))
-    try:
-        await until(lambda: other.started, "not started")
-        app = ConsoleApp(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        task = asyncio.create_task(other.serve(sockets=[listener]))
+        try:
+            await until(lambda: other.started, "not started")
+            yield listener.getsockname()[1]
+        finally:
+            other.should_exit = True
+            await task
+
+
+@contextlib.asynccontextmanager
+async def without_websockets() -> AsyncIterator[int]:
+    """The port of a server that answers in HTTP/1.0, which no stream begins with."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as other:
+        serving = asyncio.create_task(asyncio.to_thread(other.serve_forever, 0.05))
+        yield other.server_port
+        other.shutdown()
+        await serving
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("server", [without_vtoken, without_websockets])
+async def test_server_without_vtoken_is_reported_as_such(
+    server: Callable[[], AbstractAsyncContextManager[int]],
+) -> None:
+    async with server() as port:
+        app = ConsoleApp(f"http://127.0.0.1:{port}")
         async with app.run_test(size=(80, 24)):
             expected = "vToken is not enabled there"
             await until(lambda: expected in " ".join(screen_text(app).split()), "not named")
             await until(lambda: "vtoken serve MODEL" in screen_text(app), "no way out")
             assert "VTOKEN_TOKEN" not in screen_text(app)
-    finally:
-        other.should_exit = True
-        await task
-        listener.close()

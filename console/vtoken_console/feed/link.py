@@ -18,6 +18,7 @@ from vtoken_console.feed.connection import State
 from vtoken_console.feed.feed import D, Feed
 
 YIELD_EVERY = 64  # messages between two yields to the event loop
+EXPLAIN_S = 2.0  # for the answer that tells why there is no stream
 STEADY_S = 2.0  # after a gap, reconnect at once if the connection was live for longer than this
 
 
@@ -64,8 +65,9 @@ class Link(Generic[D]):
                 except (ResyncNeeded, StreamGap) as reason:
                     error, at_once = f"resynchronising: {reason}", True
                 except ProblemError as reason:
-                    error = _error_text((await self._explain(reason)).problem)
-                    answered = reason.problem.status or isinstance(reason, TLSFailed)
+                    found = await self._explain(reason)
+                    error = _error_text(found.problem)
+                    answered = found.problem.status or isinstance(found, TLSFailed)
                     if answered and self.feed.connection.state is State.CONNECTING:
                         state = State.REFUSED
                 await self._wait(state, error, at_once=at_once)
@@ -86,13 +88,16 @@ class Link(Generic[D]):
             await asyncio.wait_for(self._retry.wait(), pause)
 
     async def _explain(self, error: ProblemError) -> ProblemError:
-        """Returns NotVToken if a server without vToken refused the stream, else `error`."""
-        if error.problem.status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+        """Returns NotVToken if a server without vToken gave no stream, else `error`.
+
+        Some of those refuse it, and others do not answer it as HTTP.
+        """
+        if error.problem.status in (0, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
             try:
-                await self._rest.status()
+                await asyncio.wait_for(self._rest.status(), EXPLAIN_S)
             except NotVToken as not_vtoken:
                 return not_vtoken
-            except ProblemError:
+            except (ProblemError, TimeoutError):
                 pass
         return error
 
