@@ -128,7 +128,7 @@ def verdict(sentence: str, *, ok: bool) -> str:
 
 def member_table(what: str, labelled: Iterable[tuple[str, wire.EngineRow]]) -> Table:
     """A row for each engine under its label; `what`: the column of the labels."""
-    head = (what, "REVISION", "POLICY", "HOLES", "FREE", "RUNNING", "WAITING", "TOKENS", "STATE")
+    head = (what, "REVISION", "POLICY", "HOLES", "FREE", "RUNNING", "WAITING", "MEMORY", "STATE")
     rows = []
     for label, row in labelled:
         status = row.status
@@ -150,8 +150,8 @@ def member_table(what: str, labelled: Iterable[tuple[str, wire.EngineRow]]) -> T
                 f"{status.fragmentation.f:.1%}",
                 f"{status.blocks.free:,} of {status.blocks.total:,}",
                 f"{status.requests.running:,}",
-                f"{status.requests.waiting:,}",
-                f"{status.tokens.generated:,}",
+                _bad(status.requests.waiting),
+                coloured(status.fragmentation.cause, status.fragmentation.cause),
                 state,
             )
         )
