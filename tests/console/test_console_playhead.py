@@ -31,13 +31,23 @@ def test_speed_stops_at_both_ends() -> None:
 
 @pytest.mark.parametrize(
     ("text", "after_s"),
-    [("23:58", 0), ("23:59:30", 90), ("00:01:05", 185), ("0:02", 240), ("95", 95), ("12.5", 12.5)],
+    [
+        ("23:58", 0),
+        ("23:59:30", 90),
+        ("00:01:05", 185),
+        ("0:02", 240),
+        ("95", 95),
+        ("12.5", 12.5),
+        ("01:30", 90),
+    ],
 )
-def test_moments_are_wall_clock_or_seconds(text: str, after_s: float) -> None:
+def test_moments_are_wall_clock_positions_or_seconds(text: str, after_s: float) -> None:
     assert parse_moment(text, FIRST, LAST) == FIRST + after_s
 
 
 @pytest.mark.parametrize("text", ["12:00", "301", "24:01", "23:75", "soon", "", "-3"])
 def test_a_moment_outside_is_refused_with_the_bounds(text: str) -> None:
-    with pytest.raises(ValueError, match="23:58:00 to 00:03:00, or 0 to 300 seconds"):
+    with pytest.raises(
+        ValueError, match="23:58:00 to 00:03:00, 00:00 to 05:00, or 0 to 300 seconds"
+    ):
         parse_moment(text, FIRST, LAST)

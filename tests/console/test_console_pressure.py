@@ -39,7 +39,7 @@ from vtoken_console.feed.samples import NAMES, Sampler
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.style import palette
 from vtoken_console.style.appearance import choose
-from vtoken_console.widgets.details.given import given_words
+from vtoken_console.widgets.details.given import given_words, wait_words
 from vtoken_console.widgets.figures.sections import pressure_section
 from vtoken_console.widgets.lines import width_of
 from vtoken_console.widgets.requests import COLUMNS, floor_bar
@@ -229,27 +229,34 @@ def test_bar_of_a_request_that_never_gives_is_blank(fields: dict[str, str]) -> N
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "344 tokens above its floor of 256; gave nothing so far"),
+        ({}, "kept 29.4% of 2,040 tokens; 344 above its floor, can give nothing"),
         (
             {"given_tokens": 1440, "givable_tokens": 336},
-            "344 tokens above its floor of 256, can give 336; gave 1,440 because memory was short",
+            "kept 29.4% of 2,040 tokens, gave up 1,440 because memory was short; "
+            "can give 336 above its floor",
         ),
-        ({"live": 256}, "at its floor of 256 tokens, gives nothing; gave nothing so far"),
-        ({"live": 200}, "below its floor of 256 tokens, gives nothing; gave nothing so far"),
+        (
+            {"live": 256, "dead": 0},
+            "kept 100.0% of 256 tokens; at its floor, can give nothing",
+        ),
+        (
+            {"live": 200, "dead": 200},
+            "kept 50.0% of 400 tokens; below its floor, can give nothing",
+        ),
         (
             {"live": 0, "dead": 0, "state": "waiting"},
-            "has nothing to give while it is waiting; its floor of 256 tokens",
+            "has nothing to give while it is waiting",
         ),
         ({"evict_when": "always"}, ""),
         ({"policy": "none"}, ""),
         ({"state": "finished", "dead": 0}, "kept all of its 600 tokens"),
         (
             {"state": "finished", "given_tokens": 1440},
-            "kept 600 of 2,040 tokens (29.4%); gave 1,440 because memory was short",
+            "kept 600 of 2,040 tokens (29.4%); gave up 1,440 because memory was short",
         ),
         (
             {"state": "finished", "given_tokens": 1000},
-            "kept 600 of 2,040 tokens (29.4%); gave 1,000 because memory was short; "
+            "kept 600 of 2,040 tokens (29.4%); gave up 1,000 because memory was short; "
             "lost 440 over budget",
         ),
     ],
@@ -258,11 +265,29 @@ def test_words_about_a_request(fields: dict[str, Any], words: str) -> None:
     assert given_words(row_of(**fields)) == words
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        ({"arrived_ts": 1000.0}, "41 s old"),
+        ({"arrived_ts": 1000.0, "waited_s": 17.2}, "41 s old, waited 17.2 s for memory"),
+        (
+            {"arrived_ts": 1000.0, "waiting_since_ts": 1038.0, "needed_blocks": 33},
+            "41 s old, waits 3 s for 33 blocks",
+        ),
+        ({"arrived_ts": 1000.0, "state": "finished"}, ""),
+    ],
+)
+def test_words_about_its_waits(fields: dict[str, Any], words: str) -> None:
+    row = row_of(**{"arrived_ts": 0.0, "waited_s": 0.0} | fields)
+    assert wait_words(row, 1041.0) == words
+
+
 @pytest.mark.parametrize("state", ["running", "finished"])
 def test_words_about_a_large_request_fit_eighty_columns(state: str) -> None:
     row = row_of(state=state, live=42_600, dead=81_440, given_tokens=70_440, givable_tokens=42_336)
     assert "because memory was short" in given_words(row)
-    assert "gave 70,440" in given_words(row, 79)
+    assert "gave up 70,440" in given_words(row, 79)
     assert len(given_words(row, 79)) <= 79
 
 
@@ -275,15 +300,15 @@ async def test_request_page_says_what_it_gave_while_it_runs_and_after_its_end(
     async with serving(core) as served, running(served.url, size) as (app, _):
         row = core.reporter.rows()[0]
         await app.dashboard.open_request(row.id)
-        can_give = f", can give {row.givable_tokens:,}" if row.givable_tokens else ""
-        words = f"above its floor of 128{can_give}; gave {row.given_tokens:,} because"
-        await until(lambda: words in screen_text(app), "not said")
+        await until(lambda: f", gave up {row.given_tokens:,}" in screen_text(app), "not said")
+        assert " above its floor" in screen_text(app)
+        assert " old" in screen_text(app)
         await until(lambda: app.screen.query_one("#rows").table is not None, "no tokens")
         core.finish(row.id)
         core.steps()
         kept = f"kept {row.live:,} of {row.live + row.dead:,} tokens"
         await until(lambda: kept in screen_text(app), "the end is not said")
-        assert f"gave {row.given_tokens:,} because memory was short" in screen_text(app)
+        assert f"gave up {row.given_tokens:,} because memory was short" in screen_text(app)
         assert "This request has finished at " in screen_text(app)
         assert len(app.screen.query_one("#rows").table) > 0
 

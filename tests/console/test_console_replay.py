@@ -22,6 +22,8 @@ from vtoken.recording import RecordingReader, RecordingWriter
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.replay import Replay
+from vtoken_console.screens.request import NOT_RECORDED
+from vtoken_console.style import units
 
 SECONDS = 60.0
 
@@ -281,12 +283,14 @@ async def test_pages_that_query_a_server_show_what_a_recording_holds(recording: 
         await app.dashboard.open_block(used)
         await pilot.pause(0.3)
         text = screen_text(app)
-        assert "This is a recording" in text
+        assert "A recording holds no slots" in text
         assert f"{int(model.live[used])}/16 live" in text
         await pilot.press("escape")
-        await app.dashboard.open_request(next(iter(model.requests)))
-        await pilot.pause(0.3)
-        assert "This is a recording" in screen_text(app)
+        row = next(iter(model.requests.values()))
+        await app.dashboard.open_request(row.id)
+        await until(lambda: NOT_RECORDED[0] in " ".join(screen_text(app).split()), "not said")
+        assert "loading" not in screen_text(app)
+        assert f"live {units.count(row.live, 5)}" in screen_text(app)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])

@@ -202,8 +202,8 @@ async def test_without_colour_dead_tokens_are_in_brackets_and_text_is_ascii(
         assert text.isascii()
         first = next(row.token_id for row in await rows_of(app) if not row.live)
         assert "{<s> w1 w2}" in text
-        assert f" [w{first}" in text
-        assert "[dead]  {protected}" in text
+        assert f" [-w{first}" in text
+        assert "[-dead-]  {protected}" in text
 
 
 # ---------------------------------------------------------------- layout

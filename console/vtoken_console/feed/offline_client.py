@@ -9,10 +9,6 @@ from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.call import Call
 
 T = TypeVar("T")
-MISSING = {
-    "requests": "it holds the request's table row, not its text, tokens and blocks.",
-    "blocks": "it holds no slots.",
-}
 
 
 class OfflineClient(AsyncClient):
@@ -25,7 +21,6 @@ class OfflineClient(AsyncClient):
         """There is nothing to close."""
 
     async def send(self, call: Call[T]) -> T:
-        resource = call.path.strip("/").partition("/")[0]
-        detail = MISSING.get(resource, "there is no server; nothing was sent")
-        problem = wire.Problem(status=0, title="This is a recording", detail=detail)
-        raise ProblemError(problem)
+        missing = "holds no slots" if call.path.startswith("/blocks/") else "has no server"
+        detail = f"A recording {missing}; nothing was sent."
+        raise ProblemError(wire.Problem(status=0, title="A recording", detail=detail))

@@ -34,13 +34,9 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self.live)
 
-    def first_in_block(self, block: int) -> int | None:
-        """The first live token in `block`, else its first dead token."""
-        here = np.flatnonzero(self.block == block)
-        if not len(here):
-            return None
-        alive = here[self.live[here]]
-        return int(alive[0] if len(alive) else here[0])
+    @property
+    def has_scores(self) -> bool:
+        return not bool(np.isnan(self.score).all())
 
 
 def from_pages(pages: Iterable[wire.TokenPage]) -> TokenTable:
@@ -90,21 +86,3 @@ def score_ranks(live: npt.NDArray[np.bool_], score: F32) -> F32:
     order = scored[np.argsort(score[scored], kind="stable")]
     rank[order] = np.linspace(0, 1, len(order), dtype=np.float32)
     return rank
-
-
-def slot_states(table: TokenTable, blocks: list[int], block_size: int) -> npt.NDArray[np.uint8]:
-    """The state of every slot of `blocks` [n] for this request [n, S]: 0 free, 1 dead, 2 live."""
-    states = np.zeros((len(blocks), block_size), np.uint8)
-    if not blocks or not len(table):
-        return states
-    row_of_block = np.full(int(max(max(blocks), int(table.block.max()))) + 1, NOWHERE, np.int64)
-    row_of_block[blocks] = np.arange(len(blocks))
-    held = np.flatnonzero(table.block >= 0)
-    rows = row_of_block[table.block[held]]
-    inside = (rows >= 0) & (table.offset[held] < block_size)
-    held, rows = held[inside], rows[inside]
-    # Dead tokens first, so that a live token in a recycled slot wins.
-    for alive, state in ((False, 1), (True, 2)):
-        chosen = table.live[held] == alive
-        states[rows[chosen], table.offset[held][chosen]] = state
-    return states

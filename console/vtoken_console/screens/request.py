@@ -1,6 +1,6 @@
-"""The page of one request: tokens in logical order, blocks and token table, or its text.
+"""The page of one request: tokens in logical order and token table, or its text.
 
-All share one cursor.
+All share one cursor. Of a recording it has the request's figures alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from textual.screen import Screen
 
 from vtoken.client import ProblemError, RequestText
 from vtoken.sentences import clock, state_text
+from vtoken.wire.request_names import short_id
 from vtoken_console.feed import tokens
+from vtoken_console.feed.tokens import NOWHERE
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.widgets.details.block_table import BlockTable
-from vtoken_console.widgets.details.given import given_words, gives
+from vtoken_console.widgets.details.given import given_words, gives, wait_words
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.details.token_rows import TokenRows
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 REFRESH_S = 1.0
 PAGE_TOKENS = 2048
+NOT_RECORDED = (
+    "A recording has the figures of a request, not its words, its tokens and its blocks.",
+    "They can be read on the page of a request while its server runs.",
+)
 # Responses of servers that do not show text, have none, or are older than the call.
 NO_TEXT = (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
 
@@ -46,7 +51,8 @@ NO_TEXT = (HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
 class Summary(LinesWidget):
     """Lines about the request, or why there is no newer state.
 
-    Two, on a narrow terminal three; another one about what it gave under pressure.
+    First in words: its age and waits, and what it gave up under pressure in a line of its own. Then
+    two lines of figures, of which a wide terminal needs one.
     """
 
     def __init__(self) -> None:
@@ -62,40 +68,38 @@ class Summary(LinesWidget):
         self.redraw()
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        muted, bold, d = palette.MUTED_STYLE, palette.BOLD_STYLE, self.detail
-        second: list[Span] = []
+        muted, text, d = palette.MUTED_STYLE, palette.TEXT_STYLE, self.detail
+        problem: list[Span] = []
         if self.problem:
             shown = f"  Shown: step {self.step:,}." if self.step else ""
-            second = [(f" {self.problem}{shown}", palette.WARN_STYLE)]
+            problem = [(f" {self.problem}{shown}", palette.WARN_STYLE)]
         if d is None:
-            return [((" request", muted),), merge(cut(second, width))]
-        given = given_words(d, width - 1)
-        height -= bool(given)
-        name: list[Span] = [(f" {d.id}  ", bold), (f"{state_text(d)}  ", muted)]
+            return [((" request", muted),), merge(cut(problem, width))]
+        given, wait = given_words(d, width - 1), wait_words(d, view.server_now)
+        state = ", ".join(filter(None, [state_text(d), wait]))
         budget = f"{'floor' if gives(d) else 'budget'} {units.count(d.budget_tokens)}"
-        policy: list[Span] = [(f" {d.policy} {budget}", muted)]
-        tokens = _counts(("live", d.live), ("dead", d.dead))
-        lengths = _counts(("prompt", d.prompt_tokens), ("out", d.output_tokens))
-        blocks = _counts(("held", d.blocks), ("bound", d.bound_blocks), ("naive", d.naive_blocks))
-        work = _counts(
-            ("moved", d.moved_tokens), ("recycled", d.recycled_slots), ("preempted", d.preemptions)
+        head: list[Span] = [
+            (f" {d.id if 3 * len(d.id) < width else short_id(d.id)}  ", palette.BOLD_STYLE),
+            (state, text),
+            (f"  {d.policy} {budget}", muted),
+        ]
+        tokens = _counts(
+            ("prompt", d.prompt_tokens),
+            ("out", d.output_tokens),
+            ("live", d.live),
+            ("dead", d.dead),
         )
-        path = "dense: stock attention path" if d.dense else "holes: packed before attention"
-        path = path if height < 3 else path.partition(":")[0]
-        attention: list[Span] = [(f"  {path}", muted)]
-        if height > 2:
-            lines = [
-                [*name, *policy],
-                [*tokens, *blocks],
-                second or [*lengths, *work, *attention],
-            ]
+        blocks = _counts(
+            ("blocks", d.blocks), ("could be", d.bound_blocks), ("without vToken", d.naive_blocks)
+        )
+        work = _counts(("moved", d.moved_tokens))
+        work += _counts(("preempted", d.preemptions)) if d.preemptions else []
+        path: list[Span] = [(f"  {'dense' if d.dense else 'holes: packed for attention'}", muted)]
+        lines = [head, *([[(f" {given}", text)]] if given else [])]
+        if height - len(lines) > 1:
+            lines += [[*tokens, *work], problem or [*blocks, *path]]
         else:
-            lines = [
-                [*name, *tokens, *lengths, *policy],
-                second or [*blocks, *work, *attention],
-            ]
-        if given:
-            lines.append([(f" {given}", palette.TEXT_STYLE)])
+            lines.append(problem or [*tokens, *blocks, *path, *work])
         return [merge(cut(line, width)) for line in lines]
 
 
@@ -132,7 +136,6 @@ class RequestScreen(Screen[None]):
         self.token = 0
         self._summary = Summary()
         self._strip = TokenStrip(id="strip")
-        self._blocks = BlockTable(id="table")
         self._rows = TokenRows(id="rows")
         self._panel = TextPanel(id="text")
         self._keys = KeyBar(self._hints, id="keys")
@@ -143,9 +146,7 @@ class RequestScreen(Screen[None]):
         yield Header(id="header")
         yield self._summary
         with Container(id="request"):
-            with Container(id="request-left"):
-                yield self._strip
-                yield self._blocks
+            yield self._strip
             yield self._rows
         yield self._panel
         yield self._keys
@@ -153,28 +154,47 @@ class RequestScreen(Screen[None]):
     def _hints(self, view: View) -> list[Hint]:
         return [
             *([] if self._shows_text else [Hint("tab", "next panel", 8, "tab")]),
-            Hint("arrows", "move", 9),
-            Hint("enter", "block", 1, "enter"),
-            Hint("t", "tokens" if self._shows_text else "text", 1, "t"),
+            *([] if view.replay is not None else self._of_tokens()),
             *([] if view.read_only_reason else [Hint("c", "compact this", 1, "c")]),
             Hint("esc", "back", 0, "escape"),
             Hint.of(view.key_of("help"), rank=7),
             Hint.of(view.key_of("quit")),
         ]
 
+    def _of_tokens(self) -> list[Hint]:
+        return [
+            Hint("arrows", "move", 9),
+            Hint("enter", "block", 1, "enter"),
+            Hint("t", "tokens" if self._shows_text else "text", 1, "t"),
+        ]
+
     def on_mount(self) -> None:
         self._rows.border_title = "token table"
         hello = self._source.feed.model.hello
-        if self._source.replay is None and hello is not None and hello.can_read_text:
+        if self._source.replay is not None:
+            self.add_class("-text")
+            self._panel.show_problem(*NOT_RECORDED)
+            self._panel.focus()
+        elif hello is not None and hello.can_read_text:
             self.action_text()
         self.set_interval(REFRESH_S, self._refresh)
         self._refresh()
 
     def _refresh(self) -> None:
+        if self._source.replay is not None:
+            self._show_recorded()
+            return
         # Long requests are refreshed less often: loading takes at most a fifth of the time.
         if not self._loading and time.monotonic() >= self._next_load:
             self._loading = True
             self.run_worker(self._load())
+
+    def _show_recorded(self) -> None:
+        """Shows the request's row at this moment of the recording."""
+        model, summary = self._source.feed.model, self._summary
+        row = model.requests.get(self._request_id)
+        summary.problem = "" if row is not None else "At this moment it does not run."
+        summary.set_detail(row or summary.detail, model.step)
 
     async def _load(self) -> None:
         summary, rest, began = self._summary, self._source.rest, time.monotonic()
@@ -209,10 +229,9 @@ class RequestScreen(Screen[None]):
             return  # the page was closed meanwhile
         summary.problem = ""
         summary.set_detail(detail, table.step)
-        strip, blocks = self._strip, self._blocks
-        strip.table, blocks.detail = table, detail
+        strip = self._strip
+        strip.table = table
         strip.num_prompt = detail.prompt_tokens
-        blocks.block_size = self._source.feed.model.block_size
         config = self._source.feed.model.config
         if config is not None and config.effective.policy.name == detail.policy:
             strip.num_sinks = int(config.effective.policy.params.get("sinks", 0))
@@ -256,32 +275,26 @@ class RequestScreen(Screen[None]):
         if table is None or not len(table):
             return
         self.token = max(0, min(token, len(table) - 1))
-        blocks = self._blocks
-        blocks.table, blocks.token = table, self.token
         self._strip.go(self.token)
         self._rows.go(self.token)
         self._panel.go(self.token)
-        blocks.redraw()
         self._summary.redraw()
 
     def on_token_moved(self, event: TokenMoved) -> None:
         self._panel.follow_from(event.token)
         self._place(event.token)
 
-    def on_block_table_moved(self, event: BlockTable.Moved) -> None:
-        table = self._strip.table
-        token = table.first_in_block(event.block) if table is not None else None
-        if token is not None:
-            self._panel.follows = False
-            self._place(token)
-
     async def action_block(self) -> None:
-        block = self._blocks.block
-        if block is not None:
+        """Opens the page of the block that has the token under the cursor."""
+        table = self._strip.table
+        block = NOWHERE if table is None or not len(table) else int(table.block[self.token])
+        if block != NOWHERE:
             await self._open_block(block)
 
     def action_text(self) -> None:
         """Switches between the text and the tokens and blocks."""
+        if self._source.replay is not None:
+            return
         self._text_refused = False
         self.toggle_class("-text")
         self._keys.redraw()

@@ -178,7 +178,7 @@ def score_shades(current: Theme) -> tuple[str, ...]:
     if current.depth == "256":
         return tuple(of_number(number) for number in _SHADE_NUMBERS[current.name])
     ground, bar = current.color(palette.BACKGROUND), current.color(palette.BAR)
-    return tuple(mix(ground, bar, n * 0.1) for n in range(SCORE_SHADES))
+    return tuple(mix(ground, bar, n * 0.15) for n in range(SCORE_SHADES))
 
 
 def choices(current: Theme) -> tuple[str, ...]:

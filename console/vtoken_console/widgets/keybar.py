@@ -48,6 +48,15 @@ class Hint:
         return len(self.shown) + len(self.label) + 3
 
 
+REPLAY = (  # of a recording
+    Hint("space", "play", 1, "space"),
+    Hint("[ ]", "5 s", 2),
+    Hint("< >", "speed", 4),
+    Hint(".", "step", 6, "full_stop"),
+    Hint("00:30", "go there", 3),
+)
+
+
 def hint_spans(hints: Sequence[Hint], width: int) -> list[Span]:
     """Keys with their labels side by side, as many as fit `width` columns."""
     shown = [*hints]
@@ -65,7 +74,8 @@ def hint_spans(hints: Sequence[Hint], width: int) -> list[Span]:
 
 def dashboard_hints(view: View) -> list[Hint]:
     """The keys of the dashboard that do something now."""
-    return [Hint.of(key, _label(key, view)) for key in _usable(view)]
+    playing = [] if view.replay is None else REPLAY
+    return [*playing, *(Hint.of(key, _label(key, view)) for key in _usable(view))]
 
 
 def fleet_hints(view: View) -> list[Hint]:

@@ -1,4 +1,7 @@
-"""The replay bar: position, speed and marks of events. Typed digits are a moment to seek to."""
+"""The replay bar: position, speed and marks of events. Typed digits are a moment to seek to.
+
+Its keys are in the key bar.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,8 @@ from vtoken_console.feed.playhead import ReplayStatus
 from vtoken_console.feed.session import Session
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
-from vtoken_console.widgets.keybar import Hint, hint_spans
-from vtoken_console.widgets.lines import Line, LinesWidget, Span, merge, spread, width_of
+from vtoken_console.widgets.lines import Line, LinesWidget, Span, cut, merge, spread, width_of
 
-KEYS = (
-    Hint("space", "pause", key="space"),
-    Hint("left right", "5 s"),
-    Hint("home end", ""),
-    Hint("< >", "speed"),
-    Hint(".", "step", key="full_stop"),
-    Hint("12:03", "go there"),
-)
 MARK_STYLES = {"config": ("▲", palette.THETA_STYLE), "violation": ("×", palette.BAD_STYLE)}
 
 
@@ -59,6 +53,10 @@ class ReplayBar(LinesWidget, can_focus=True):
         if bar is None:
             return []
         muted, bold = palette.MUTED_STYLE, palette.BOLD_STYLE
+        if self.typed:
+            hint = "enter go   esc cancel   00:30 of it, HH:MM:SS, or seconds "
+            typed = [(f" go to {self.typed}_", bold)]
+            return [spread(typed, [(hint, muted)], width, palette.TEXT_STYLE)]
         glyph, word = (
             ("■", "end   ") if bar.at_end else ("‖", "paused") if bar.paused else ("►", "play  ")
         )
@@ -73,12 +71,10 @@ class ReplayBar(LinesWidget, can_focus=True):
             (f" {place}/{total}{more}", muted),
             (f"{speed_text(bar.speed)} ", bold),
         ]
+        left += cut(self._remark(bar), width // 2)
         room = max(1, width - width_of(left) - width_of(right))
         self._track = (width_of(left), room)
-        lines = [merge([*left, *self._axis(bar, room), *right])]
-        if height > 1:
-            lines.append(self._foot(bar, width))
-        return lines
+        return [merge([*left, *self._axis(bar, room), *right])]
 
     def _axis(self, bar: ReplayStatus, room: int) -> list[Span]:
         length = max(bar.last_ts - bar.first_ts, 1e-9)
@@ -98,29 +94,13 @@ class ReplayBar(LinesWidget, can_focus=True):
         spans[here] = ("●", palette.BOLD_STYLE)
         return spans
 
-    def _foot(self, bar: ReplayStatus, width: int) -> Line:
-        if self.typed:
-            text = f" go to {self.typed}_"
-            hint = "enter go   esc cancel   HH:MM:SS, or seconds from the start "
-            return spread(
-                [(text, palette.BOLD_STYLE)],
-                [(hint, palette.MUTED_STYLE)],
-                width,
-                palette.TEXT_STYLE,
-            )
-        right: list[Span] = [(f" {bar.name} ", palette.MUTED_STYLE)]
+    @staticmethod
+    def _remark(bar: ReplayStatus) -> list[Span]:
+        """What is wrong with the recording, else the newest mark of the last three seconds."""
         if bar.note:
-            note = f" {bar.note}"
-            return spread([(note, palette.WARN_STYLE)], right, width, palette.TEXT_STYLE)
-        spans = hint_spans(KEYS, width)
-        near = self._near(bar)
-        if near:
-            spans = [(f" {near}", palette.THETA_STYLE)]
-        return spread(spans, right, width, palette.TEXT_STYLE)
-
-    def _near(self, bar: ReplayStatus) -> str:
-        """The text of the newest mark of the last three seconds."""
-        return next((text for ts, _, text in reversed(bar.marks) if 0 <= bar.ts - ts < 3), "")
+            return [(f"{bar.note} ", palette.WARN_STYLE)]
+        near = (text for ts, _, text in reversed(bar.marks) if 0 <= bar.ts - ts < 3)
+        return [(f"{text} ", palette.THETA_STYLE) for text in near][:1]
 
     # ------------------------------------------------------------ typing and pointing
 

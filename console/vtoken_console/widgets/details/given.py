@@ -1,9 +1,13 @@
-"""What a request gave because memory was short, and what it still can, in words."""
+"""How long a request waited, what it gave up because memory was short, and what it still can give,
+in words.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vtoken.base.quantities import time_text
+from vtoken.sentences import counted
 from vtoken_console.style import units
 
 if TYPE_CHECKING:
@@ -31,18 +35,31 @@ def _words(row: RequestRow) -> str:
         return _kept(row)
     if not gives(row):
         return ""
-    floor = f"its floor of {units.count(row.budget_tokens)}"
     if row.live == 0:
-        return f"has nothing to give while it is {row.state}; {floor} tokens"
-    above = row.live - row.budget_tokens
-    place = f"{units.count(above)} tokens above {floor}"
+        return f"has nothing to give while it is {row.state}"
+    above, total = row.live - row.budget_tokens, row.live + row.dead
+    kept = f"kept {units.percent(row.live / total, 0)} of {units.count(total)} tokens"
+    if row.given_tokens:
+        kept += f", gave up {units.count(row.given_tokens)}{REASON}"
     if row.givable_tokens:
-        place += f", can give {units.count(row.givable_tokens)}"
-    if above <= 0:
-        place = f"{'at' if above == 0 else 'below'} {floor} tokens, gives nothing"
-    if not row.given_tokens:
-        return f"{place}; gave nothing so far"
-    return f"{place}; gave {units.count(row.given_tokens)}{REASON}"
+        return f"{kept}; can give {units.count(row.givable_tokens)} above its floor"
+    place = f"{units.count(above)} above" if above > 0 else "at" if above == 0 else "below"
+    return f"{kept}; {place} its floor, can give nothing"
+
+
+def wait_words(row: RequestRow, now: float) -> str:
+    """The request's age, and how long it waits and waited, at server time `now`; empty if the
+    server does not say it.
+    """
+    if not row.arrived_ts or row.state == "finished":
+        return ""
+    words = [f"{units.duration(now - row.arrived_ts)} old"]
+    if row.waiting_since_ts is not None:
+        waits = units.duration(now - row.waiting_since_ts)
+        words.append(f"waits {waits} for {counted(row.needed_blocks, 'block')}")
+    if row.waited_s >= 0.1:
+        words.append(f"waited {time_text(row.waited_s * 1e3)} for memory")
+    return ", ".join(words)
 
 
 def _kept(row: RequestRow) -> str:
@@ -54,7 +71,7 @@ def _kept(row: RequestRow) -> str:
     kept += f" ({units.percent(row.live / total, 0)})"
     lost = []
     if row.given_tokens:
-        lost.append(f"gave {units.count(row.given_tokens)}{REASON}")
+        lost.append(f"gave up {units.count(row.given_tokens)}{REASON}")
     if row.dead > row.given_tokens:
         lost.append(f"lost {units.count(row.dead - row.given_tokens)} over budget")
     return "; ".join([kept, *lost])

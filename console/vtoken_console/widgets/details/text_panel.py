@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MIN_COLUMN = 28  # columns of a text below which the second one is hidden
 BETWEEN = " │ "
+PROTECTED = ("{", "}")
 NO_TEXT = "□"  # a prompt token that was given as an embedding
 DEAD_STYLE = palette.style(palette.FAINT, strike=True)
 DIFFERENT_DEAD_STYLE = palette.style(palette.WARN, strike=True)
@@ -38,17 +39,17 @@ class Side:
     def __init__(self) -> None:
         self.dead: list[bool] = []
         self.laid_out = Flow(0)
-        self._key: tuple[int, bool] | None = None  # of `laid_out`
+        self._key: tuple[int, tuple[str, str] | None] | None = None  # of `laid_out`
 
     def flow(
         self,
         tokens: Sequence[wire.TextToken],
         width: int,
         *,
-        marks: bool,
+        marks: tuple[str, str] | None,
     ) -> Flow:
-        """The lines of `tokens` for `width` columns. `marks`: put dead and protected runs in
-        brackets, for terminals without colour and strike-through.
+        """The lines of `tokens` for `width` columns. `marks`: put dead runs between them and
+        protected ones in braces, for terminals without colour and strike-through.
         """
         key = (width, marks)
         if marks or key != self._key or len(self.laid_out) > len(tokens):
@@ -56,19 +57,20 @@ class Side:
         for n in range(len(self.laid_out), len(tokens)):
             text = tokens[n].text
             shown = NO_TEXT if text is None else printable(text)
-            self.laid_out.add(self._marked(tokens, n, shown) if marks else shown)
+            self.laid_out.add(self._marked(tokens, n, shown, marks) if marks else shown)
         return self.laid_out
 
-    def _marked(self, tokens: Sequence[wire.TextToken], n: int, text: str) -> str:
-        mark = self._mark(tokens, n)
-        opens = mark and (n == 0 or self._mark(tokens, n - 1) != mark)
-        closes = mark and (n == len(tokens) - 1 or self._mark(tokens, n + 1) != mark)
-        bare = text.lstrip(" ")
-        blanks = text[: len(text) - len(bare)]
-        return f"{blanks}{mark[0] if opens else ''}{bare}{mark[1] if closes else ''}"
+    def _marked(
+        self, tokens: Sequence[wire.TextToken], n: int, text: str, marks: tuple[str, str]
+    ) -> str:
+        def mark(n: int) -> tuple[str, str]:
+            return marks if self.dead[n] else PROTECTED if tokens[n].protected else ("", "")
 
-    def _mark(self, tokens: Sequence[wire.TextToken], n: int) -> str:
-        return "[]" if self.dead[n] else "{}" if tokens[n].protected else ""
+        opens, closes = mark(n)
+        opens = "" if n > 0 and mark(n - 1) == mark(n) else opens
+        closes = "" if n < len(tokens) - 1 and mark(n + 1) == mark(n) else closes
+        bare = text.lstrip(" ")
+        return f"{text[: len(text) - len(bare)]}{opens}{bare}{closes}"
 
 
 class TextPanel(CursorWidget):
@@ -147,7 +149,7 @@ class TextPanel(CursorWidget):
             side.flow(
                 self._tokens,
                 column if beside else width,
-                marks=not view.ramp.colors,
+                marks=None if view.ramp.colors else _marks(view),
             )
             for side in self._sides[: 1 + beside]
         ]
@@ -222,7 +224,7 @@ class TextPanel(CursorWidget):
                 spans += [("  ", muted), ("dead", DIFFERENT_DEAD_STYLE), (" or ", muted)]
                 spans += [("live", DIFFERENT_LIVE_STYLE), (" in one only", muted)]
         else:
-            spans.append(("[dead]  {protected}", muted))
+            spans.append((f"{'dead'.join(_marks(view))}  {{protected}}", muted))
         return merge(cut(spans, width))
 
     # ------------------------------------------------------------ moving
@@ -275,6 +277,11 @@ class TextPanel(CursorWidget):
         token = self._flow.token_at(self._top + place.y - head, place.x)
         if token is not None and place.y >= head:
             self._post_moved(token)
+
+
+def _marks(view: View) -> tuple[str, str]:
+    """Around dead runs: brackets that texts seldom have."""
+    return ("[-", "-]") if view.ascii_only else ("⟦", "⟧")
 
 
 def _dead(tokens: Sequence[wire.TextToken], live: Sequence[bool]) -> list[bool]:

@@ -30,7 +30,8 @@ class TokenRows(Scroller[int]):
         self.redraw()
 
     def build_head(self, view: View, width: int) -> list[Line]:
-        text = f" {'token':>7} {'block':>6} {'slot':>4}  state {'score':>7}"
+        score = f" {'score':>7}" if self.table is not None and self.table.has_scores else ""
+        text = f" {'token':>7} {'block':>6} {'slot':>4}  state{score}"
         return [((text, palette.MUTED_STYLE),)]
 
     def build_row(self, view: View, row: int, width: int, *, selected: bool) -> Line:

@@ -6,14 +6,14 @@ import numpy as np
 from textual import events
 
 from vtoken_console.feed import tokens
-from vtoken_console.feed.tokens import TokenTable
+from vtoken_console.feed.tokens import NOWHERE, TokenTable
 from vtoken_console.frame.view import View
 from vtoken_console.style import cells, palette
 from vtoken_console.style.grid import Grid, fit_pool
 from vtoken_console.style.ramp import ink_on
 from vtoken_console.widgets.cursor import CursorWidget
 from vtoken_console.widgets.details.token_moved import TokenMoved
-from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge
+from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
 
 SCORE_INKS = ("#30363d", "#6e7681", "#a8b0b8", "#d8dde2", "#ffffff")
 
@@ -29,10 +29,10 @@ class TokenStrip(CursorWidget):
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         table = self.table
-        if table is None or not len(table) or height < 2:
+        if table is None or not len(table) or height < 3:
             return [EMPTY, ((" loading …", palette.MUTED_STYLE),)]
         narrowest = 1 if view.ramp.colors else 2
-        grid = fit_pool(len(table), width, height - 1, min_cell_width=narrowest)
+        grid = fit_pool(len(table), width, height - 2, min_cell_width=narrowest)
         # Cells of one line keep the reading order from left to right.
         wide = min(grid.cell_width, 3)
         if grid.per_cell == 1:
@@ -46,7 +46,7 @@ class TokenStrip(CursorWidget):
         first_output = grid.cell_of_block(self.num_prompt) if self.num_prompt else -1
         last_sink = grid.cell_of_block(self.num_sinks - 1) if self.num_sinks else -1
         lines: list[Line] = []
-        for row in range(min(grid.rows, height - 1)):
+        for row in range(min(grid.rows, height - 2)):
             spans: list[Span] = []
             for cell in range(row * grid.columns, min((row + 1) * grid.columns, grid.num_cells)):
                 mark = "|" if cell == first_output else "P" if protected[cell] else ""
@@ -57,11 +57,10 @@ class TokenStrip(CursorWidget):
                     )
                 )
             lines.append(merge(spans))
-        lines += [EMPTY] * (height - 1 - len(lines))
-        per = "one token a cell" if grid.per_cell == 1 else f"{grid.per_cell} tokens a cell"
-        title = f"in logical order · {len(table):,} tokens · {per}"
-        self.set_titles(title)
-        return [*lines, self._legend(view, width, has_protected=any(protected))]
+        lines += [EMPTY] * (height - 2 - len(lines))
+        self.set_titles(f"{len(table):,} tokens in order · {grid.per_cell} a cell")
+        legend = self._legend(view, width, has_protected=any(protected))
+        return [*lines, self._foot(table, width), legend]
 
     def _cell(
         self, view: View, level: int, ink: int, mark: str, width: int, *, cursor: bool
@@ -79,20 +78,39 @@ class TokenStrip(CursorWidget):
             return "▂" * width, palette.style(SCORE_INKS[ink], color)
         return " " * width, palette.style(None, color)
 
+    def _foot(self, table: TokenTable, width: int) -> Line:
+        """The token under the cursor."""
+        n = min(self.cursor, len(table) - 1)
+        block, score = int(table.block[n]), float(table.score[n])
+        words = ["live" if table.live[n] else "dead"]
+        words += ["protected"] * bool(table.protected[n])
+        words.append(
+            "slot reclaimed" if block == NOWHERE else f"block {block:,} slot {int(table.offset[n])}"
+        )
+        words += [f"score {score:.3g}"] if score == score else []
+        where = [(f" token {n:,}  ", palette.MUTED_STYLE), (", ".join(words), palette.TEXT_STYLE)]
+        return merge(cut(where, width))
+
     def _legend(self, view: View, width: int, *, has_protected: bool) -> Line:
-        muted, ramp = palette.MUTED_STYLE, view.ramp
-        spans: list[Span] = [(" ", muted)]
+        """What the colours and letters mean, as much as fits whole."""
+        muted, ramp, table = palette.MUTED_STYLE, view.ramp, self.table
+        parts: list[list[Span]] = []
         if ramp.colors:
-            spans += [("  ", palette.style(None, ramp.colors[0])), (" dead  ", muted)]
-            spans += [("  ", palette.style(None, ramp.colors[-1])), (" live  ", muted)]
+            parts.append([("  ", palette.style(None, ramp.colors[0])), (" dead  ", muted)])
+            parts.append([("  ", palette.style(None, ramp.colors[-1])), (" live  ", muted)])
             scale = [("▂", palette.style(ink, ramp.colors[-1])) for ink in SCORE_INKS]
-            spans += [*scale, (" score, low to high  ", muted)]
+            if table is not None and table.has_scores:
+                parts.append([*scale, (" score  ", muted)])
         else:
-            spans.append((f"{ramp.glyphs[0]} dead  {ramp.glyphs[-1]} live  ", muted))
-        marks = "S sink  " if self.num_sinks else ""
-        marks += "P protected  " if has_protected else ""
-        spans.append((f"{marks}| first generated token", muted))
-        return merge(cut(spans, width))
+            parts.append([(f"{ramp.glyphs[0]} dead  {ramp.glyphs[-1]} live  ", muted)])
+        parts += [[("S sink  ", muted)]] * bool(self.num_sinks)
+        parts += [[("P protected  ", muted)]] * has_protected
+        parts.append([("| answer begins", muted)])
+        spans: list[Span] = [(" ", muted)]
+        for part in parts:
+            if width_of(spans) + width_of(part) <= width:
+                spans += part
+        return merge(spans)
 
     def go(self, token: int) -> None:
         """Moves the cursor without a TokenMoved message."""
