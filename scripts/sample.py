@@ -23,7 +23,7 @@ import httpx
 from vtoken import wire
 from vtoken.client import Client
 from vtoken.client import Server as Address
-from vtoken.demo.conversations import Conversation, make_conversation
+from vtoken.demo.conversations import make_conversation
 from vtoken.demo.server import VTOKEN, Server, any_free_port
 from vtoken.demo.trained_model import MODEL_NAME, fetch
 from vtoken.recording import RecordingReader
@@ -54,33 +54,28 @@ class NoIncidentError(Exception):
     """What the recording lacks."""
 
 
-async def chat(url: str, name: int, seconds: float) -> None:
-    """One client: a question about a text after the other; it leaves without the last answer."""
+async def chat(url: str, model: str, name: int) -> None:
+    """One client, until it is cancelled: a question about a text after the other."""
     chance = random.Random(name)
     async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as http:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while True:
-                    await ask(http, make_conversation(chance, MAX_PASSAGE_CHARS))
-
-
-async def ask(http: httpx.AsyncClient, talk: Conversation) -> None:
-    messages = [
-        {"role": "system", "content": talk.system},
-        {"role": "user", "content": f"{talk.passage}\n\n{talk.questions[0]}".strip()},
-    ]
-    body = {"model": MODEL_NAME, "messages": messages, "temperature": 0.0}
-    answer = await http.post("/v1/chat/completions", json=body | {"max_tokens": ANSWER_TOKENS})
-    answer.raise_for_status()
+        while True:
+            talk = make_conversation(chance, MAX_PASSAGE_CHARS)
+            messages = [
+                {"role": "system", "content": talk.system},
+                {"role": "user", "content": f"{talk.passage}\n\n{talk.questions[0]}".strip()},
+            ]
+            body = {"model": model, "messages": messages, "max_tokens": ANSWER_TOKENS}
+            answer = await http.post("/v1/chat/completions", json=body | {"temperature": 0.0})
+            answer.raise_for_status()
 
 
 async def traffic(url: str) -> None:
-    calm = [chat(url, name, DURATION_S) for name in range(CALM)]
-
-    async def crowd() -> None:
-        await asyncio.sleep(CROWD_S)
-        names = range(CALM, CALM + CROWD)
-        await asyncio.gather(*(chat(url, name, LEFT_S - CROWD_S) for name in names))
+    async def clients(names: range, come_s: float, leave_s: float) -> None:
+        """They leave without their last answers."""
+        await asyncio.sleep(come_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(leave_s - come_s):
+                await asyncio.gather(*(chat(url, MODEL_NAME, name) for name in names))
 
     async def change() -> None:
         await asyncio.sleep(TRIAL_S)
@@ -93,7 +88,9 @@ async def traffic(url: str) -> None:
             await asyncio.sleep(UNDO_S - TRIAL_S)
             client.undo()
 
-    await asyncio.gather(*calm, crowd(), change())
+    calm = clients(range(CALM), 0.0, DURATION_S)
+    crowd = clients(range(CALM, CALM + CROWD), CROWD_S, LEFT_S)
+    await asyncio.gather(calm, crowd, change())
 
 
 def statuses(path: Path) -> Iterator[wire.Status]:
@@ -133,23 +130,30 @@ def check(path: Path) -> None:
         raise NoIncidentError(f"{size:,} bytes, more than {MAX_BYTES:,}")
 
 
-def record(path: Path) -> None:
+@contextlib.contextmanager
+def serving(*flags: str) -> Iterator[str]:
+    """The URL of the incident's server, without clients; `flags`: more of `vtoken serve`."""
     with tempfile.TemporaryDirectory(prefix="vtoken-sample-") as folder:
         server = Server(
             str(fetch()),
             port=any_free_port(),
-            arguments=[*FLAGS, f"--vtoken-state-dir={folder}/state"],
+            arguments=[*FLAGS, f"--vtoken-state-dir={folder}/state", *flags],
             log=Path(folder, "server.log"),
             environment={"HF_HUB_OFFLINE": "1"},
             startup_timeout_s=600.0,
         )
         with server:
-            command = [*VTOKEN, "record", str(path), "--url", server.url]
-            command += ["--fps", f"{STATES_A_SECOND}", "--duration", f"{DURATION_S}"]
-            with subprocess.Popen(command) as recording:
-                asyncio.run(traffic(server.url))
-                if recording.wait():
-                    raise NoIncidentError(f"`vtoken record` ended with {recording.returncode}")
+            yield server.url
+
+
+def record(path: Path) -> None:
+    with serving() as url:
+        command = [*VTOKEN, "record", str(path), "--url", url]
+        command += ["--fps", f"{STATES_A_SECOND}", "--duration", f"{DURATION_S}"]
+        with subprocess.Popen(command) as recording:
+            asyncio.run(traffic(url))
+            if recording.wait():
+                raise NoIncidentError(f"`vtoken record` ended with {recording.returncode}")
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """`python -m scripts.screenshots [--out DIR] [--views pool,…] [--url URL]`.
 
 Without `--url` it starts the demo's server and traffic, and uses every control once, so that the
-charts and the log have contents. For the fleet page it starts one with several engines.
+charts and the log have contents. The moving picture has a calm server of its own, the fleet page
+one with several engines.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripts import sample
 from scripts.screenshots.fleet import fleet_server
 from scripts.screenshots.scenarios import SCENARIOS
-from scripts.screenshots.take import VIEWS, take
+from scripts.screenshots.take import TOUR, VIEWS, take
 from vtoken.demo import run as demo
 from vtoken.demo.exercise import exercise
 from vtoken.demo.server import DemoError
@@ -54,11 +56,14 @@ def main(argv: list[str] | None = None) -> int:
             written = asyncio.run(take(args.url, args.out, views=views, token=token))
         else:
             of_fleet = [v for v in views if v in SCENARIOS and SCENARIOS[v].source == "fleet"]
-            others = [view for view in views if view not in of_fleet]
+            others = [view for view in views if view not in (*of_fleet, TOUR)]
             written = []
             if others:
                 with demo_server() as url:
                     written += asyncio.run(take(url, args.out, views=others))
+            if TOUR in views:
+                with sample.serving("--vtoken-show-text") as url:
+                    written += asyncio.run(take(url, args.out, views=[TOUR]))
             if of_fleet:
                 with fleet_server() as (url, silence):
                     written += asyncio.run(take(url, args.out, views=of_fleet, silence=silence))

@@ -1,12 +1,14 @@
 """A moving picture of the console on a live server: the real app, headless, driven through a tour.
 
-The tour waits for the load's swing to show memory that is ample and memory that is short. In
-between it switches the policy and opens the text of a request. The policy is restored at the end.
+It begins while two clients find memory ample and nothing happens. A crowd comes, and memory is
+short; the tour shows who gives, the words of one that gave, and a lower floor on trial, which one
+key takes back. Then the crowd leaves. The clients and the server are those of `scripts.sample`.
 Frames are taken at a fixed rate while the app runs; equal neighbours become one longer frame.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 from collections.abc import Callable
@@ -17,17 +19,19 @@ from typing import Any
 import msgspec
 from textual.pilot import Pilot
 
+from scripts.sample import CALM, CROWD, chat
 from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
-from vtoken_console.screens.confirm import ConfirmScreen
+from vtoken_console.widgets.requests import Requests
 
 SIZE = (100, 30)
 FRAMES_PER_S = 1.5
 ZOOM = 0.72  # of Textual's SVG: 100 columns are 890 pixels, the width of a repository page
 QUALITY = 60  # lossless WebP: how long the encoder searches, not how the picture looks
-LONGEST_WAIT_S = 90.0  # for a scene's condition; the demo's load swings within 50 s
+LONGEST_WAIT_S = 120.0  # for a scene's condition
+Keys = tuple[str, ...]
 
 
 def _status(app: ConsoleApp) -> wire.Status | None:
@@ -35,46 +39,55 @@ def _status(app: ConsoleApp) -> wire.Status | None:
 
 
 def is_ample(app: ConsoleApp) -> bool:
-    """Requests run, nobody gave a token for a while, and half of the pool is free."""
+    """All calm clients run, nobody gave a token for a while, and half of the pool is free."""
     status = _status(app)
-    if status is None or status.pressure is None or not status.requests.running:
+    if status is None or status.pressure is None or status.requests.running < CALM:
         return False
     return status.pressure.recent_tokens == 0 and 2 * status.blocks.free > status.blocks.total
 
 
-def is_short(app: ConsoleApp) -> bool:
+def somebody_waits(app: ConsoleApp) -> bool:
+    """For blocks, while others give."""
     status = _status(app)
-    return status is not None and status.pressure is not None and status.pressure.short_blocks > 0
+    if status is None or status.pressure is None:
+        return False
+    pressure = status.pressure
+    return status.requests.waiting > 0 and min(pressure.short_blocks, pressure.recent_tokens) > 0
 
 
-def asks(app: ConsoleApp) -> bool:
-    """The console asks whether a change is meant."""
-    return isinstance(app.screen, ConfirmScreen)
+def open_a_giver(app: ConsoleApp) -> Keys:
+    """Puts the cursor on the request that gave most; the key opens its page."""
+    table = app.dashboard.query_one(Requests)
+    giver = max(range(len(table.rows)), key=lambda at: table.rows[at].dead)
+    table.action_jump(0)
+    table.action_move(0, giver)
+    return ("enter",)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Once `when` is true, within `LONGEST_WAIT_S`, `keys` are pressed, on the dashboard with
-    `focus` focused; then `seconds` are filmed under `title`.
+    """Once `when` is true, within `LONGEST_WAIT_S`, `keys` are pressed, on the dashboard with the
+    requests focused; then `seconds` are filmed under `title`. `crowd`: whether it is there from
+    now on; None: as before.
     """
 
     title: str
     seconds: float
-    keys: tuple[str, ...] = ()
-    focus: str | None = None
+    keys: Keys | Callable[[ConsoleApp], Keys] = ()
     when: Callable[[ConsoleApp], bool] | None = None
+    crowd: bool | None = None
 
 
 TOUR = (
-    Scene("memory is ample: nobody loses a token", 4.0, focus="#pool", when=is_ample),
-    Scene("memory is short: running requests give what is needed", 9.0, when=is_short),
-    Scene("another policy, and what it would do", 2.5, ("P", *"random")),
-    Scene("what cannot be undone is confirmed", 0.5, ("enter",)),
-    Scene("what cannot be undone is confirmed", 1.5, ("right",), when=asks),
-    Scene("switched while requests run", 3.0, ("enter",)),
-    Scene("switched while requests run", 3.0, ("escape",), "#pool"),
-    Scene("the text of a request: what it gave is struck through", 6.0, ("enter",), "#requests"),
-    Scene("memory is ample again: new requests keep all", 5.0, ("escape",), when=is_ample),
+    Scene("memory is ample: nobody loses a token", 5.0, when=is_ample),
+    Scene("more clients come", 3.0, crowd=True),
+    Scene("memory is short: some wait, running requests give", 9.0, when=somebody_waits),
+    Scene("what one gave, word by word", 6.0, open_a_giver),
+    Scene("a lower floor, and what it would bring", 4.0, ("escape", "f", *"0.33")),
+    Scene("on trial: the engine takes it back by itself", 2.5, ("ctrl+t",)),
+    Scene("on trial: the engine takes it back by itself", 6.0, ("enter", "escape")),
+    Scene("undone by one key", 4.0, ("u",)),
+    Scene("memory is ample again", 5.0, when=is_ample, crowd=False),
 )
 
 
@@ -89,20 +102,31 @@ async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
     except ImportError:
         raise PngUnavailable("Pillow is not installed; pip install pillow") from None
     assert app.source is not None
-    rest = app.source.rest
+    rest, hello = app.source.rest, app.source.feed.model.hello
+    assert hello is not None
     before: dict[str, Any] = msgspec.to_builtins((await rest.config()).desired)
     frames: list[tuple[str, float]] = []
+    clients = [client(app.session.url, hello.model, name) for name in range(CALM)]
+    crowd: list[asyncio.Task[None]] = []
     try:
         for scene in TOUR:
-            if scene.focus is not None and app.screen is app.dashboard:
-                app.dashboard.query_one(scene.focus).focus()
+            if scene.crowd:
+                names = range(CALM, CALM + CROWD)
+                crowd += [client(app.session.url, hello.model, name) for name in names]
+            elif scene.crowd is False:
+                for one in crowd:
+                    one.cancel()
+            if app.screen is app.dashboard:
+                app.dashboard.query_one(Requests).focus()
             await _wait(app, pilot, scene)
-            for key in scene.keys:
+            for key in scene.keys(app) if callable(scene.keys) else scene.keys:
                 await pilot.press(key)
                 await _record(app, pilot, scene.title, 1 / FRAMES_PER_S, frames)
             await _record(app, pilot, scene.title, scene.seconds, frames)
     finally:
-        await rest.patch_config({"policy": before["policy"]})
+        for one in (*clients, *crowd):
+            one.cancel()
+        await rest.patch_config({"budget_ratio": before["budget_ratio"]})
     images = [
         Image.open(io.BytesIO(svg_to_png(svg, zoom=ZOOM))).convert("RGB") for svg, _ in frames
     ]
@@ -117,6 +141,10 @@ async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
         minimize_size=True,
     )
     return path
+
+
+def client(url: str, model: str, name: int) -> asyncio.Task[None]:
+    return asyncio.create_task(chat(url, model, name))
 
 
 async def _wait(app: ConsoleApp, pilot: Pilot[int], scene: Scene) -> None:

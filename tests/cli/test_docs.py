@@ -134,6 +134,7 @@ def test_every_file_of_a_link_is_there(page: Path) -> None:
 ELSEWHERE = {  # what starts an engine or an environment, and the test that runs it
     ("pip", "install"): "cli/test_wheel.py",
     ("make", "demo"): "demo/test_demo_run.py",
+    ("make", "test"): "conftest.py",
     ("vtoken", "serve"): "vllm/test_server.py",
     ("vtoken", "doctor"): "cli/test_cli_doctor.py",
 }
