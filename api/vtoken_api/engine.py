@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from vtoken import wire
-from vtoken.sentences.situation import situation
+from vtoken.sentences.advice import put_into_words
 from vtoken_api.fanout.hub import Hub
 from vtoken_api.state.journal import Journal
 from vtoken_api.state.peaks import Peaks
@@ -32,11 +32,12 @@ class Engine:
         return [self._engine(), self._frames(), self._audit(), self._recorder()]
 
     def complete(self, status: wire.Status) -> None:
-        """Add what the engine leaves to this process: its rank, health, peaks, and the sentence."""
+        """Add what the engine leaves to this process: its rank, health, peaks, and the words."""
+        state = self.hub.state
         status.engine = self.rank
         status.peaks = self._peaks.after(status)
         status.health = self.health()
-        status.fragmentation.sentence = situation(status)
+        put_into_words(status, None if state is None else state.config)
 
     # ------------------------------------------------------------ parts
 

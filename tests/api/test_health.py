@@ -103,7 +103,7 @@ async def test_paused_scheduling_is_told_and_no_failure(served: Served, core: Li
     assert parts(served)["engine"].ok
     status = await status_of(served)
     assert (status.scheduling, status.requests.running) == ("paused", 2)
-    assert status.fragmentation.sentence.startswith("Paused: vLLM schedules nothing ")
+    assert status.fragmentation.sentence.startswith("PAUSED: vLLM schedules nothing ")
 
 
 async def test_frames_that_stay_away_and_a_lost_engine_are_told_with_the_age(

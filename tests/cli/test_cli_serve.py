@@ -15,7 +15,7 @@ import pytest
 from tests.support.profiles import made_up
 from vtoken.base.errors import UnsupportedError
 from vtoken.calibration import store
-from vtoken.core.config.values import default_config, merge_patch
+from vtoken.core.config.values import AUTO_PATCH, default_config, merge_patch
 from vtoken.vllm import serve
 from vtoken.vllm.launch import refusals, server_arguments
 from vtoken.vllm.serve import server_command
@@ -122,7 +122,7 @@ def test_auto_is_the_recommended_policy_under_pressure() -> None:
         parsed = serve.build_parser().parse_args(["--vtoken-policy", "auto", *words])
         return serve.initial_patch(parsed)
 
-    assert patch() == serve.AUTO_PATCH
+    assert patch() == AUTO_PATCH
     assert patch("--vtoken-budget-ratio", "0.25")["budget_ratio"] == 0.25
     assert "budget_ratio" not in patch("--vtoken-budget-tokens", "900")
     config = merge_patch(default_config(256), patch(), num_blocks=256, num_layers=4)

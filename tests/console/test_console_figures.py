@@ -57,25 +57,23 @@ async def test_latency_is_shown_beside_memory(core: LiveEngine, served: Served) 
 async def test_closed_gates_are_named_beside_the_sentence(core: LiveEngine, served: Served) -> None:
     core.configure(reclamation="paused", theta_f=0.9, low_watermark_blocks=300)
     async with running(served.url, size=(200, 50)) as (app, _):
-        await until(lambda: "Fragmented" in screen_text(app), "not fragmented")
+        await until(lambda: "FRAGMENTED" in screen_text(app), "not fragmented")
         line = screen_text(app).splitlines()[1]
         assert "a round waits for reclamation, theta_f" in line
         assert "[c] compact" in line
 
 
-@pytest.mark.parametrize(("free", "cause"), [(4, "Fragmented"), (21, "OK")])
+@pytest.mark.parametrize(("free", "cause"), [(4, "FRAGMENTED"), (21, "OK")])
 async def test_sentence_and_compact_key_agree(
     core: LiveEngine, served: Served, free: int, cause: str
 ) -> None:
     """At the low watermark, and above the headroom."""
     core.configure(reclamation="paused", low_watermark_blocks=4, headroom_blocks=20)
     core.store.take(core.store.num_free_blocks() - free)
-    gain = core.call("compact", dry_run=True).plan.freed_blocks
-    assert gain > 1
+    assert core.call("compact", dry_run=True).plan.freed_blocks > 1
     async with running(served.url, size=(200, 50)) as (app, _):
         line = screen_text(app).splitlines()[1]
         assert line.startswith(f" {cause}: ")
-        assert f"compacting now would free {gain} blocks" in line
         assert "[c] compact" in line
         assert ("a round waits for" in line) == (cause != "OK")
 

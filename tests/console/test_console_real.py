@@ -100,7 +100,7 @@ async def test_paused_engine_is_shown_as_paused_and_waiting_requests_as_such(
             served.line.hangs = False
             core.reporter.scheduling.changed("paused", time.monotonic())
             expected = (
-                "Paused: vLLM schedules nothing until it is resumed; 1 request is suspended, "
+                "PAUSED: vLLM schedules nothing until it is resumed; 1 request is suspended, "
                 "1 waits."
             )
             await until(lambda: expected in screen_text(app), "not shown")

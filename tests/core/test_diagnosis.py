@@ -1,4 +1,7 @@
-"""The diagnosis matches the planner: fragmented if a round helps, full if not; its advice works."""
+"""The diagnosis matches the planner: fragmented if a round helps, full if not; its advice works.
+
+With a fixed budget; under pressure: `test_advice.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ import pytest
 from tests.support.core.harness import LiveEngine, make_engine
 from tests.support.core.windows import Windows
 from vtoken.core.runtime.admission import DEMAND_VALID_STEPS
-from vtoken.sentences.situation import MAX_LENGTH, situation
-from vtoken.wire import Fragmentation, Operation, PatchResult, Status
+from vtoken.sentences.advice import put_into_words
+from vtoken.sentences.situation import MAX_LENGTH
+from vtoken.wire import Advice, Fragmentation, Operation, PatchResult, Status
 
 BASE: dict[str, Any] = {
     "num_blocks": 96,
@@ -43,11 +47,11 @@ def running(steps: int = 60, **options: Any) -> Iterator[LiveEngine]:
         yield engine
 
 
-def diagnose(engine: LiveEngine) -> Fragmentation:
-    """The diagnosis; its sentence is short and promises exactly what a round would free."""
+def told(engine: LiveEngine) -> Status:
+    """The status in words; its figures are those of a compaction, and the sentence is short."""
     status: Status = engine.call("status")
+    put_into_words(status)
     found = status.fragmentation
-    found.sentence = situation(status)
     assert len(found.sentence) <= MAX_LENGTH
     assert found.sentence.lower().startswith(("idle", found.cause))
     assert [gate.name for gate in found.gates] == [
@@ -62,8 +66,17 @@ def diagnose(engine: LiveEngine) -> Fragmentation:
     assert operation.plan is not None
     assert found.reclaimable_blocks == operation.plan.freed_blocks
     assert found.reclaim_moved_tokens == operation.plan.moved_tokens
-    if "compacting frees nothing" in found.sentence:
-        assert found.reclaimable_blocks == 0
+    return status
+
+
+def diagnose(engine: LiveEngine) -> Fragmentation:
+    return told(engine).fragmentation
+
+
+def advised(engine: LiveEngine, code: str) -> Advice:
+    """The advice about `code`."""
+    status = told(engine)
+    (found,) = (one for one in status.advice if one.code == code)
     return found
 
 
@@ -91,10 +104,10 @@ def wait_for_blocks(engine: LiveEngine, blocks: int) -> None:
 def test_an_idle_engine_is_reported_as_idle() -> None:
     with running(0, concurrency=0) as engine:
         found = diagnose(engine)
-        assert found.sentence == "Idle: no request is running; the whole pool is free."
+        assert found.sentence == "IDLE: the whole pool is free."
         assert found.reclaimable_blocks == 0
         engine.facts.waiting = 2
-        assert diagnose(engine).sentence == "Idle: 2 requests wait for a first step."
+        assert diagnose(engine).sentence == "IDLE: 2 wait for a first step."
 
 
 @pytest.mark.parametrize(("watermark", "headroom"), [(6, 20), (20, 6)])
@@ -115,38 +128,29 @@ def test_cause_and_sentence_agree_for_every_number_of_free_blocks(
                 assert found.cause == ("fragmented" if free <= watermark else "ok")
             else:
                 assert found.cause == ("full" if free <= headroom else "ok")
-            assert (f"compacting now would free {gain:,} block" in found.sentence) == (gain > 0)
-            assert f"{free} blocks free" in found.sentence or found.cause != "ok"
+            used = f"{(95 - free) / 95:.0%} of the pool in use; nobody waits."
+            assert found.sentence == f"{found.cause.upper()}: {used}"
 
 
-def test_the_sentence_names_the_groups_that_fill_the_pool() -> None:
+def test_the_advice_names_the_groups_that_fill_the_pool() -> None:
     config = {"policy": {"name": "none"}, "reclamation": "paused", "headroom_blocks": 48}
     with running(20, config=config, concurrency=2) as engine:
         used = engine.runtime.tables.pool.num_used
         group = Windows(engine.store, window=64)
         engine.runtime.other_groups = [group]
         group.hold("x", used)
-        found = diagnose(engine)
-        assert found.cause == "full"
-        assert "windows hold" not in found.sentence  # no more than half of the used blocks
+        assert "groups" not in [one.code for one in told(engine).advice]  # no more than half
         group.hold("x", 1)
-        found = diagnose(engine)
-        assert f"windows hold {used + 1} of {2 * used + 1} used blocks" in found.sentence
+        wait_for_blocks(engine, 4)
+        held = len(set(group.block_ids()))
+        text = advised(engine, "groups").text
+        assert text.startswith(f"windows hold {held} of {held + used} used blocks, which ")
 
 
-def test_free_blocks_are_ok_and_the_sentence_names_the_closed_gate() -> None:
-    with running(config={"low_watermark_blocks": 0}) as engine:
-        found = diagnose(engine)
-        free = engine.core.store.num_free_blocks()
-        assert found.sentence.startswith(
-            f"OK: {free} blocks free of 95; compacting now would free "
-        )
-        assert found.sentence.endswith(f"held back: free {free} > low watermark 0 blocks.")
+def test_free_blocks_are_ok_whoever_waits_for_something_else() -> None:
     with running(config={"policy": {"name": "none"}, "low_watermark_blocks": 0}, steps=3) as engine:
         engine.facts.waiting = 7
-        assert diagnose(engine).sentence.endswith(
-            "held slots carry no live token; 7 wait, not for blocks."
-        )
+        assert diagnose(engine).sentence.endswith("of the pool in use; 7 wait, not for blocks.")
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -201,66 +205,62 @@ def test_frames_do_without_the_planner_for_a_while_and_have_the_numbers_of_their
 # ---------------------------------------------------------------- fragmented: the advice works
 
 
-def follow(engine: LiveEngine, **changes: Any) -> None:
-    """Apply the advice: the next step relocates."""
-    before = engine.core.runtime.relocator.num_rounds
-    patch(engine, **changes)
+def follow(engine: LiveEngine, advice: Advice) -> None:
+    """Apply the advice: the next step relocates, and frees what was promised."""
+    relocator, pool = engine.runtime.relocator, engine.runtime.tables.pool
+    before, used = relocator.num_rounds, pool.num_used
+    frees = number_in(advice.text, r"a compaction frees (\d+) block")
+    patch(engine, **advice.change)
     assert closed(diagnose(engine)) == []
-    engine.steps(1)
-    assert engine.core.runtime.relocator.num_rounds == before + 1
+    engine.runtime.begin_step([])
+    assert relocator.num_rounds == before + 1
+    assert used - pool.num_used == frees > 0
 
 
-def number_in(sentence: str, pattern: str) -> float:
-    match = re.search(pattern, sentence)
-    assert match is not None, sentence
+def number_in(text: str, pattern: str) -> float:
+    match = re.search(pattern, text)
+    assert match is not None, text
     return float(match[1])
 
 
-@pytest.mark.parametrize(
-    ("mode", "advice"),
-    [
-        ("paused", "reclamation is paused: resume it."),
-        ("off", "reclamation is off: set it to auto."),
-    ],
-)
-def test_fragmented_while_reclamation_is_off(mode: str, advice: str) -> None:
+@pytest.mark.parametrize("mode", ["paused", "off"])
+def test_fragmented_while_reclamation_is_off(mode: str) -> None:
     config = {"reclamation": mode, "low_watermark_blocks": 95}
     with running(config=config) as engine:
         found = diagnose(engine)
-        assert found.sentence.startswith("Fragmented: compacting now would free ")
-        assert found.sentence.endswith(advice)
+        assert found.sentence.startswith("FRAGMENTED: ")
         assert closed(found) == ["reclamation"]
-        follow(engine, reclamation="auto")
+        advice = advised(engine, "compaction")
+        assert advice.change == {"reclamation": "auto"}
+        follow(engine, advice)
 
 
 def test_fragmented_below_theta_f() -> None:
     with running(config={"theta_f": 0.9, "low_watermark_blocks": 95}) as engine:
-        found = diagnose(engine)
-        below = number_in(
-            found.sentence, r"lower theta_F from 0\.90 to below (0\.\d\d), which is F"
-        )
-        assert 0 < below <= found.f
+        found, advice = diagnose(engine), advised(engine, "compaction")
+        assert found.f - 0.01 <= advice.change["theta_f"] < found.f
         assert closed(found) == ["theta_f"]
-        follow(engine, theta_f=below - 0.01)
+        follow(engine, advice)
 
 
 def test_fragmented_above_the_watermark_while_a_request_waits() -> None:
     with running(config={"low_watermark_blocks": 0, "theta_f": 0.0}) as engine:
         wait_for_blocks(engine, 4)
-        found = diagnose(engine)
+        found, advice = diagnose(engine), advised(engine, "compaction")
         lacking = engine.core.runtime.admission.demand.missing_blocks
-        assert found.sentence.startswith(f"Fragmented: 1 waits, the first lacks {lacking} blocks; ")
-        raised = number_in(found.sentence, r"raise the low watermark from 0 to (\d+) or more")
+        assert found.sentence.startswith("FRAGMENTED: 1 waits (")
+        assert found.sentence.endswith(f": {lacking} missing.")
         assert closed(found) == ["watermark"]
-        follow(engine, low_watermark_blocks=int(raised))
+        assert [*advice.change] == ["low_watermark_blocks"]
+        follow(engine, advice)
 
 
 def test_fragmented_and_a_round_is_due() -> None:
     with running(config={"reclamation": "off", "low_watermark_blocks": 95}) as engine:
         patch(engine, reclamation="auto")
-        found = diagnose(engine)
-        assert found.sentence.endswith("; a round is due.")
-        assert closed(found) == []
+        status = told(engine)
+        assert closed(status.fragmentation) == []
+        assert [one.code for one in status.advice] == ["compact", "floor", "canary"]
 
 
 def test_fragmented_during_the_pause_after_an_empty_round() -> None:
@@ -277,13 +277,8 @@ def test_fragmented_during_the_pause_after_an_empty_round() -> None:
         assert closed(diagnose(engine)) == ["pause", "headroom"]
         patch(engine, headroom_blocks=40)
         found = diagnose(engine)
-        steps = number_in(found.sentence, r"; the next round follows in (\d) steps\.")
         assert closed(found) == ["pause"]
-        rounds = engine.core.runtime.relocator.num_rounds
-        engine.steps(int(steps))
-        assert engine.core.runtime.relocator.num_rounds == rounds
-        engine.steps(1)
-        assert engine.core.runtime.relocator.num_rounds == rounds + 1
+        assert "compaction" not in [one.code for one in told(engine).advice]
 
 
 def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
@@ -299,9 +294,9 @@ def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
         for _ in range(40):
             found = diagnose(engine)
             if closed(found) == ["low_utilization"] and found.reclaimable_blocks:
-                assert found.sentence.endswith(
-                    "; too few blocks are half empty for a round: compact by hand."
-                )
+                codes = [one.code for one in told(engine).advice]
+                assert "compaction" not in codes
+                assert advised(engine, "compact").command == "vtoken compact"
                 operation = engine.core.runtime.operations.add("me", None, 95, False)
                 engine.steps(1)
                 assert operation.result is not None
@@ -314,37 +309,31 @@ def test_fragmented_with_too_few_half_empty_blocks_for_a_round() -> None:
 # ---------------------------------------------------------------- full: what helps
 
 
-def test_a_pool_full_of_live_tokens_is_full_not_fragmented() -> None:
-    with running(config={"policy": {"name": "none"}}) as engine:
+def test_a_pool_full_of_live_tokens_is_full_and_a_policy_that_evicts_helps() -> None:
+    config = {"policy": {"name": "none"}, "budget_floor_tokens": 40}
+    with running(config=config, concurrency=2) as engine:
+        wait_for_blocks(engine, 8)
         found = diagnose(engine)
         assert found.cause == "full"
-        assert found.sentence == (
-            "Full: every token is kept: choose a policy that evicts, or fewer requests."
-        )
+        advice = advised(engine, "policy")
+        assert advice.change["policy"]["name"] == "keydiff"
+        assert advice.command.startswith("vtoken config set policy.name=keydiff budget_ratio=0.5 ")
 
 
-def test_full_of_what_the_budget_keeps() -> None:
+def test_full_for_the_queue_and_a_smaller_budget_frees_what_it_promises() -> None:
     config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
-    with running(config=config, concurrency=1) as engine:
-        engine.core.store.take(engine.core.store.num_free_blocks() - 3)
-        engine.steps(1)
-        found = diagnose(engine)
-        assert found.cause == "full"
-        assert found.sentence.endswith(
-            "compacting frees nothing: smaller budget or fewer requests."
-        )
-
-
-def test_full_and_the_sentence_names_the_queue() -> None:
-    config = {"theta_f": 0.0, "low_watermark_blocks": 95, "recycle": True}
-    with running(config=config, concurrency=1) as engine:
+    with running(config=config, concurrency=2) as engine:
         wait_for_blocks(engine, 3)
         found = diagnose(engine)
         lacking = engine.core.runtime.admission.demand.missing_blocks
-        assert found.sentence == (
-            f"Full: 1 waits, the first lacks {lacking} blocks; compacting frees nothing: "
-            "smaller budget or fewer requests."
-        )
+        assert found.sentence.startswith("FULL: 1 waits (just now), needs ")
+        assert found.sentence.endswith(f" blocks now: {lacking} missing.")
+        advice = advised(engine, "floor")
+        promised = number_in(advice.text, r"budget 16 → 7 tokens: (\d+) blocks? come free")
+        used = engine.runtime.tables.pool.num_used
+        patch(engine, **advice.change)
+        engine.runtime.begin_step(list(engine.runtime.tables.rows))
+        assert used - engine.runtime.tables.pool.num_used >= promised > 0
 
 
 def test_the_sentence_says_what_a_preempted_request_reads_again() -> None:
@@ -355,7 +344,7 @@ def test_the_sentence_says_what_a_preempted_request_reads_again() -> None:
         told = core.runtime.events.page(0, 1 << 20, "preemption").events[-1].data
         core.store.take(core.store.num_free_blocks() - 2)
         engine.steps(1)
-        again = f" to read {told['recomputed_tokens']} tokens again; "
+        again = f" to read {told['recomputed_tokens']} tokens again: "
         assert again in diagnose(engine).sentence
 
 
@@ -368,10 +357,10 @@ def test_lacking_blocks_persist_while_the_engine_does_not_admit() -> None:
         engine.concurrency = 1
         engine.steps(1)
         engine.facts.waiting = 1
-        assert f"first lacks {lacking} blocks" in diagnose(engine).sentence
+        assert f": {lacking} missing" in diagnose(engine).sentence
         engine.steps(DEMAND_VALID_STEPS)
         engine.facts.waiting = 1
-        assert "lacks" not in diagnose(engine).sentence
+        assert "missing" not in diagnose(engine).sentence
 
 
 def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -> None:
@@ -389,10 +378,7 @@ def test_blocks_that_vllms_watermark_withholds_are_lacking_and_open_the_gate() -
         lacking = core.runtime.admission.demand.missing_blocks
         assert lacking == 2 + core.watermark_blocks - core.store.num_free_blocks() > 0
         assert found.cause != "ok"
-        assert (
-            f": 1 waits, the first lacks {lacking} blocks ({free} withheld by --watermark); "
-            in found.sentence
-        )
+        assert f" now ({free} withheld by --watermark): {lacking} missing" in found.sentence
         assert core.runtime.current.wanted_blocks == lacking + core.watermark_blocks
         assert "watermark" not in closed(found)
 
@@ -405,14 +391,10 @@ def test_full_for_lack_of_headroom() -> None:
         patch(engine, reclamation="auto", low_watermark_blocks=95)
         found = diagnose(engine)
         assert "headroom" in closed(found)
-        needed = number_in(found.sentence, r"headroom is 0: raise headroom_blocks to (\d+)\.")
-        follow(engine, headroom_blocks=int(needed))
+        follow(engine, advised(engine, "compaction"))
         engine.core.store.take(engine.core.store.num_free_blocks())
         patch(engine, headroom_blocks=48)
-        assert re.search(
-            r"takes \d+ fresh blocks, 0 are free: smaller budget",
-            diagnose(engine).sentence,
-        )
+        assert "compaction" not in [one.code for one in told(engine).advice]  # no block is fresh
 
 
 @pytest.mark.parametrize(
@@ -435,9 +417,10 @@ def test_full_of_shared_blocks_that_may_not_move(
         core.store.take(core.store.num_free_blocks() - 10)
         found = diagnose(engine)
         assert found.cause == "full"
-        gain = number_in(found.sentence, rf"prefix_sharing={better} would free (\d+)\.")
+        advice = advised(engine, "compaction")
+        gain = number_in(advice.text, rf"prefix_sharing={better} a compaction frees (\d+) block")
         used = core.runtime.tables.pool.num_used
-        patch(engine, prefix_sharing=better, batch_size=90)
+        patch(engine, **advice.change, batch_size=90)
         core.runtime.operations.add("me", None, 90, False)
         core.runtime.begin_step([])
         assert used - core.runtime.tables.pool.num_used == gain > 0

@@ -44,7 +44,7 @@ def test_begin_and_end_of_a_pause_are_reported(engine: LiveEngine) -> None:
     assert paused.scheduling == "paused"
     assert paused.paused_since_ts == pytest.approx(time.time(), abs=5)
     assert paused.fragmentation.sentence == (
-        "Paused: vLLM schedules nothing until it is resumed; 4 requests are suspended, 0 wait."
+        "PAUSED: vLLM schedules nothing until it is resumed; 4 requests are suspended, 0 wait."
     )
     assert paused.fragmentation.cause == before.fragmentation.cause
     scheduling.changed("paused", 101.0)  # reported twice
@@ -67,7 +67,7 @@ def test_a_pause_for_new_requests_is_reported(engine: LiveEngine) -> None:
     engine.reporter.scheduling.changed("paused_new", 1.0)
     assert status_of(engine).scheduling == "paused_new"
     assert status_of(engine).fragmentation.sentence == (
-        "Paused: vLLM starts no new request until it is resumed; 4 running, 0 wait."
+        "PAUSED: vLLM starts no new request until it is resumed; 4 running, 0 wait."
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.account import Account, Moment, Said, contradictions
 from tests.support.core.live import make_quiet
 from vtoken.core.config.request_rules import request_rules
-from vtoken.sentences.situation import situation
+from vtoken.sentences.advice import put_into_words
 from vtoken.wire import PatchResult
 
 # As `vtoken serve --vtoken-policy auto` has it, with a floor that short prompts are above.
@@ -78,7 +78,7 @@ class Server:
         )
         names = [*self.account.ended][-5:]
         status = live.reporter.status()
-        status.fragmentation.sentence = situation(status)
+        put_into_words(status)
         return Said(
             status=status,
             rows=live.reporter.rows(),
@@ -117,7 +117,7 @@ def test_no_two_statements_contradict_each_other() -> None:
             server.live.close()
         seen["given"] += server.account.given
     assert seen["given"] > 0
-    assert {"OK", "Idle", "Full", "Giving", "Fragmented", "Reclamation"} <= seen.keys()
+    assert {"OK", "IDLE", "FULL", "SHORT", "GIVING", "FRAGMENTED", "PAUSED"} <= seen.keys()
 
 
 def set_sentence(said: Said, old: str, new: str) -> None:
@@ -145,8 +145,9 @@ def test_control_every_wrong_statement_is_noticed() -> None:
             lambda said: setattr(said.status.tokens, "evicted", said.status.tokens.evicted + 1),
             lambda said: setattr(said.rows[0], "dead", said.rows[0].dead + 1),
             lambda said: setattr(said.dry_run.what_if, "givable_blocks", 0),
-            lambda said: set_sentence(said, " short", "1 short"),
-            lambda said: set_sentence(said, "Full", "OK"),
+            lambda said: set_sentence(said, " can be given", "1 can be given"),
+            lambda said: set_sentence(said, "SHORT", "OK"),
+            lambda said: said.status.advice.clear(),
         ):
             copy = deepcopy(said)
             wrong(copy)

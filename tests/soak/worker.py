@@ -23,7 +23,7 @@ from tests.soak.phases import Phase
 from tests.soak.tally import Tally
 from tests.soak.traffic_generator import NEEDS_BUDGET, Chance, RequestDraw
 from tests.support.account import Account, Said, contradictions, moment_of
-from vtoken.sentences.situation import situation
+from vtoken.sentences.advice import put_into_words
 from vtoken.wire import (
     BlocksDocument,
     ConfigDocument,
@@ -184,7 +184,7 @@ class Soak:
     def _compare_statements(self) -> None:
         """Compare what the engine says now with what happened, and with itself."""
         status = self._call("status", Status)
-        status.fragmentation.sentence = situation(status)  # as the API process adds it
+        put_into_words(status)  # as the API process does
         said = Said(
             status=status,
             rows=self._call("requests", list[RequestRow]),

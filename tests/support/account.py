@@ -191,6 +191,7 @@ def pressure_contradictions(
     """Those within one status, and with the `rows` of its moment, if given."""
     found, memory = status.fragmentation, status.pressure
     yield from sentence_contradictions(status)
+    yield from advice_contradictions(status)
     if memory is None:
         return
     short, cause = memory.short_blocks, found.cause
@@ -241,33 +242,34 @@ def _numbers(where: str, text: str, expected: Mapping[str, Any]) -> Iterator[str
 def sentence_contradictions(status: wire.Status) -> Iterator[str]:
     """Numbers and words of the sentence against the fields beside it."""
     text, memory, blocks = status.fragmentation.sentence, status.pressure, status.blocks
-    cause, requests = status.fragmentation.cause, status.requests
+    cause, requests, first = status.fragmentation.cause, status.requests, status.requests.first
+    used = round(100 * (1 - blocks.free / max(1, blocks.total)))
     named: dict[str, Any] = {
-        rf"{NUMBER} blocks? free": blocks.free,
-        rf"free of {NUMBER}": blocks.total,
-        rf"[:,;] {NUMBER} free[,;]": blocks.free,
+        rf"{NUMBER}% of the pool in use": used,
+        rf"{NUMBER} free[,:]": blocks.free,
         rf"{NUMBER} waits?\b": requests.waiting,
-        rf"compacting now would free {NUMBER}": status.fragmentation.reclaimable_blocks,
+        rf"needs {NUMBER} block": 0 if first is None else first.needed_blocks,
     }
     if memory is not None:
+        enough = blocks.free + memory.givable_blocks
+        lasting = memory.waits_for == "end" and memory.asked_blocks + memory.future_blocks > enough
+        others = memory.future_blocks if lasting else memory.growth_blocks
         named |= {
-            rf"{NUMBER} short": memory.short_blocks,
-            rf"the first lacks {NUMBER}": memory.short_blocks,
-            rf"{NUMBER} blocks? for the first": memory.asked_blocks,
-            rf"{NUMBER} for running ones": memory.growth_blocks,
-            rf"requests take {NUMBER} block": memory.growth_blocks,
-            rf"{NUMBER} that running ones still take": memory.future_blocks,
-            rf"{NUMBER} blocks? can be given": memory.givable_blocks,
-            rf"{NUMBER} can give": memory.givers,
-            rf"{NUMBER} (?:requests? )?gave": memory.recent_givers,
+            rf"{NUMBER} missing": memory.short_blocks,
+            rf"needs {NUMBER} block": memory.asked_blocks,
+            rf"{NUMBER} for running ones": others,
+            rf"running ones need {NUMBER} block": memory.growth_blocks,
+            rf"{NUMBER} reserve": memory.headroom_blocks,
+            rf"{NUMBER} can be given": memory.givable_blocks,
+            rf"{NUMBER} gave": memory.recent_givers,
             rf"gave {NUMBER} token": memory.recent_tokens,
-            rf"{NUMBER} tokens? lives? above the floors": memory.spared_tokens,
         }
     yield from _numbers("sentence", text, named)
     head = text.split(":")[0].split(" ")[0]
-    heads = {"ok": {"OK", "Idle"}, "fragmented": {"Fragmented", "Giving"}}
-    full = {"Full", "Giving", "Idle"}
-    if head not in ("Paused", "Reclamation") and head not in heads.get(cause, full):
+    heads = {"ok": {"OK", "IDLE"}, "fragmented": {"FRAGMENTED", "GIVING", "SHORT"}}
+    if head not in ("PAUSED", "OFF") and head not in heads.get(
+        cause, {"FULL", "SHORT", "GIVING", "IDLE"}
+    ):
         yield f"head and cause: {text!r} and {cause}"
     if len(text) > 180:
         yield f"length of the sentence: {len(text)}"
@@ -275,15 +277,52 @@ def sentence_contradictions(status: wire.Status) -> Iterator[str]:
         return
     if "not for blocks" in text and memory.asked_blocks:
         yield f"what is waited for: {text!r} and {memory.asked_blocks}"
-    if "at its floor" in text and memory.givers:
-        yield f"floors and givers: {text!r} and {memory.givers}"
-    if cause != "ok" and not memory.short_blocks and " until " not in text and head == "Full":
-        yield f"cause and short: {text!r} and 0"
-    if head == "Giving" and memory.waits_for != "giving":
+    if head == "FULL" and memory.givers:
+        yield f"full and givers: {text!r} and {memory.givers}"
+    if "missing" in text and not memory.short_blocks:
+        yield f"missing and short: {text!r} and 0"
+    if head == "GIVING" and "missing" in text and memory.waits_for != "giving":
         yield f"head and what ends it: {text!r} and {memory.waits_for}"
     paused = status.reclamation.state != "auto"
-    if head not in ("Idle", "Paused") and ("nobody gives" in text) != paused:
+    if head != "IDLE" and status.scheduling == "running" and ("nobody gives" in text) != paused:
         yield f"pause: {text!r} and {status.reclamation.state}"
+
+
+def advice_contradictions(status: wire.Status) -> Iterator[str]:
+    """Advice against the sentence and the fields beside it."""
+    text, relief = status.fragmentation.sentence, status.relief
+    levels = [one.level for one in status.advice]
+    worst = levels[0] if levels else "note"
+    head = text.split(":")[0].split(" ")[0]
+    is_short = head in ("SHORT", "FULL", "FRAGMENTED") or "missing" in text
+    if levels != sorted(levels, key=("short", "near", "note").index):
+        yield f"order of the advice: {levels}"
+    if is_short and status.pressure is not None and worst == "note" and relief is not None:
+        yield f"no remedy: {text!r}"
+    if head in ("OK", "IDLE") and worst == "short":
+        yield f"remedies for nothing: {text!r} and {status.advice}"
+    for one in status.advice:
+        if one.level == "note":
+            continue
+        missing = re.search(rf"of {NUMBER} missing", one.text)
+        if missing is not None and int(missing[1].replace(",", "")) > _freed(one.text):
+            yield f"compaction and missing: {one.text!r}"
+        if one.code == "floor" and status.pressure is not None:
+            (then,) = re.findall(rf"{NUMBER} blocks? can be given", one.text)
+            if int(then.replace(",", "")) <= status.pressure.givable_blocks:
+                yield f"floor and givable: {one.text!r} and {status.pressure.givable_blocks}"
+        if one.code == "resume" and status.reclamation.state == "auto":
+            yield f"resume: {one.text!r} and auto"
+        waiting = re.search(rf"{NUMBER} of {NUMBER} waiting", one.text)
+        if waiting is not None and not (
+            0 <= int(waiting[1]) <= int(waiting[2]) == status.requests.waiting
+        ):
+            yield f"waiting: {one.text!r} and {status.requests.waiting}"
+
+
+def _freed(text: str) -> int:
+    (freed,) = re.findall(rf"frees {NUMBER} block", text)
+    return int(freed.replace(",", ""))
 
 
 def _configuration(said: Said) -> Iterator[str]:

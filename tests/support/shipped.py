@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vtoken.vllm.serve import AUTO_PATCH
+from vtoken.core.config.values import AUTO_PATCH
 
 
 def shipped(config: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def test_a_paused_engine_reports_it_and_excludes_the_pause_from_latencies(
             paused = controller.reporter.status()
             assert paused.scheduling == "paused"
             assert situation(paused).startswith(
-                "Paused: vLLM schedules nothing until it is resumed; "
+                "PAUSED: vLLM schedules nothing until it is resumed; "
             )
             assert core.is_scheduler_paused()
             core.resume_scheduler()

@@ -16,7 +16,7 @@ from tests.support.observe import runtime_of, scheduler_of
 from tests.support.waiting import LIMIT_S
 from tests.vllm.conftest import DEFAULTS
 from vtoken import wire
-from vtoken.sentences.situation import situation
+from vtoken.sentences.advice import put_into_words
 from vtoken.wire import commands
 from vtoken.wire.commands import Command
 from vtoken_api.bus import engines_of
@@ -140,7 +140,9 @@ def test_an_idle_session_is_named_and_its_end_frees_its_blocks_for_others(engine
         }
         status = call(commands.Status).value
         assert status.requests.waiting == 1
-        assert "2 sessions hold 8 of 11 blocks and give nothing" in situation(status)
+        put_into_words(status)
+        (held,) = (one.text for one in status.advice if one.code == "session")
+        assert held == "2 sessions hold 8 of 11 blocks and give nothing: end one"
         assert call(commands.End, request_id="plain").problem.status == 409
         ended = call(commands.End, request_id="two").value
         assert (ended.request_id, ended.freed_blocks) == ("two", 4)
@@ -167,9 +169,11 @@ def test_turns_that_wait_for_each_other_are_said_to_and_an_end_frees_them(engine
         status = controller.reporter.status()
         assert (status.requests.running, status.requests.waiting, status.requests.idle) == (0, 2, 0)
         assert (status.fragmentation.cause, status.pressure.waits_for) == ("full", "end")
-        found = situation(status)
-        assert found.startswith("Full: 2 wait")
-        assert found.endswith("2 sessions hold 8 of 8 blocks and give nothing; end a session.")
+        put_into_words(status)
+        assert status.fragmentation.sentence.startswith("FULL: 2 wait")
+        assert "2 sessions hold 8 of 8 blocks and give nothing: end one" in [
+            one.text for one in status.advice
+        ]
         end = Command(call=commands.End(request_id="two"), actor="ana")
         assert controller.handle(end).value.freed_blocks == 4
         step(llm, tokens)

@@ -32,8 +32,8 @@ from tests.support.observe import scheduler_of
 from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken.client import AsyncClient
+from vtoken.core.config.values import AUTO_PATCH
 from vtoken.vllm import engine_args
-from vtoken.vllm.serve import AUTO_PATCH
 from vtoken_api.fanout import hub
 from vtoken_api.limits import RateLimits
 
@@ -169,4 +169,4 @@ async def test_a_minute_of_chats_has_no_two_statements_that_contradict_each_othe
                 assert ran.code == 0, ran.err
         assert found == []
         assert mine.account.given > 0
-        assert {"Giving", "Full"} & heads
+        assert {"GIVING", "SHORT", "FULL"} & heads

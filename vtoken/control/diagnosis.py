@@ -13,7 +13,7 @@ compacting would free some; it is full if compacting would free none and no more
 than one round may take.
 
 The cause is cheap to tell, and always that of this moment. What takes the planner is a `Finding`:
-gates, the round that compacting would run now, and advice.
+gates, the round that compacting would run now, and what would relieve the memory.
 """
 
 from __future__ import annotations
@@ -21,21 +21,40 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor
-from typing import get_args
-
-from msgspec import structs
+from typing import Generic, TypeVar, get_args
 
 from vtoken.control.outlook import Outlook
-from vtoken.core.config.values import VTokenConfig
-from vtoken.core.planning.gates import Pressure, describe_gates, headroom_gate
-from vtoken.core.runtime.relocation.round_planner import Preview
+from vtoken.control.relief import relief, to_free, to_start
+from vtoken.core.planning.gates import describe_gates, headroom_gate
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.sentences import counted
-from vtoken.wire import Cause, Gate, MemoryPressure
+from vtoken.wire import Cause, Gate, Relief, Remedy, WaitsFor
 
 HOLD_S = 2.0
 CAUSES: tuple[Cause, ...] = get_args(Cause)  # the worse, the later
+ENDS: tuple[WaitsFor, ...] = get_args(WaitsFor)  # what ends a shortage: the worse, the later
+
+S = TypeVar("S", bound=str)
+
+
+class Held(Generic[S]):
+    """The worst of the states that were true within `HOLD_S`. `states`: the worse, the later."""
+
+    def __init__(self, states: Sequence[S]) -> None:
+        self._states = states
+        self._worst = states[0]
+        self._seen = 0.0  # monotonic seconds at which it was true last
+
+    def see(self, state: S, ago_s: float, *, forget: bool = False) -> tuple[S, float]:
+        """Note a state that was true `ago_s` seconds ago; the worst one, and how many seconds ago
+        that was true. `forget`: those before count no more.
+        """
+        now = time.monotonic()
+        worse = self._states.index(state) - self._states.index(self._worst)
+        if worse == 0:
+            self._seen = max(self._seen, now - ago_s)
+        elif worse > 0 or now - self._seen >= HOLD_S or forget:
+            self._worst, self._seen = state, now - ago_s
+        return self._worst, now - self._seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +62,13 @@ class Finding:
     """What the planner finds in one state of the runtime.
 
     `freed_blocks`, `moved_tokens`: of a manual compaction, one round within B and the headroom.
-    `on_rounds`: what starts a round that frees blocks; without one, what would help.
-    `on_giving`: what would let requests give more.
+    `relief`: what would relieve the memory; None while it is ample.
     """
 
     gates: list[Gate]
     freed_blocks: int
     moved_tokens: int
-    on_rounds: str
-    on_giving: str
+    relief: Relief | None
 
 
 class Diagnosis:
@@ -59,11 +76,13 @@ class Diagnosis:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._cause: Cause = "ok"
-        self._seen = 0.0  # monotonic seconds at which `_cause` held last
+        self._causes = Held(CAUSES)
+        self._ends = Held(ENDS)
 
-    def find(self, outlook: Outlook) -> Finding:
-        """Ask the planner. `outlook`: that of the configuration in force, now."""
+    def find(self, outlook: Outlook, block_bytes: int) -> Finding:
+        """Ask the planner. `outlook`: that of the configuration in force, now; `block_bytes`: of a
+        block on one rank, 0 if not known.
+        """
         runtime, config = self._runtime, self._runtime.config
         pressure = runtime.relocator.pressure(ahead=1)
         gates = describe_gates(config, pressure)
@@ -71,100 +90,42 @@ class Diagnosis:
         freed = preview.round.num_freed_blocks
         lacking = preview.round.missing_blocks
         gates.append(headroom_gate(preview.available_blocks, lacking, gains=freed > 0))
+        compactions: list[Remedy] = []
+        is_ample = not outlook.is_tight and self._of_now(outlook, freed) == "ok"
+        if freed and not is_ample and not outlook.gives:
+            compactions = to_start(config, pressure, gates, freed)
+        elif not freed and not is_ample:
+            compactions = to_free(outlook, preview)
         return Finding(
             gates=gates,
             freed_blocks=freed,
             moved_tokens=preview.round.num_moved_tokens,
-            on_rounds=_to_start(config, pressure, gates) if freed else _to_free(runtime, preview),
-            on_giving=outlook.advice(),
+            relief=None if is_ample else relief(outlook, compactions, block_bytes),
         )
 
-    def cause(
-        self, outlook: Outlook, freed_blocks: int, memory: MemoryPressure | None
-    ) -> tuple[Cause, float]:
-        """What limits admission, and how many seconds ago that was last true.
+    def cause(self, outlook: Outlook, freed_blocks: int) -> tuple[Cause, float, WaitsFor]:
+        """What limits admission, how many seconds ago that was last true, and the worst that a
+        shortage has waited for.
 
-        `freed_blocks`: by compacting now. `memory`: the pressure now.
+        `freed_blocks`: by compacting now.
         """
+        cause, ago_s = self._of_now(outlook, freed_blocks), 0.0
+        if not outlook.gives:
+            return cause, ago_s, outlook.waits_for
+        gave_s, forget = self._runtime.losses.given.since_s(), len(self._runtime.tables) == 0
+        if cause == "ok" and gave_s < HOLD_S:
+            cause, ago_s = "full", gave_s  # it was short until others gave
+        held_for, _ = self._ends.see(outlook.waits_for, 0.0, forget=forget)
+        return *self._causes.see(cause, ago_s, forget=forget), held_for
+
+    def _of_now(self, outlook: Outlook, freed_blocks: int) -> Cause:
         runtime, config = self._runtime, self._runtime.config
         free, short = runtime.store.num_free_blocks(), outlook.standing.blocks
-        cause: Cause = "ok"
         if short:
-            cause = "fragmented" if freed_blocks >= short else "full"
-        elif memory is None and freed_blocks:
+            return "fragmented" if freed_blocks >= short else "full"
+        if outlook.gives:
+            return "ok"
+        if freed_blocks:
             low = free - runtime.current.wanted_blocks <= config.low_watermark_blocks
-            cause = "fragmented" if low else "ok"
-        elif memory is None and free <= config.headroom_blocks:
-            cause = "full"
-        return (cause, 0.0) if memory is None else self._held(cause)
-
-    def _held(self, cause: Cause) -> tuple[Cause, float]:
-        """The worst cause of the last `HOLD_S`, and how many seconds ago it held last."""
-        runtime, now = self._runtime, time.monotonic()
-        seen, gave_s = now, runtime.losses.given.since_s()
-        if cause == "ok" and gave_s < HOLD_S:
-            cause, seen = "full", now - gave_s  # it was short until others gave
-        worse = CAUSES.index(cause) - CAUSES.index(self._cause)
-        if worse == 0:
-            self._seen = max(self._seen, seen)
-        elif worse > 0 or now - self._seen >= HOLD_S or len(runtime.tables) == 0:
-            self._cause, self._seen = cause, seen
-        return self._cause, now - self._seen
-
-
-# ---------------------------------------------------------------- advice: clauses of a sentence
-
-
-def _to_start(config: VTokenConfig, pressure: Pressure, gates: Sequence[Gate]) -> str:
-    """What starts a round that would free blocks, by the first closed gate."""
-    closed = next((gate.name for gate in gates if not gate.open), None)
-    if closed is None:
-        return "a round is due"
-    if closed == "reclamation":
-        if config.reclamation == "paused":
-            return "reclamation is paused: resume it"
-        return "reclamation is off: set it to auto"
-    if closed == "theta_f":
-        return f"lower theta_F from {config.theta_f:.2f} to below {_below(pressure.f)}, which is F"
-    if closed == "watermark":
-        free = pressure.free_blocks - pressure.wanted_blocks
-        return f"raise the low watermark from {config.low_watermark_blocks:,} to {free:,} or more"
-    if closed == "pause":
-        steps = counted(pressure.pause_steps - pressure.steps_since_round, "step")
-        return f"the next round follows in {steps}"
-    return "too few blocks are half empty for a round: compact by hand"
-
-
-def _below(f: float) -> str:
-    """`f` rounded down to two decimals, or to four where two would show 0."""
-    if f >= 0.01:
-        return f"{floor(f * 100) / 100:.2f}"
-    return f"{floor(f * 10_000) / 10_000:.4f}"
-
-
-def _to_free(runtime: Runtime, preview: Preview) -> str:
-    """Why a round frees nothing, as in `preview`, and what would free blocks."""
-    config, found = runtime.config, preview.round
-    needed = preview.available_blocks + found.missing_blocks
-    if found.missing_blocks and runtime.store.num_free_blocks() >= needed:
-        return (
-            f"moving tokens takes {needed:,} fresh blocks, headroom is {config.headroom_blocks:,}: "
-            f"raise headroom_blocks to {needed:,}"
-        )
-    if found.missing_blocks:
-        return (
-            f"moving tokens takes {needed:,} fresh blocks, {preview.available_blocks:,} are "
-            "free: smaller budget or fewer requests"
-        )
-    if found.shared_skipped_blocks and config.prefix_sharing != "copy":
-        copying = structs.replace(config, prefix_sharing="copy")
-        after = runtime.round_planner.preview_after(copying, {})
-        if freed := after.emptied_blocks + after.round.num_freed_blocks:
-            better = "copy" if after.round.num_moved_tokens else "index"  # all of them are dead
-            return (
-                f"{found.shared_skipped_blocks:,} shared blocks with holes stay: "
-                f"prefix_sharing={better} would free {freed:,}"
-            )
-    if not runtime.requests.may_evict:
-        return "every token is kept: choose a policy that evicts, or fewer requests"
-    return "compacting frees nothing: smaller budget or fewer requests"
+            return "fragmented" if low else "ok"
+        return "full" if free <= config.headroom_blocks else "ok"

@@ -16,8 +16,9 @@ import numpy as np
 from msgspec import structs
 
 from vtoken.base.arrays import Ints
+from vtoken.base.errors import RefusedError
 from vtoken.control.waiting import MAX_WAITING_ROWS
-from vtoken.core.config.values import VTokenConfig
+from vtoken.core.config.values import VTokenConfig, merge_patch
 from vtoken.core.planning.giving import Givers, share_out
 from vtoken.core.runtime.admission import Demand
 from vtoken.core.runtime.losses import KEPT_SHARES, WINDOW_S
@@ -34,13 +35,13 @@ class Outlook:
 
     def __init__(self, runtime: Runtime, config: VTokenConfig) -> None:
         self._runtime = runtime
-        self._config = config
+        self.config = config
         self._size = runtime.geometry.block_size
 
     @cached_property
     def rows(self) -> Ints:
         """The rows of the requests that may give, now or once their prompts are computed."""
-        if self._config is self._runtime.effective[0]:
+        if self.config is self._runtime.effective[0]:
             return self._runtime.requests.giving_rows()
         giving = [table.row for table in self._tables if self._gives(table)]
         return np.array(giving, dtype=np.int64)
@@ -49,7 +50,7 @@ class Outlook:
     def givers(self) -> Givers:
         """These requests."""
         runtime = self._runtime
-        if self._config is runtime.effective[0]:
+        if self.config is runtime.effective[0]:
             return runtime.demand.givers(self.rows)
         return self._givers([runtime.tables.at(row) for row in self.rows.tolist()])
 
@@ -76,12 +77,27 @@ class Outlook:
         return int(self.tokens.sum())
 
     @cached_property
+    def spendable_blocks(self) -> int:
+        """What running requests give if it is asked for, and what they hold beyond budgets and
+        intervals under `always`; 0 unless reclamation is auto.
+        """
+        if self.config.reclamation != "auto":
+            return 0
+        is_due = self._runtime.evictor.is_due
+        due = [table for table in self._tables if is_due(table, self.config)]
+        if not due:
+            return self.givable_blocks
+        givers = self._givers(due)
+        limits = givers._replace(floor=givers.floor + self._intervals(due))
+        return self.givable_blocks + int(limits.most_blocks().sum())
+
+    @cached_property
     def standing(self) -> Shortage:
         """The shortage of this moment, whether or not anybody gives for it.
 
         Growth counts where requests evict under pressure: others grow without asking.
         """
-        runtime, config = self._runtime, self._config
+        runtime, config = self._runtime, self.config
         admission, demand = runtime.admission, runtime.admission.demand
         now = soon = asked = future = 0
         reserves = demand is not None and demand.reserves
@@ -105,7 +121,7 @@ class Outlook:
         found, demand = self.standing, self._runtime.admission.demand
         if found.blocks == 0:
             return ""
-        if self._config.reclamation != "auto":
+        if self.config.reclamation != "auto":
             return "resume"
         enough = found.is_enough_given and found.blocks <= self.givable_blocks
         if enough and demand is not None and self.patience_left_s(demand) > 0:
@@ -115,7 +131,7 @@ class Outlook:
     @cached_property
     def shortage(self) -> Shortage:
         """What requests give for in the next step, after a round that needs no victims."""
-        runtime, config, demand = self._runtime, self._config, self._runtime.admission.demand
+        runtime, config, demand = self._runtime, self.config, self._runtime.admission.demand
         if self.givable_blocks == 0:
             return NO_SHORTAGE
         asked, enough = 0, self.standing.is_enough_given
@@ -126,13 +142,12 @@ class Outlook:
         found = Shortage(now, soon, asked, config.headroom_blocks, free)
         if found.blocks == 0 or config.reclamation != "auto":
             return found
-        preview = runtime.round_planner.preview_after(config, {})
-        free += preview.emptied_blocks + preview.round.num_freed_blocks
+        free += self.compacted_blocks
         return Shortage(now, soon, asked, config.headroom_blocks, free)
 
     def keeping(self) -> dict[str, int]:
         """The requests that would give for the shortage, and the live tokens that each keeps."""
-        blocks = self._runtime.shortages.to_give(self.shortage, self._config)
+        blocks = self._runtime.shortages.to_give(self.shortage, self.config)
         may_give = self._runtime.evictor.may_give
         able = [table for table in self._tables if may_give(table, self._rules(table))]
         if blocks == 0 or not able:
@@ -148,19 +163,14 @@ class Outlook:
 
         Under `always` a running request counts by its budget and interval, to which it grows again.
         """
-        runtime, config = self._runtime, self._config
+        runtime, config = self._runtime, self.config
         admission = runtime.admission
         peaks = [runtime.demand.peaks_of(table.request_id, config) for table in self._tables]
         counted = np.array([peak for peak in peaks if peak is not None])
         if len(counted) == 0:
             return None
         first, later = np.maximum(1, counted.mean(axis=0)).tolist()
-        spare = runtime.store.num_free_blocks() + self.givable_blocks
-        due = [table for table in self._tables if runtime.evictor.is_due(table, config)]
-        if due:
-            givers = self._givers(due)
-            limits = givers._replace(floor=givers.floor + self._intervals(due))
-            spare += int(limits.most_blocks().sum())
+        spare = runtime.store.num_free_blocks() + self.spendable_blocks
         spare -= admission.future_blocks(config)
         return 0 if spare < first else 1 + int((spare - first) / later)
 
@@ -181,26 +191,71 @@ class Outlook:
         return sorted(names, key=order)
 
     @cached_property
+    def spares(self) -> list[int]:
+        """The blocks that are free or can be given beyond what the first of `waiting`, the first
+        two and so on take until their ends; below 0: so many are missing.
+        """
+        runtime, config, found = self._runtime, self.config, self.standing
+        demand, book = runtime.admission.demand, runtime.demand
+        spare = found.free_blocks + self.spendable_blocks - found.asked_blocks - found.future_blocks
+        at_once = self.spendable_blocks - found.blocks  # for the first, and running requests
+        spares, chunk = [], runtime.shape.max_chunk_tokens
+        for name in self.waiting[:MAX_WAITING_ROWS]:
+            if demand is not None and name != demand.request_id:
+                prompt = runtime.requests.announced[name].num_prompt_tokens
+                taken = runtime.shape.blocks_of(prompt) + book.most_of_others(prompt, chunk)
+                spare -= book.most_blocks(name, config) or taken
+            spares.append(min(spare, at_once))
+        return spares
+
+    @property
     def startable_requests(self) -> int:
         """How many of `waiting` could start one after the other before a running request ends; at
         least, since what the started ones can give is not counted.
         """
-        runtime, config, found = self._runtime, self._config, self.standing
-        demand, book = runtime.admission.demand, runtime.demand
-        givable = self.givable_blocks if config.reclamation == "auto" else 0
-        if demand is None or found.blocks > givable:
-            return 0
-        spare = found.free_blocks + givable - found.asked_blocks - found.future_blocks
-        chunk, num_started = runtime.shape.max_chunk_tokens, 0
-        for name in self.waiting[:MAX_WAITING_ROWS]:
-            if name != demand.request_id:
-                prompt = runtime.requests.announced[name].num_prompt_tokens
-                taken = runtime.shape.blocks_of(prompt) + book.most_of_others(prompt, chunk)
-                spare -= book.most_blocks(name, config) or taken
-            if spare < 0:
-                break
-            num_started += 1
-        return num_started
+        return sum(spare >= 0 for spare in self.spares)
+
+    @property
+    def missing_blocks(self) -> int:
+        """What the pool lacks for running requests and for all of `waiting` to start now."""
+        spare = self.spendable_blocks - self.standing.blocks
+        return max(0, -min([spare, *self.spares]))
+
+    @property
+    def total_blocks(self) -> int:
+        """The blocks of the pool."""
+        return self._runtime.geometry.num_blocks
+
+    @property
+    def compacted_blocks(self) -> int:
+        """The blocks that a compaction would free."""
+        preview = self._runtime.round_planner.preview_after(self.config, {})
+        return preview.emptied_blocks + preview.round.num_freed_blocks
+
+    @property
+    def gives(self) -> bool:
+        """Whether a request gives, now or if one came."""
+        return self.config.evicts_under_pressure or len(self.givers.live) > 0
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether a block is short, or nearly so."""
+        return self._runtime.current.is_short_soon or bool(self.waiting or self.waits_for)
+
+    def under(self, change: dict[str, Any]) -> Outlook | None:
+        """The outlook of this moment after a change; None if it would be refused."""
+        geometry = self._runtime.geometry
+        try:
+            config = merge_patch(
+                self.config,
+                change,
+                num_blocks=geometry.num_blocks,
+                num_layers=geometry.num_layers,
+                num_heads=geometry.num_heads,
+            )
+        except RefusedError:
+            return None
+        return Outlook(self._runtime, config)
 
     def patience_note(self) -> str | None:
         """When others give for the first waiting request; None if nobody waits or can give."""
@@ -215,34 +270,14 @@ class Outlook:
         waits = f"{short_id(demand.request_id)} waits for {counted(demand.needed_blocks, 'block')}"
         return f"{waits}: others would give for it {when}, not {instead}"
 
-    def advice(self) -> str:
-        """How many blocks more requests would give: if reclamation were resumed, or at a lower
-        floor while they cannot give enough; "" if none.
-        """
-        config = self._config
-        if self.waits_for == "resume":
-            blocks = self._under(reclamation="auto").givable_blocks
-            return f"resumed, they could give {counted(blocks, 'block')}" if blocks else ""
-        if self.waits_for != "end":
-            return ""
-        name = "budget_ratio" if config.budget_ratio else "budget_tokens"
-        lower = getattr(config, name) * 2 / 3
-        lower = round(lower, 2) if config.budget_ratio else max(1, int(lower))
-        more = self._under(**{name: lower}).givable_blocks - self.givable_blocks
-        return f"{name}={lower} gives {counted(more, 'block')} more" if more > 0 else ""
-
-    def _under(self, **changes: Any) -> Outlook:
-        return Outlook(self._runtime, structs.replace(self._config, **changes))
-
     # ------------------------------------------------------------ documents
 
     def pressure(self) -> MemoryPressure | None:
-        """The document of the configuration in force; None if no request gives, now or if one came.
-
-        `advice` is left to the diagnosis.
+        """The document of the configuration in force; None if no request gives, now or if one
+        came.
         """
         runtime, short = self._runtime, self.standing
-        if len(self.givers.live) == 0 and not self._config.evicts_under_pressure:
+        if not self.gives:
             return None
         log, (tokens, requests) = runtime.finished, runtime.losses.given.recent()
         return MemoryPressure(
@@ -316,11 +351,11 @@ class Outlook:
         return np.array(intervals, dtype=np.int64)
 
     def _rules(self, table: TokenTable) -> VTokenConfig:
-        return self._runtime.requests.rules(table.request_id, self._config)
+        return self._runtime.requests.rules(table.request_id, self.config)
 
     def patience_left_s(self, demand: Demand) -> float:
         """How much longer the request of `demand` waits before others give for it; at most 0: not
         longer.
         """
         admission = self._runtime.admission
-        return admission.patience_left_s(demand, time.monotonic(), self._config)
+        return admission.patience_left_s(demand, time.monotonic(), self.config)

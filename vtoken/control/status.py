@@ -31,7 +31,6 @@ from vtoken.wire import (
     CanaryStatus,
     Fragmentation,
     Invariants,
-    MemoryPressure,
     Reclamation,
     RequestCounts,
     RoundPrices,
@@ -81,9 +80,6 @@ class EngineStatus:
         facts, runtime, config = self.facts, self.runtime, self.runtime.config
         outlook = outlook or Outlook(runtime, config)
         slow, now = self._slow(outlook, max_age_s), time.monotonic()
-        pressure = outlook.pressure()
-        if pressure is not None:
-            pressure.advice = slow.finding.on_giving
         return Status(
             schema=SCHEMA_VERSION,
             vtoken_version=facts.vtoken_version,
@@ -96,7 +92,7 @@ class EngineStatus:
             block_size=runtime.geometry.block_size,
             blocks=self._blocks(),
             tokens=self._tokens(),
-            fragmentation=self._fragmentation(outlook, slow.finding, pressure),
+            fragmentation=self._fragmentation(outlook, slow.finding),
             reclamation=self._reclamation(),
             policy=config.values().policy,
             budget_tokens=0 if config.budget_ratio else config.budget_tokens,
@@ -119,20 +115,22 @@ class EngineStatus:
             budget_ratio=config.budget_ratio,
             budget_floor_tokens=config.budget_floor_tokens if config.budget_ratio else 0,
             canary=self._canary(),
-            pressure=pressure,
+            pressure=outlook.pressure(),
             groups=self._groups(),
             evict_when=config.evict_when,
             serving=replace(runtime.counters.serving),
+            relief=slow.finding.relief,
         )
 
     def _slow(self, outlook: Outlook, max_age_s: float) -> _Slow:
         runtime, newest, now = self.runtime, self._newest, time.monotonic()
         if newest is not None and newest.config is runtime.config:
             is_young = now - newest.found_at < max_age_s
+            is_young &= newest.finding.relief is not None or not outlook.is_tight
             if is_young or newest.version == runtime.version:
                 return newest
         self._newest = _Slow(
-            finding=self._diagnosis.find(outlook),
+            finding=self._diagnosis.find(outlook, self.facts.block_bytes),
             prices=self._prices(),
             calibration=self._calibration(),
             step_ms=self.facts.step_times.median_ms,
@@ -164,11 +162,9 @@ class EngineStatus:
             dead=int(tables.columns.facts["num_dead_slots"][tables.all_rows].sum()),
         )
 
-    def _fragmentation(
-        self, outlook: Outlook, finding: Finding, pressure: MemoryPressure | None
-    ) -> Fragmentation:
+    def _fragmentation(self, outlook: Outlook, finding: Finding) -> Fragmentation:
         runtime, config = self.runtime, self.runtime.config
-        cause, held_s = self._diagnosis.cause(outlook, finding.freed_blocks, pressure)
+        cause, held_s, held_for = self._diagnosis.cause(outlook, finding.freed_blocks)
         return Fragmentation(
             f=runtime.tables.pool.fragmentation,
             theta_f=config.theta_f,
@@ -178,8 +174,8 @@ class EngineStatus:
             reclaim_moved_bytes=finding.moved_tokens * runtime.geometry.bytes_per_token,
             low_watermark_blocks=config.low_watermark_blocks,
             gates=finding.gates,
-            advice=finding.on_rounds,
             held_s=held_s,
+            held_for=held_for,
         )
 
     def _reclamation(self) -> Reclamation:

@@ -1,48 +1,99 @@
-"""A status as one sentence: what limits admission now, and what would help.
+"""A status as one sentence: who waits for how many blocks, and what there is for them.
 
 A pure function of the status, so that the sentence names the numbers that are shown beside it. The
-engine does not write it: whoever shows the status does.
+engine does not write it: the API process that answers does. What would help is not in it, but in
+`vtoken.sentences.advice`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtoken.sentences import counted, data_size, kinds_text, sessions_text, when
+from vtoken.sentences import counted, span
 
 if TYPE_CHECKING:
-    from vtoken.wire import FirstWaiting, MemoryPressure, Status
+    from vtoken.wire import AdviceLevel, FirstWaiting, MemoryPressure, Status
 
 MAX_LENGTH = 180
+TWO_LINES = 150  # of 80 columns
 
 
 def situation(status: Status) -> str:
-    """The sentence, of at most `MAX_LENGTH` characters."""
-    found, memory = status.fragmentation, status.pressure
+    """The sentence, of at most `MAX_LENGTH` characters.
+
+    Its head says what happens: OK, GIVING, SHORT where what can be given is not enough, FULL where
+    nobody can give, FRAGMENTED where compacting frees all that is missing, PAUSED, IDLE.
+    """
+    memory, cause, requests = status.pressure, status.fragmentation.cause, status.requests
     if status.scheduling != "running":
-        return _paused(status)
+        return _suspended(status)
     if status.reclamation.held_blocks == 0:
-        return _idle(status.requests.waiting)
-    if found.cause != "ok" and memory is not None:
-        return _under_pressure(status, memory)
-    if found.cause == "fragmented":
-        return f"Fragmented: {_queue(status)}{_gain(status)}; {found.advice}."
-    if found.cause == "full":
-        return f"Full: {_queue(status)}{_full(status)}."
-    free = f"{counted(status.blocks.free, 'block')} free of {status.blocks.total:,}"
-    nobody_gives = f"; reclamation {_nobody_gives(status)}" if memory and _stopped(status) else ""
-    if found.reclaimable_blocks:
-        closed = next((gate.detail for gate in found.gates if not gate.open), "")
-        held = f"; held back: {closed}" if closed else ""
-        return f"OK: {free}; {_gain(status)}{held}{_spared(memory)}{nobody_gives}."
-    waiting, first = "", status.requests.first
-    if status.requests.waiting:
-        why = "not for blocks" if first is None else "the first has its blocks free"
-        waiting = f"; {_wait(status.requests.waiting)}, {why}"
-    return f"OK: {free}; {_holes(status)}{waiting}{_spared(memory)}{nobody_gives}."
+        first_step = f"{_wait(requests.waiting)} for a first step"
+        return f"IDLE: {first_step if requests.waiting else 'the whole pool is free'}."
+    if cause == "ok":
+        return f"OK: {_in_use(status)}."
+    if memory is None:
+        return f"{cause.upper()}: {_lacks(status) or _in_use(status)}."
+    giving = "GIVING after SHORT" if was_short(status) else "GIVING"
+    if memory.short_blocks == 0:
+        until = f"SHORT until {status.fragmentation.held_s:.1f} s ago"
+        head = giving if memory.recent_tokens else until
+        return _joined(f"{head}: {_in_use(status)}", _gave(memory))
+    if memory.waits_for == "resume":
+        state, _, by = stopped(status).partition(" ")
+        head = f"{state.upper()} {by}: nobody gives; "
+    elif memory.waits_for == "giving":
+        head = f"{giving}: "
+    elif cause == "fragmented":
+        head = "FRAGMENTED: "
+    else:
+        head = "SHORT: " if memory.givable_blocks else "FULL: "
+    needs, *rest = _needs(status, memory)
+    return _joined(f"{head}{needs}", *rest, _gave(memory))
 
 
-def _paused(status: Status) -> str:
+def level(status: Status) -> AdviceLevel | None:
+    """Whether memory is short or nearly so; None while it is neither.
+
+    It is short while somebody waits for blocks that nobody gives in the next step, and 2 s longer;
+    nearly so while requests give, 2 s longer, and while no further request would fit.
+    """
+    memory, relief = status.pressure, status.relief
+    if status.reclamation.held_blocks == 0:
+        return None
+    if was_short(status):
+        return "short"
+    is_full = relief is not None and relief.more_requests == 0
+    if status.fragmentation.cause != "ok" or (memory is not None and memory.near and is_full):
+        return "near"
+    return None
+
+
+def was_short(status: Status) -> bool:
+    """Whether somebody waits for blocks that nobody gives in the next step, or did 2 s ago."""
+    return status.fragmentation.held_for in ("end", "resume", "patience")
+
+
+def stopped(status: Status) -> str:
+    """Who stopped reclamation, and when: `paused by root 4 min ago`; "" while it is auto."""
+    done = status.reclamation
+    if done.state == "auto":
+        return ""
+    ago = "" if done.since_ts is None else f" {span(max(0.0, status.ts - done.since_ts))} ago"
+    return f"{done.state} by {done.by}{ago}" if done.by else f"{done.state} since the start"
+
+
+def waiting_text(status: Status) -> str:
+    """`2 wait (oldest 17 s)`."""
+    requests = status.requests
+    oldest = "oldest " if requests.waiting > 1 else ""
+    return f"{_wait(requests.waiting)} ({oldest}{_seconds(requests.oldest_wait_s)})"
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _suspended(status: Status) -> str:
     """The engine is paused, or paused for new requests."""
     running, waiting = status.requests.running, _wait(status.requests.waiting)
     if status.scheduling == "paused":
@@ -50,174 +101,89 @@ def _paused(status: Status) -> str:
         effect = f"vLLM schedules nothing until it is resumed; {running:,} {requests} suspended"
     else:
         effect = f"vLLM starts no new request until it is resumed; {running:,} running"
-    return f"Paused: {effect}, {waiting}."
+    return f"PAUSED: {effect}, {waiting}."
 
 
-def _idle(num_waiting: int) -> str:
-    if num_waiting:
-        requests = "request waits" if num_waiting == 1 else "requests wait"
-        return f"Idle: {num_waiting:,} {requests} for a first step."
-    return "Idle: no request is running; the whole pool is free."
+def _seconds(seconds: float) -> str:
+    """`just now`, `0.4 s`, `17 s`, `3 min`."""
+    if seconds < 0.1:
+        return "just now"
+    return f"{seconds:.1f} s" if seconds < 10 else span(seconds)
 
 
 def _wait(n: int) -> str:
     return "1 waits" if n == 1 else f"{n:,} wait"
 
 
-def _queue(status: Status) -> str:
+def _in_use(status: Status) -> str:
+    """How full the pool is, and that nobody waits for blocks."""
+    blocks, waiting = status.blocks, status.requests.waiting
+    text = f"{1 - blocks.free / max(1, blocks.total):.0%} of the pool in use; "
+    if waiting == 0:
+        text += "nobody waits"
+    else:
+        why = "the first has its blocks free" if status.requests.first else "not for blocks"
+        text += f"{_wait(waiting)}, {why}"
+    if status.pressure is not None and (by := stopped(status)):
+        text += f"; {by}, nobody gives"
+    return text
+
+
+def _lacks(status: Status) -> str:
+    """What the first waiting request lacks where nobody gives; "" if none lacks blocks."""
     first = status.requests.first
     if first is None or not first.short_blocks:
         return ""
-    lacking = counted(first.short_blocks, "block")
-    waiting = _wait(status.requests.waiting)
-    return f"{waiting}, the first lacks {lacking}{_reread(first)}{_withheld(first)}; "
+    return f"{_first(status, first)}: {first.short_blocks:,} missing"
 
 
-def _reread(first: FirstWaiting) -> str:
-    if not first.reread_tokens:
-        return ""
-    return f" to read {counted(first.reread_tokens, 'token')} again"
+def _first(status: Status, first: FirstWaiting) -> str:
+    """Who waits, and how many blocks the first needs."""
+    needs = "needs" if status.requests.waiting == 1 else "first needs"
+    text = f"{waiting_text(status)}, {needs} {counted(first.needed_blocks, 'block')} now"
+    if first.withheld_blocks:
+        text += f" ({first.withheld_blocks:,} withheld by --watermark)"
+    if first.reread_tokens:
+        text += f" to read {counted(first.reread_tokens, 'token')} again"
+    return text
 
 
-def _withheld(first: FirstWaiting) -> str:
-    return f" ({first.withheld_blocks:,} withheld by --watermark)" if first.withheld_blocks else ""
+def _needs(status: Status, memory: MemoryPressure) -> list[str]:
+    """Who needs how many blocks, and what there is for them.
 
-
-def _gain(status: Status) -> str:
-    """What one compaction would free, and what it would move while nobody waits for that."""
-    found, first = status.fragmentation, status.requests.first
-    blocks = counted(found.reclaimable_blocks, "block")
-    is_short = first is not None and first.short_blocks > 0
-    moved = "" if is_short else f" ({data_size(found.reclaim_moved_bytes)} moved)"
-    return f"compacting now would free {blocks}{moved}"
-
-
-def _full(status: Status) -> str:
-    """Why compaction does not free enough, and what would."""
-    found, first = status.fragmentation, status.requests.first
-    if others := _other_groups(status):
-        return others
-    if found.reclaimable_blocks:
-        return f"compacting now would free {found.reclaimable_blocks:,} of them"
-    if sessions := _sessions(status):
-        return sessions
-    is_short = first is not None and first.short_blocks > 0
-    holes = "" if is_short or not status.tokens.dead else f"{_holes(status)}; "
-    return f"{holes}{found.advice}"
-
-
-def _holes(status: Status) -> str:
-    slots = status.blocks.used * status.block_size
-    return f"{slots - status.tokens.live:,} of {slots:,} held slots carry no live token"
-
-
-def _spared(memory: MemoryPressure | None) -> str:
-    """How many tokens live because memory is not short."""
-    if memory is None or not memory.spared_tokens:
-        return ""
-    return f"; {counted(memory.spared_tokens, 'token')} live above the floors"
-
-
-def _other_groups(status: Status) -> str:
-    """Which groups of layers fill the pool, if evicting does not free most of it."""
-    others = [group for group in status.groups if not group.managed]
-    held, total = (sum(group.blocks for group in of) for of in (others, status.groups))
-    if 2 * held <= total:
-        return ""
-    return (
-        f"{kinds_text(others)} hold {held:,} of {total:,} used blocks, which evicting does not "
-        "free: fewer requests"
-    )
-
-
-def _sessions(status: Status) -> str:
-    requests = status.requests
-    return sessions_text(requests.sessions, requests.session_blocks, status.blocks.total)
-
-
-def _stopped(status: Status) -> str:
-    """Who stopped reclamation and when; "" while it is auto."""
-    done = status.reclamation
-    if done.state == "auto":
-        return ""
-    by = f" by {done.by}" if done.by else " since the start"
-    return f"{done.state}{by}" + ("" if done.since_ts is None else f" at {when(done.since_ts)}")
-
-
-def _nobody_gives(status: Status) -> str:
-    return f"{_stopped(status)}, nobody gives"
-
-
-# ---------------------------------------------------------------- under pressure
-
-
-def _under_pressure(status: Status, memory: MemoryPressure) -> str:
-    """What is short where requests give: for whom, what is free, what can be given, what ends it.
-
-    The numbers are the terms of `MemoryPressure.short_blocks`. The last clauses are left out if
-    the sentence is too long.
+    Where all that can be given is not enough, the terms are what running requests take until their
+    ends. Else they are those of the next steps, and what is missing of them.
     """
-    free = f"{status.blocks.free:,} free"
-    gave = (
-        f"{memory.recent_givers:,} gave {counted(memory.recent_tokens, 'token')} in "
-        f"{memory.window_s:g} s"
-        if memory.recent_tokens
-        else ""
-    )
-    head = "Giving" if memory.waits_for == "giving" else status.fragmentation.cause.capitalize()
-    is_stopped = status.reclamation.state != "auto"
-    can_give = f"{counted(memory.givable_blocks, 'block')} can be given"
-    if is_stopped:
-        can_give = ""
-    elif not memory.givable_blocks:
-        can_give = _sessions(status) or "every request is at its floor"
-    elif memory.waits_for == "end":
-        can_give += ", not enough until one ends"
-    if not memory.short_blocks:
-        since = f"{head} until {status.fragmentation.held_s:.1f} s ago: {free}"
-        nobody_gives = f"reclamation {_nobody_gives(status)}" if is_stopped else ""
-        return _joined(since, nobody_gives or can_give, gave)
-    if is_stopped:
-        head = f"Reclamation {_nobody_gives(status)}"
-    clauses = [f"{free}, {memory.short_blocks:,} short", can_give, _ending(status, memory), gave]
-    return _joined(f"{head}: {_needs(status, memory)}", *clauses)
-
-
-def _needs(status: Status, memory: MemoryPressure) -> str:
-    """Who needs how many blocks, until the running requests have ended if nothing less helps."""
-    kept = f", {memory.headroom_blocks:,} headroom" if memory.headroom_blocks else ""
-    first, requests = status.requests.first, status.requests
+    first, free = status.requests.first, status.blocks.free
+    can_give = f"{memory.givable_blocks:,} can be given"
+    waits = memory.waits_for
+    lasting = memory.asked_blocks + memory.future_blocks
+    if waits == "end" and first is not None and lasting > free + memory.givable_blocks:
+        needs = f"{_first(status, first)} + {memory.future_blocks:,} for running ones"
+        return [needs, f"{free:,} free, {can_give}"]
     if first is None:
-        return f"running requests take {counted(memory.growth_blocks, 'block')} next{kept}"
-    waiting = f"{_wait(requests.waiting)} ({requests.oldest_wait_s:,.0f} s)"
-    needed = f"{counted(first.needed_blocks, 'block')} for the first"
-    others = f"{memory.growth_blocks:,} for running ones{kept}"
-    if memory.waits_for == "end":
-        others = f"{memory.future_blocks:,} that running ones still take"
-    return f"{waiting}, {needed}{_reread(first)}{_withheld(first)}, {others}"
+        needs = f"running ones need {counted(memory.growth_blocks, 'block')}"
+    else:
+        needs = f"{_first(status, first)} + {memory.growth_blocks:,} for running ones"
+    reserve = f" + {memory.headroom_blocks:,} reserve" if memory.headroom_blocks else ""
+    if waits == "patience" and first is not None:
+        can_give += f" in {_seconds(first.patience_s)}"
+    missing = f"{needs}{reserve}, {free:,} free: {memory.short_blocks:,} missing"
+    return [missing] if waits == "resume" else [missing, can_give]
 
 
-def _ending(status: Status, memory: MemoryPressure) -> str:
-    """What ends the shortage."""
-    found, first = status.fragmentation, status.requests.first
-    if found.reclaimable_blocks:
-        compacting = f"compacting now would free {found.reclaimable_blocks:,}"
-        if found.cause == "fragmented":
-            return f"{compacting}; {found.advice}"
-        if status.reclamation.state != "auto":
-            return compacting
-    if memory.waits_for == "patience" and first is not None:
-        return f"others give in {first.patience_s:.1f} s"
-    if memory.waits_for == "end":
-        until = "end a session" if status.requests.sessions else ""
-        return _other_groups(status) or memory.advice or until
-    return memory.advice if memory.waits_for == "resume" else ""
+def _gave(memory: MemoryPressure) -> str:
+    """Who gave lately; "" if nobody did."""
+    if not memory.recent_tokens:
+        return ""
+    gave = f"{memory.recent_givers:,} gave {counted(memory.recent_tokens, 'token')}"
+    return f"{gave} in {memory.window_s:g} s"
 
 
 def _joined(head: str, *clauses: str) -> str:
-    """One sentence of `head` and as many of the `clauses` as fit."""
+    """One sentence of `head` and as many of the `clauses` as fit in two lines."""
     text = head
     for clause in clauses:
-        if clause and len(text) + len(clause) + 3 <= MAX_LENGTH:
+        if clause and len(text) + len(clause) + 3 <= TWO_LINES:
             text += f"; {clause}"
     return f"{text}."

@@ -20,7 +20,7 @@ from msgspec import structs
 from vtoken.base.credentials import CredentialError, read_token_file
 from vtoken.base.errors import ProfileError, RefusedError
 from vtoken.calibration import store
-from vtoken.core.config.values import VTokenConfig
+from vtoken.core.config.values import AUTO_PATCH, VTokenConfig
 from vtoken.policies import make_policy
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import startup_error
@@ -38,13 +38,7 @@ PLUGIN_GROUPS = (
 )
 RUST = "VLLM_USE_RUST_FRONTEND"
 RESERVED_FLAGS = ("--scheduler-cls", "--worker-cls", "--additional-config")
-# What docs/quality.md recommends for a model that was not measured.
 AUTO = "auto"
-AUTO_PATCH: dict[str, Any] = {
-    "policy": {"name": "keydiff", "params": {}},
-    "budget_ratio": 0.5,
-    "evict_when": "pressure",
-}
 AUTO_NOTE = (
     "vToken: --vtoken-policy auto is keydiff under pressure: while memory is short, a request may "
     "be cut down to half of its prompt's length; otherwise it keeps every token (docs/pressure.md)"

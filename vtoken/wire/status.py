@@ -116,8 +116,9 @@ class Fragmentation(Doc):
     reclaim_moved_bytes: int = 0
     low_watermark_blocks: int = 0
     gates: list[Gate] = []
-    advice: str = ""  # what starts a compaction that frees blocks; if none does, what would help
+    advice: str = ""  # the first text of `Status.advice`, by the API process that answers
     held_s: float = 0.0  # how long ago `cause` was last true: a worse one is kept for 2 s
+    held_for: WaitsFor = ""  # the worst `MemoryPressure.waits_for` of the last 2 s
 
 
 class ReclamationCounters(Doc):
@@ -330,7 +331,7 @@ class MemoryPressure(PressureCounters, kw_only=True):
     # blocks.
     future_blocks: int = 0
     waits_for: WaitsFor = ""  # what ends the shortage
-    advice: str = ""  # what would let requests give more, as `Fragmentation.advice`
+    advice: str = ""  # as `Fragmentation.advice`
 
 
 class Peak(Doc):
@@ -366,6 +367,29 @@ class Serving(Doc):
     # that it had.
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+
+
+class Remedy(Doc):
+    """A change of the configuration, and what the planner finds under it."""
+
+    change: dict[str, Any]  # fields to set
+    givable_blocks: int = 0  # that running requests can give then, or lose at once under `always`
+    startable_requests: int = 0  # of the waiting ones, then
+    freed_blocks: int = 0  # by the compaction that then runs
+
+
+class Relief(Doc):
+    """What would relieve a memory that is short or nearly so, by the planner: in a status that was
+    asked for now, in one of the stream at most a second ago.
+    """
+
+    remedies: list[Remedy] = []  # at most one for each way out
+    startable_requests: int = 0  # of the waiting ones, now
+    more_requests: int | None = None  # like the running ones, now; as in `WhatIf`
+    # What the pool lacks for all that wait to start now, and `--kv-cache-memory-bytes` with it; 0
+    # if it lacks nothing, or if the size of a block is not known.
+    missing_blocks: int = 0
+    memory_bytes: int = 0
 
 
 class Advice(Doc):
@@ -433,6 +457,7 @@ class Status(OfEngine, kw_only=True):
     evict_when: EvictWhen | None = None  # None: an older server
     slo: Slo | None = None  # None: the setting is empty
     serving: Serving | None = None  # None: an older server
+    relief: Relief | None = None  # None: memory is ample, or an older server
     peaks: list[Peak] = []  # filled in by the API process that answers, as what follows
     advice: list[Advice] = []  # worst first; []: there is nothing to do
 

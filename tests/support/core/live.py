@@ -123,6 +123,7 @@ class LiveEngine:
             vllm_version="0.32.0",
             model=model,
             device="cpu",
+            block_bytes=core.runtime.geometry.bytes_per_token * core.block_size,
         )
         self.reporter = Reporter(core.runtime, self.facts, core.store.hashed, CoreQueue(core))
         self.publisher = Publisher(core.runtime.events, max_hz=max_hz, max_share=float("inf"))

@@ -68,6 +68,14 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True, dict=True):
         return self.recycle and self.reclamation != "off"
 
 
+# What docs/quality.md recommends for a model that was not measured.
+AUTO_PATCH: dict[str, Any] = {
+    "policy": {"name": "keydiff", "params": {}},
+    "budget_ratio": 0.5,
+    "evict_when": "pressure",
+}
+
+
 def default_config(num_blocks: int) -> VTokenConfig:
     """Evict nothing, reclaim when the pool runs low."""
     limits = pool_limits(num_blocks)

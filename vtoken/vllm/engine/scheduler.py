@@ -80,6 +80,14 @@ def _geometry(config: Any, num_blocks: int, group: ManagedGroup) -> Geometry:
     )
 
 
+def _block_bytes(config: Any, kv_cache_config: Any) -> int:
+    """The bytes of a block of the pool on one rank; 0 if they differ between stages."""
+    if config.parallel_config.pipeline_parallel_size > 1:
+        return 0
+    num_bytes = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
+    return int(num_bytes // kv_cache_config.num_blocks)
+
+
 class VTokenSchedulerMixin(Scheduler):
     """Everything but the quality canary, which stands before it in the bases."""
 
@@ -133,6 +141,7 @@ class VTokenSchedulerMixin(Scheduler):
             calibration_file=calibration.file,
             calibration_detail=calibration.detail,
             group_index=group.index,
+            block_bytes=_block_bytes(config, kv_cache_config),
         )
         self._publisher = Publisher(self.vtoken.events)
         self.vtoken_controller = Controller(
