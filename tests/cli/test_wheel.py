@@ -52,6 +52,11 @@ async def test_it_looks_at_a_server_and_replays_what_it_recorded(
     assert "vToken" in (tmp_path / "view.svg").read_text()
 
 
+async def test_it_plays_the_incident_that_comes_with_it(vtoken: str, tmp_path: Path) -> None:
+    await done(vtoken, "console", "--sample", "--at", "90", "--export", "view.json")
+    assert '"short_blocks"' in (tmp_path / "view.json").read_text()
+
+
 async def test_what_needs_an_engine_says_so_and_not_more(vtoken: str) -> None:
     for command in ("serve", "demo"):
         ran = await spawn(vtoken, command, "MODEL")
