@@ -68,7 +68,7 @@ class VTokenConfig(Configuration[Policy], frozen=True, kw_only=True, dict=True):
         return self.recycle and self.reclamation != "off"
 
 
-# What docs/quality.md recommends for a model that was not measured.
+# What docs/choose.md recommends for traffic that is not known.
 AUTO_PATCH: dict[str, Any] = {
     "policy": {"name": "keydiff", "params": {}},
     "budget_ratio": 0.5,
