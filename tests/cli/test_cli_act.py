@@ -219,7 +219,7 @@ async def test_a_request_has_the_name_that_its_client_gave_it(
     core.admit(engine_id, 40)
     core.steps(2)
     for name in ("tenant/42/text", "chatcmpl-tenant/42/text"):
-        assert f" {engine_id}, running\n" in (await run("request", name, *url)).out
+        assert f" {engine_id}, running, " in (await run("request", name, *url)).out
         tokens = await run("request", name, "--tokens", *url)
         assert len(tokens.out.splitlines()) == core.runtime.tables[engine_id].num_tokens
         forgotten = await run("forget", name, "5", "6", *url)

@@ -24,6 +24,7 @@ from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.runtime.canary import Check
 from vtoken.policies import policy_names
 from vtoken.sentences import prices_text
+from vtoken.sentences.request import given_words
 from vtoken.sentences.situation import situation
 
 
@@ -292,15 +293,15 @@ def test_requests_are_sorted_by_what_is_asked_for(sort: str, first: str) -> None
 @pytest.mark.parametrize(
     ("number", "waited"),
     [
-        (0, "0.4 s, before its first block"),
-        (2, "17.2 s so far, for 33 blocks that must be free"),
-        (3, "25.0 s so far, for 3 blocks that must be free"),
+        (0, "running, 41 s old, waited 0.4 s for memory"),
+        (2, "waiting, 17 s old, waits 17 s for 33 blocks"),
+        (3, "preempted, 90 s old, waits 5 s for 3 blocks, waited 20.0 s for memory"),
     ],
 )
 def test_a_request_says_how_long_it_waited(number: int, waited: str) -> None:
     detail = wire.RequestDetail(**msgspec.structs.asdict(ROWS[number]))
     (shown,) = request_detail_parts(detail, NOW)
-    assert row_of("\n".join(Printer().rendered(shown)), "waited") == waited
+    assert row_of("\n".join(Printer().rendered(shown)), "request") == f"{detail.id}, {waited}"
 
 
 def row_of(text: str, name: str) -> str:
@@ -348,8 +349,7 @@ async def test_a_row_says_what_a_request_gave_and_can_give(
     one = max(rows.values(), key=lambda row: row.givable_tokens)
     assert one.givable_tokens > 0
     line = row_of((await run("request", one.id, *url)).out, "pressure")
-    assert f"gave {one.given_tokens} tokens because memory was short" in line
-    assert f"can give {one.givable_tokens} more" in line
+    assert line == given_words(one)
 
 
 async def test_a_finished_request_says_what_it_kept_and_why_it_lost_the_rest(
@@ -366,14 +366,14 @@ async def test_a_finished_request_says_what_it_kept_and_why_it_lost_the_rest(
     assert detail.dead == detail.given_tokens > 0
     text = (await run("request", "r0", *url)).out
     assert row_of(text, "request").startswith("r0, finished at ")
-    assert row_of(text, "kept").endswith(f": {detail.live} of 80 tokens")
-    assert row_of(text, "lost") == f"{detail.dead} gave way because memory was short"
+    assert row_of(text, "pressure") == given_words(detail)
+    assert f"kept {detail.live} of 80 tokens" in text
     assert row_of(text, "policy") == "streaming_llm, floor 24 tokens"
     assert "block:live" not in text
     calm = (await run("request", "calm", *url)).out
-    assert (row_of(calm, "kept"), row_of(calm, "lost")) == ("100.0%: 24 of 24 tokens", "nothing")
+    assert row_of(calm, "pressure") == "kept all of its 24 tokens"
     fixed = (await run("request", "fixed", *url)).out
-    assert row_of(fixed, "lost").endswith(" were beyond its budget")
+    assert row_of(fixed, "pressure").endswith(" over budget")
     unknown = await run("request", "r99", *url)
     assert (unknown.code, unknown.out) == (1, "")
     assert "none of the newest 1,024 that finished" in unknown.err

@@ -32,6 +32,7 @@ from tests.support.served_core import serving
 from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken.policies import describe_policies
+from vtoken.sentences.request import given_words, wait_words
 from vtoken.sentences.what_if import difference
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.changes.fields import make_fields, step_value
@@ -39,7 +40,6 @@ from vtoken_console.feed.samples import NAMES, Sampler
 from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.style import palette
 from vtoken_console.style.appearance import choose
-from vtoken_console.widgets.details.given import given_words, wait_words
 from vtoken_console.widgets.figures.sections import pressure_section
 from vtoken_console.widgets.lines import width_of
 from vtoken_console.widgets.requests import COLUMNS, floor_bar

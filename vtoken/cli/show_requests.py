@@ -7,21 +7,20 @@ from typing import Any
 
 from vtoken import wire
 from vtoken.cli.printing import Part, Table, coloured, facts
-from vtoken.sentences import audit_text, clock, counted, duration_text, span, state_text, when
+from vtoken.sentences import (
+    audit_text,
+    clock,
+    counted,
+    duration_text,
+    flag_words,
+    span,
+    state_text,
+    when,
+)
+from vtoken.sentences.request import given_words, gives, wait_words
 from vtoken.wire.request_names import short_id
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
-FLAG_WORDS = {
-    wire.FLAG_USED: "used",
-    wire.FLAG_SHARED: "shared",
-    wire.FLAG_HASHED: "hashed",
-    wire.FLAG_IN_FLIGHT: "in flight",
-    wire.FLAG_TAIL: "tail",
-    wire.FLAG_OTHER: "held by another group of layers",
-    wire.FLAG_NULL: "vLLM's null block",
-}
-
-
 Cell = Callable[[wire.RequestRow, float], str]  # of a row, now
 
 COLUMNS: dict[str, Cell] = {
@@ -31,8 +30,8 @@ COLUMNS: dict[str, Cell] = {
     "WAITED": lambda row, now: duration_text(_waited_s(row, now)),
     "PROMPT+OUT": lambda row, _: f"{row.prompt_tokens:,}+{row.output_tokens:,}",
     "KEPT": lambda row, _: "-" if _kept(row) is None else f"{_kept(row):.0%}",
-    "CAN GIVE": lambda row, _: f"{row.givable_tokens:,}" if _gives(row) and row.blocks else "-",
-    "GAVE UP": lambda row, _: f"{row.given_tokens:,}" if _gives(row) or row.given_tokens else "-",
+    "CAN GIVE": lambda row, _: f"{row.givable_tokens:,}" if gives(row) and row.blocks else "-",
+    "GAVE UP": lambda row, _: f"{row.given_tokens:,}" if gives(row) or row.given_tokens else "-",
     "BLOCKS": lambda row, _: f"{row.blocks:,}" if row.blocks else f"need {row.needed_blocks:,}",
 }
 PRESSURE = ("CAN GIVE", "GAVE UP")  # shown if a request gives under pressure
@@ -70,7 +69,7 @@ def request_parts(
     columns = {**COLUMNS, **(WIDE if wide else {})}
     if len(set(engines.values())) > 1:
         columns = {"ENGINE": lambda row, _: f"{engines[row.id]}", **columns}
-    if not any(_gives(row) for row in rows):
+    if not any(gives(row) for row in rows):
         columns = {head: cell for head, cell in columns.items() if head not in PRESSURE}
     ordered = sorted(rows, key=lambda row: ORDERS[sort](row, now), reverse=True)
     cells = [[cell(row, now) for cell in columns.values()] for row in ordered]
@@ -109,29 +108,25 @@ def _kept(row: wire.RequestRow) -> float | None:
     return row.live / num_tokens if num_tokens else None
 
 
-def _gives(row: wire.RequestRow) -> bool:
-    """Whether it loses tokens only where memory is short."""
-    return row.evict_when == "pressure" and row.policy != "none"
-
-
 def request_detail_parts(detail: wire.RequestDetail, now: float) -> list[Part]:
     """One request, and its block table as block:live pairs; of a finished one, what it kept."""
-    if detail.state == "finished":
-        return [_finished(detail, now)]
-    held = zip(detail.block_table, detail.block_live, strict=False)
-    rows = facts(
-        ("request", f"{detail.id}, {state_text(detail)}"),
+    ended = "" if detail.ended_ts is None else f" at {when(detail.ended_ts)}"
+    state = f"{detail.id}, {state_text(detail)}{ended}"
+    about = [
+        ("request", ", ".join(filter(None, [state, wait_words(detail, now)]))),
         ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
+        ("pressure", given_words(detail)),
         ("length", _length(detail)),
-        ("waited", _wait(detail, now)),
         ("policy", _policy(detail)),
+        *_protection(detail),
+    ]
+    held = zip(detail.block_table, detail.block_live, strict=False)
+    blocks = [
         (
             "blocks",
             f"{detail.blocks:,} held, could be {detail.bound_blocks:,}, "
             f"{detail.naive_blocks:,} without vToken",
         ),
-        ("pressure", _pressure(detail)),
-        *_protection(detail),
         ("layout", "dense: stock attention path" if detail.dense else "has holes"),
         (
             "so far",
@@ -139,8 +134,8 @@ def request_detail_parts(detail: wire.RequestDetail, now: float) -> list[Part]:
             f"{detail.preemptions:,} preemptions",
         ),
         ("block:live", " ".join(f"{block}:{live}" for block, live in held)),
-    )
-    return [rows]
+    ]
+    return [facts(*about, *([] if detail.state == "finished" else blocks))]
 
 
 def _policy(detail: wire.RequestDetail) -> str:
@@ -155,51 +150,6 @@ def _length(detail: wire.RequestDetail) -> str:
     left = detail.prompt_tokens + detail.output_tokens - detail.live - detail.dead
     length = f"{detail.prompt_tokens:,} prompt, {detail.output_tokens:,} output"
     return f"{length}; {counted(left, 'token')} not in the cache" if left > 0 else length
-
-
-def _pressure(detail: wire.RequestDetail) -> str:
-    """What a running request that gives under pressure gave, and what is left to give."""
-    if not _gives(detail) or not detail.block_table:
-        return ""
-    gave = f"gave {detail.given_tokens:,} tokens because memory was short, "
-    return f"{gave}can give {detail.givable_tokens:,} more in whole blocks"
-
-
-def _wait(detail: wire.RequestDetail, now: float) -> str:
-    """Since when it waits and for what, or how long it has waited."""
-    times = duration_text(_waited_s(detail, now))
-    if detail.waiting_since_ts is not None:
-        return f"{times} so far, for {counted(detail.needed_blocks, 'block')} that must be free"
-    after = counted(detail.preemptions, "preemption")
-    return f"{times}, before its first block" + (f" and after {after}" * (detail.preemptions > 0))
-
-
-def _finished(detail: wire.RequestDetail, now: float) -> Table:
-    num_tokens = detail.live + detail.dead
-    share = f"{detail.live / num_tokens:.1%}" if num_tokens else "-"
-    ended = "" if detail.ended_ts is None else f" at {when(detail.ended_ts)}"
-    return facts(
-        ("request", f"{detail.id}, finished{ended}"),
-        ("kept", f"{share}: {detail.live:,} of {num_tokens:,} tokens"),
-        ("lost", _lost(detail)),
-        ("length", _length(detail)),
-        ("waited", _wait(detail, now)),
-        ("policy", _policy(detail)),
-        *_protection(detail),
-    )
-
-
-def _lost(detail: wire.RequestDetail) -> str:
-    """Why the dead tokens of a finished request died."""
-    reasons = [
-        f"{number:,} {why}"
-        for number, why in (
-            (detail.given_tokens, "gave way because memory was short"),
-            (detail.dead - detail.given_tokens, "were beyond its budget"),
-        )
-        if number
-    ]
-    return ", ".join(reasons) or "nothing"
 
 
 def _protection(detail: wire.RequestDetail) -> list[tuple[str, str]]:
@@ -243,8 +193,8 @@ def token_line(row: wire.TokenRow) -> str:
 
 def block_parts(block: wire.BlockDetail) -> list[Part]:
     """One block with its owners and one mark for each slot."""
-    flags = [word for flag, word in FLAG_WORDS.items() if block.flags & flag]
-    named = ("block", f"{block.id}, {', '.join(flags) or 'free'}")
+    state = ", ".join(flag_words(block.flags)) or ("used" if block.flags else "free")
+    named = ("block", f"{block.id}, {state}")
     if not block.slots:
         return [facts(named)]
     marks = "".join(SLOT_MARKS[slot.state] for slot in block.slots)

@@ -43,6 +43,21 @@ def state_text(row: wire.RequestRow) -> str:
     return f"{row.state} session" if row.session else row.state
 
 
+def flag_words(flags: int) -> list[str]:
+    """What the flags of a block say beside that it is used, what pins it first."""
+    from vtoken import wire  # here, to keep the console's first frame fast
+
+    names = (
+        (wire.FLAG_SHARED, "shared"),
+        (wire.FLAG_HASHED, "in prefix cache"),
+        (wire.FLAG_IN_FLIGHT, "moving"),
+        (wire.FLAG_TAIL, "being filled"),
+        (wire.FLAG_OTHER, "of another group of layers"),
+        (wire.FLAG_NULL, "vLLM's null block"),
+    )
+    return [word for bit, word in names if flags & bit]
+
+
 KINDS: dict[wire.GroupKind, str] = {
     "full": "full attention",
     "window": "windows",

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from vtoken import wire
+from vtoken.sentences import flag_words
 from vtoken.wire.reducer import StreamState
 from vtoken_console.feed.series import BIN_S, NUM_BINS, Series
-from vtoken_console.style.words import flag_words
 
 KINDS = ("svg", "png", "csv", "json")
 

@@ -18,12 +18,12 @@ from textual.screen import Screen
 
 from vtoken.client import ProblemError, RequestText
 from vtoken.sentences import clock, state_text
+from vtoken.sentences.request import given_words, gives, wait_words
 from vtoken.wire.request_names import short_id
 from vtoken_console.feed import tokens
 from vtoken_console.feed.tokens import NOWHERE
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.widgets.details.given import given_words, gives, wait_words
 from vtoken_console.widgets.details.text_panel import TextPanel
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.details.token_rows import TokenRows

@@ -37,18 +37,3 @@ def has_no_tokens(flags: int) -> bool:
     from vtoken import wire
 
     return bool(flags & (wire.FLAG_OTHER | wire.FLAG_NULL))
-
-
-def flag_words(flags: int) -> list[str]:
-    """The names of a block's flags, those that pin it first."""
-    from vtoken import wire  # here, to keep the first frame fast
-
-    names = (
-        (wire.FLAG_SHARED, "shared"),
-        (wire.FLAG_HASHED, "hashed"),
-        (wire.FLAG_IN_FLIGHT, "in flight"),
-        (wire.FLAG_TAIL, "tail"),
-        (wire.FLAG_OTHER, "of another group of layers"),
-        (wire.FLAG_NULL, "vLLM's null block"),
-    )
-    return [word for bit, word in names if flags & bit]

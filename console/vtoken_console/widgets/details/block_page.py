@@ -9,10 +9,10 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from vtoken.sentences import clock
+from vtoken.sentences import clock, flag_words
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.style.words import flag_words, has_no_tokens
+from vtoken_console.style.words import has_no_tokens
 from vtoken_console.widgets.heatmap.text import block_spans
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, merge
 

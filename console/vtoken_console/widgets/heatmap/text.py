@@ -10,6 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from vtoken.sentences import flag_words
 from vtoken.wire import FLAG_NULL, FLAG_OTHER, FLAG_USED
 from vtoken.wire.request_names import short_id
 from vtoken_console.frame.filters import shortfall
@@ -17,7 +18,7 @@ from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.style.grid import Grid, Zoom
 from vtoken_console.style.ramp import FREE_LEVEL, Ramp, ink_on
-from vtoken_console.style.words import flag_words, other_words
+from vtoken_console.style.words import other_words
 from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
 from vtoken_console.widgets.lines import Line, Span, cut, merge, width_of
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vtoken.base.quantities import time_text
-from vtoken.sentences import counted
-from vtoken_console.style import units
+from vtoken.sentences import counted, duration_text, span
 
 if TYPE_CHECKING:
     from vtoken.wire import RequestRow
@@ -38,27 +36,27 @@ def _words(row: RequestRow) -> str:
     if row.live == 0:
         return f"has nothing to give while it is {row.state}"
     above, total = row.live - row.budget_tokens, row.live + row.dead
-    kept = f"kept {units.percent(row.live / total, 0)} of {units.count(total)} tokens"
+    kept = f"kept {row.live / total:.1%} of {total:,} tokens"
     if row.given_tokens:
-        kept += f", gave up {units.count(row.given_tokens)}{REASON}"
+        kept += f", gave up {row.given_tokens:,}{REASON}"
     if row.givable_tokens:
-        return f"{kept}; can give {units.count(row.givable_tokens)} above its floor"
-    place = f"{units.count(above)} above" if above > 0 else "at" if above == 0 else "below"
+        return f"{kept}; can give {row.givable_tokens:,} above its floor"
+    place = f"{above:,} above" if above > 0 else "at" if above == 0 else "below"
     return f"{kept}; {place} its floor, can give nothing"
 
 
 def wait_words(row: RequestRow, now: float) -> str:
-    """The request's age, and how long it waits and waited, at server time `now`; empty if the
-    server does not say it.
+    """The request's age, how long it waits and how long it waited, at server time `now`; of one
+    that has finished, only the last.
     """
-    if not row.arrived_ts or row.state == "finished":
-        return ""
-    words = [f"{units.duration(now - row.arrived_ts)} old"]
+    words = []
+    if row.arrived_ts and row.state != "finished":
+        words.append(f"{span(now - row.arrived_ts)} old")
     if row.waiting_since_ts is not None:
-        waits = units.duration(now - row.waiting_since_ts)
+        waits = span(now - row.waiting_since_ts)
         words.append(f"waits {waits} for {counted(row.needed_blocks, 'block')}")
     if row.waited_s >= 0.1:
-        words.append(f"waited {time_text(row.waited_s * 1e3)} for memory")
+        words.append(f"waited {duration_text(row.waited_s)} for memory")
     return ", ".join(words)
 
 
@@ -66,12 +64,12 @@ def _kept(row: RequestRow) -> str:
     """What a finished request kept, and why it lost the rest."""
     total = row.live + row.dead
     if not row.dead:
-        return f"kept all of its {units.count(total)} tokens"
-    kept = f"kept {units.count(row.live)} of {units.count(total)} tokens"
-    kept += f" ({units.percent(row.live / total, 0)})"
+        return f"kept all of its {total:,} tokens"
+    kept = f"kept {row.live:,} of {total:,} tokens"
+    kept += f" ({row.live / total:.1%})"
     lost = []
     if row.given_tokens:
-        lost.append(f"gave up {units.count(row.given_tokens)}{REASON}")
+        lost.append(f"gave up {row.given_tokens:,}{REASON}")
     if row.dead > row.given_tokens:
-        lost.append(f"lost {units.count(row.dead - row.given_tokens)} over budget")
+        lost.append(f"lost {row.dead - row.given_tokens:,} over budget")
     return "; ".join([kept, *lost])
