@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -399,14 +400,27 @@ async def test_a_dry_run_says_what_is_short_what_could_be_given_and_who_would_fi
     assert void.out == f"budget_floor_tokens: 256 -> 12\n{told}"
 
 
-async def test_status_gives_long_times_in_seconds(core: LiveEngine) -> None:
+async def test_status_gives_long_times_in_seconds_and_has_goodput_and_peaks(
+    core: LiveEngine,
+) -> None:
     status = core.reporter.status()
+    status.slo = wire.Slo(text="ttft<2s", window_s=60.0, count=120, met=112, share=112 / 120)
+    noon = time.mktime((2026, 1, 2, 12, 0, 0, 0, 0, -1))
+    status.peaks = [
+        wire.Peak(name="waiting", value=14.0, ts=noon),
+        wire.Peak(name="ttft_p95_ms", value=24_405.1, ts=noon),
+    ]
     assert status.latency is not None
     status.latency.ttft = wire.Percentiles(count=3, p50_ms=17_257.0, p95_ms=24_405.1, p99_ms=3e4)
     status.step_ms = 6101.3
     text = "\n".join(line for part in status_parts(status) for line in Printer().rendered(part))
     assert "first token p50 17.3 s, p95 24.4 s; " in text
     assert f"{status.step:,} (6.1 s)\n" in text
+    assert row_of(text, "goodput") == "93% of 120 requests met ttft<2s (last 60 s)"
+    at = "at 2026-01-02 12:00:00"
+    assert f"  14 waiting {at}, first token p95 24.4 s {at}\n" in text
+    status.slo = wire.Slo(text="ttft<2s", window_s=60.0)
+    assert "no request has ended in the last 60 s" in str(status_parts(status))
 
 
 def test_a_duration_is_the_number_that_was_typed() -> None:

@@ -16,9 +16,12 @@ from vtoken.sentences import (
     data_size,
     group_text,
     operation_text,
+    peaks_text,
     policy_text,
     prices_text,
     sessions_text,
+    since_text,
+    slo_text,
     when,
 )
 from vtoken.sentences.what_if import difference, notes_beside
@@ -36,6 +39,7 @@ def status_parts(status: wire.Status) -> list[Part]:
         ("model", f"{status.model}, vLLM {status.vllm_version} on {status.device}"),
         ("step", f"{status.step:,}" + (f" ({_ms(status.step_ms)})" if status.step_ms else "")),
         ("latency", _latency(status.latency) if status.latency else ""),
+        ("goodput", slo_text(status.slo) if status.slo else ""),
         ("policy", f"{policy_text(status)}, revision {status.config_revision}"),
         ("holes", f"{fragmentation.f:.1%}, compacts at {fragmentation.theta_f:.0%} (theta_f)"),
         (
@@ -63,6 +67,7 @@ def status_parts(status: wire.Status) -> list[Part]:
             + (f", {requests.idle:,} idle" if requests.idle else "")
             + (f", paused since {when(status.paused_since_ts)}" if status.paused_since_ts else ""),
         ),
+        ("24 h peaks", peaks_text(status.peaks)),
         ("sessions", sessions_text(requests.sessions, requests.session_blocks, blocks.total)),
         (
             "invariants",
@@ -254,7 +259,7 @@ def config_parts(config: wire.ConfigDocument) -> list[Part]:
     for name, value in effective.items():
         text = plain(value)
         if desired[name] != value:
-            text += f" (desired: {plain(desired[name])})"
+            text += f" (set: {plain(desired[name])})"
         bound = config.bounds.get(name)
         limits = "" if bound is None else _bound(bound)
         if len(text) > WIDE_VALUE:  # keeps the bounds of other fields aligned near their values
@@ -308,15 +313,7 @@ def change_lines(result: wire.PatchResult) -> list[str]:
         late = behind(result.revision, result.effective_revision)
         return [*result.notes, f"nothing to change, revision {result.revision}{late}"]
     if result.applied_at_step is not None:
-        changed += result.notes
-        since = f"from step {result.applied_at_step:,} on"
-        if result.outcome == "in_force":
-            changed.append(f"in force, revision {result.revision}")
-        elif result.outcome == "accepted":
-            ran = f"the newest step ran with revision {result.effective_revision}"
-            changed.append(f"accepted as revision {result.revision}, in force {since}; {ran}")
-        else:
-            changed.append(f"applied {since}, revision {result.revision}")
+        changed += [*result.notes, since_text(result)]
         return changed if result.trial is None else [*changed, trial_line(result.trial)]
     would = [line.text for line in difference(result, "->")]
     return [*changed, *notes_beside(result), "dry run: nothing was changed", *would]
@@ -338,12 +335,14 @@ def policy_detail_parts(policies: list[wire.PolicyInfo]) -> list[Part]:
     (policy,) = policies
     points = sorted(policy.quality, key=lambda point: -point.keep)
     found = ", ".join(f"{point.recall:.0%} at {point.keep:.0%}" for point in points)
+    answered = ", ".join(f"{point.found:.0%} at {point.keep:.0%}" for point in policy.facts)
     about = facts(
         (policy.name, policy.summary),
         ("cannot be loaded", coloured(policy.error, "full") if policy.error else ""),
         ("source", policy.source),
         ("reads", ", ".join(policy.needs)),
         ("measured", f"needles kept intact: {found} of the prompt" if found else ""),
+        ("facts found", f"{answered} of the prompt kept, on SmolLM2-135M" if answered else ""),
     )
     rows = []
     for name, schema in policy.params_schema.get("properties", {}).items():

@@ -13,7 +13,7 @@ from vtoken.base.quantities import time_text
 from vtoken.wire.request_names import short_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vtoken import wire
 
@@ -215,6 +215,28 @@ def budget_text(status: wire.Status) -> str:
         return f"{word} {status.budget_tokens:,}{interval} tokens"
     share = f"{status.budget_ratio * 100:g}% of prompt{interval}"
     return f"{word} {share}, at least {status.budget_floor_tokens:,} tokens"
+
+
+def slo_text(slo: wire.Slo) -> str:
+    """`93% of 120 requests met ttft<2s (last 60 s)`."""
+    if slo.share is None:
+        return f"{slo.text}: no request has ended in the last {slo.window_s:g} s"
+    requests = counted(slo.count, "request")
+    return f"{slo.share:.0%} of {requests} met {slo.text} (last {slo.window_s:g} s)"
+
+
+PEAKS: dict[wire.PeakName, Callable[[float], str]] = {
+    "waiting": lambda value: f"{value:,.0f} waiting",
+    "short_blocks": lambda value: f"{counted(round(value), 'block')} missing",
+    "used_share": lambda value: f"{value:.0%} used",
+    "ttft_p95_ms": lambda value: f"first token p95 {time_text(value)}",
+    "inter_token_p95_ms": lambda value: f"between tokens p95 {time_text(value)}",
+}
+
+
+def peaks_text(peaks: Sequence[wire.Peak]) -> str:
+    """`14 waiting at 03:12:11, 98% used at 03:12:40`."""
+    return ", ".join(f"{PEAKS[peak.name](peak.value)} at {when(peak.ts)}" for peak in peaks)
 
 
 def prices_text(prices: wire.RoundPrices) -> str:
