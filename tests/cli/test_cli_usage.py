@@ -16,6 +16,7 @@ from vtoken import __version__
 from vtoken.cli import main
 from vtoken.client import Server
 from vtoken.client.server import DEFAULT_URL
+from vtoken_api.stream import endpoint
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,10 @@ async def test_token_that_a_server_did_not_check_is_named(served: Served) -> Non
     assert ran.err == ""
 
 
-async def test_no_token_and_a_wrong_one_are_told_apart(core: LiveEngine, tmp_path: Path) -> None:
+async def test_no_token_and_a_wrong_one_are_told_apart_and_at_once(
+    core: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "AUTH_TIMEOUT_S", 3600.0)  # nobody waits for a token
     file = tmp_path / "token"
     file.write_text("wrong\n")
     export = ("console", "--export", str(tmp_path / "a.svg"))

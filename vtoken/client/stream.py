@@ -162,6 +162,8 @@ class AsyncStream:
         except (OSError, WebSocketException) as error:
             raise unreachable(self.server, error) from error
         self.token_ignored = socket.response is not None and token_ignored(socket.response.headers)
+        if self.server.token is None:
+            await socket.send("{}")  # a server that needs a token refuses at once: none will come
         return socket
 
 
