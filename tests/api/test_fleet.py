@@ -503,8 +503,8 @@ async def test_drift_is_shown_and_one_call_ends_it() -> None:
             {},
         ]
         assert re.sub(r"\d+ s ago", "just now", found.sentence) == (
-            f"engine 1 runs revision {newest} (127.0.0.1 changed theta_f, just now), "
-            "all others 1: vtoken sync"
+            "127.0.0.1 changed theta_f on engine 1 only, just now: "
+            "vtoken sync --engine 1, or vtoken undo --engine 1"
         )
         planned = await call(http, wire.PatchResult, "POST", "/sync?engine=1&validate_only=true")
         assert [part.engine for part in planned.engines] == [0, 2]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.console_harness import messages, running, screen_text, until
 from tests.support.routes import CONTROL, token_files
-from tests.support.served_core import several
+from tests.support.served_core import THETA_F, several
 from tests.support.serving import Served
 from vtoken.client import Server
 from vtoken_console.app.app import ConsoleApp
@@ -115,8 +115,9 @@ async def test_drift_and_imbalance_are_marked_in_the_row_and_named_in_the_senten
     wide = (160, 40)
     async with several(3) as (served, cores), on_fleet_page(served.url, wide) as (app, _):
         cores[0].call("patch_config", patch={"theta_f": 0.5})
-        sentence = "Engine 0 runs revision 2 (local changed theta_f, "
+        sentence = "local changed theta_f on engine 0 only, "
         await until(lambda: sentence in screen_text(app), "drift is not named")
+        assert "y sync all u undo" in " ".join(screen_text(app).split())
         assert "2≠" in rows(app)["0"]
         assert "≠" not in rows(app)["1"]
         cores[2].facts.waiting = 40  # the engine's own count of waiting requests
@@ -126,6 +127,23 @@ async def test_drift_and_imbalance_are_marked_in_the_row_and_named_in_the_senten
             "the imbalance is not named",
         )
         assert "40▲" in rows(app)["2"]
+
+
+@pytest.mark.parametrize(("keys", "theta_f"), [(("y", "right", "enter"), 0.5), (("u",), THETA_F)])
+async def test_a_change_of_one_engine_is_given_to_all_or_taken_back(
+    keys: tuple[str, ...], theta_f: float
+) -> None:
+    async with several(3) as (served, cores), on_fleet_page(served.url, (120, 36)) as (app, pilot):
+        await pilot.press(keys[0])
+        await until(lambda: "No change is on one engine alone" in messages(app), "not refused")
+        cores[1].call("patch_config", patch={"theta_f": 0.5})
+        await until(lambda: "on engine 1 only" in screen_text(app), "drift is not named")
+        await pilot.press(keys[0])
+        if len(keys) > 1:
+            await until(lambda: "theta_f 0.25 → 0.5" in screen_text(app), "not asked")
+            await pilot.press(*keys[1:])
+        await until(lambda: "run the same configuration" in screen_text(app), "they still differ")
+        assert {core.runtime.config.theta_f for core in cores} == {theta_f}
 
 
 async def test_a_hanging_engine_is_a_row_that_says_since_when(
@@ -264,7 +282,7 @@ async def test_columns_stand_where_their_heads_stand_at_every_size(size: tuple[i
         (head,) = (line for line in lines if " state " in line)
         drawn = [line for line in lines if "● live" in line and line.startswith("│")]
         assert len(drawn) == 3
-        for name in ("F", "free", "run", "wait", "tok/s", "ITL p95", "rev"):
+        for name in ("free", "run", "wait", "tok/s", "ITL p95", "rev"):
             end = head.index(f" {name} ") + 1 + len(name)
             assert all(line[end - 1] != " " for line in drawn), name
         for name in ("state", "policy", "pool"):

@@ -92,7 +92,7 @@ def test_silence_comes_before_drift_and_drift_before_imbalance(status: wire.Stat
     assert [found.text for found in fleet_findings(rows)] == [
         "engine 2 does not answer, the newest state is 12 s old",
         "engine 3 does not answer: 401: needs a token",
-        "engine 0 runs revision 11, all others 12: vtoken sync",
+        "engines 1, 2, 3 run revision 12, engine 0 11",
         "engine 1 has 40 waiting requests, the other none or few",
     ]
 
@@ -106,7 +106,6 @@ def test_the_change_is_named_and_on_a_tie_no_engine_is_blamed(
         config, revision=2, made=made, desired=structs.replace(config.desired, theta_f=0.75)
     )
     one, other = config.desired.theta_f, 0.75
-    newest = "runs revision 2 (root changed theta_f, 40 s ago)"
 
     def said(*configs: wire.ConfigDocument, names: tuple[str, ...] = ()) -> str:
         found = differences(dict(enumerate(configs)))
@@ -120,13 +119,15 @@ def test_the_change_is_named_and_on_a_tie_no_engine_is_blamed(
         0: {"theta_f": [one, other]},
         1: {"theta_f": [other, one]},
     }
-    assert said(config, changed) == f"engine 1 {newest}, engine 0 revision 1: vtoken sync"
-    assert said(config, changed, config) == (f"engine 1 {newest}, all others 1: vtoken sync")
+    only = "root changed theta_f on engine 1 only, 40 s ago"
+    remedy = "vtoken sync --engine 1, or vtoken undo --engine 1"
+    assert said(config, changed) == f"{only}: {remedy}"
+    assert said(config, changed, config) == f"{only}: {remedy}"
     assert said(changed, config, changed) == (
-        "engine 1 runs revision 1, all others 2 (root changed theta_f, 40 s ago): vtoken sync"
+        "root changed theta_f 40 s ago, not on engine 1: vtoken sync --engine 0"
     )
     assert said(config, config, changed, changed) == (
-        "engines 2, 3 run revision 2 (root changed theta_f, 40 s ago), all others 1: vtoken sync"
+        "root changed theta_f on engines 2, 3 only, 40 s ago: vtoken sync --engine 2"
     )
     # Servers count their own revisions.
     assert said(config, changed, names=("gpu7", "gpu8")) == (

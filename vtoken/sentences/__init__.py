@@ -288,11 +288,16 @@ Fault = Literal["silent", "version", "drift", "waiting", "memory", "latency"]
 
 
 class Finding(NamedTuple):
-    """What is wrong with some engines of a fleet; `members`: their places among its rows."""
+    """What is wrong with some engines of a fleet; `members`: their places among its rows.
+
+    `changed`: the places of those that have the change which `text` names, where one server's
+    engines drift apart by it.
+    """
 
     fault: Fault
     members: tuple[int, ...]
     text: str
+    changed: tuple[int, ...] = ()
 
 
 def fleet_sentence(rows: Sequence[wire.EngineRow], names: Sequence[str] = ()) -> str:
@@ -302,8 +307,17 @@ def fleet_sentence(rows: Sequence[wire.EngineRow], names: Sequence[str] = ()) ->
     """
     found = fleet_findings(rows, names)
     if found:
-        return found[0].text
+        return found[0].text + _remedy(rows, found[0].changed)
     return f"{counted(len(rows), 'engine')}, all answer and run the same configuration"
+
+
+def _remedy(rows: Sequence[wire.EngineRow], changed: Sequence[int]) -> str:
+    """The commands that give a change to all engines, or take it back."""
+    if not changed:
+        return ""
+    engine = rows[changed[0]].engine
+    undo = f", or vtoken undo --engine {engine}" if len(changed) == 1 else ""
+    return f": vtoken sync --engine {engine}{undo}"
 
 
 def fleet_findings(rows: Sequence[wire.EngineRow], names: Sequence[str] = ()) -> list[Finding]:
@@ -370,29 +384,32 @@ class _Fleet:
         old = [n for n, row in enumerate(self._rows) if row.revision != newest]
         one_server = all(name.startswith("engine ") for name in self._names)
         drift = self._rows[members[0]].drift
+        changed: tuple[int, ...] = ()
         if one_server and old and members in (new, old, [*range(len(self._rows))]):
-            text = f"{self._sides(new, old)}: vtoken sync"
+            text, changed = self._sides(new, old), tuple(new)
         elif len(members) == len(self._rows):
             text = f"{self._called(members)} differ: {change_text(drift, arrow='and')}"
         else:
             verb = "differs" if len(members) == 1 else "differ"
             what = change_text(drift, arrow="where the others have")
             text = f"{self._called(members)} {verb} from the others: {what}"
-        yield Finding("drift", tuple(members), text)
+        yield Finding("drift", tuple(members), text, changed)
 
     def _sides(self, new: Sequence[int], old: Sequence[int]) -> str:
-        """`engine 1 runs revision 2 (root changed theta_f, 40 s ago), all others revision 1`."""
+        """The change that `new` have and `old` do not: `root changed theta_f on engine 1 only, 40 s
+        ago`; of an older server, which does not name it, both revisions.
+        """
         row = self._rows[new[0]]
-        made = ""
         if row.made is not None and row.status is not None:
-            ago = max(0.0, row.status.ts - row.made.ts)
-            made = f" ({row.made.actor} changed {', '.join(row.made.fields)}, {span(ago)} ago)"
+            ago = f"{span(max(0.0, row.status.ts - row.made.ts))} ago"
+            change = f"{row.made.actor} changed {', '.join(row.made.fields)}"
+            if len(new) > len(old):
+                return f"{change} {ago}, not on {self._called(old)}"
+            return f"{change} on {self._called(new)} only, {ago}"
         before = ", ".join(f"{number}" for number in sorted({self._rows[n].revision for n in old}))
-        sides = [(new, f"{row.revision}{made}"), (old, before)]
-        (few, first), (rest, second) = sorted(sides, key=lambda side: len(side[0]))
-        verb = "runs" if len(few) == 1 else "run"
-        others = "all others" if len(rest) > 1 else f"{self._called(rest)} revision"
-        return f"{self._called(few)} {verb} revision {first}, {others} {second}"
+        verb = "runs" if len(new) == 1 else "run"
+        others = "all others" if len(old) > 1 else self._called(old)
+        return f"{self._called(new)} {verb} revision {row.revision}, {others} {before}"
 
     def waiting(self) -> Iterator[Finding]:
         values = {n: float(status.requests.waiting) for n, status in self._live.items()}

@@ -195,7 +195,7 @@ def _with_faults(rows: Sequence[FleetRow], findings: Sequence[Finding]) -> list[
     ]
 
 
-ORDERS = ("fleet", "state", "waiting", "free", "F", "tokens a second", "p95")
+ORDERS = ("fleet", "state", "waiting", "free", "holes", "tokens a second", "p95")
 
 
 def ordered(rows: Sequence[FleetRow], order: str) -> list[FleetRow]:
@@ -215,7 +215,7 @@ def _place(row: FleetRow, order: str) -> tuple[bool, float]:
     value = {
         "waiting": -status.requests.waiting,
         "free": status.blocks.free / max(1, status.blocks.total),
-        "F": -status.fragmentation.f,
+        "holes": -status.fragmentation.f,
         "tokens a second": -row.tokens_per_s,
         "p95": -(p95_ms or 0.0),
     }[order]

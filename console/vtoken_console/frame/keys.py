@@ -47,7 +47,12 @@ class Key:
         return f"app.{name}" if self.id in APP_ACTIONS else name
 
 
-CONTROL = frozenset({"pause", "compact", "undo", "confirm", "apply", "trial", "keep"})
+CONTROL = frozenset(
+    {
+        *("pause", "compact", "undo", "confirm", "apply", "trial", "keep"),
+        *("sync-engines", "undo-engine"),
+    }
+)
 KEYS: tuple[Key, ...] = (
     Key("p", "pause", "pause", "stop planning new relocations, or resume", "Act", 2),
     Key("c", "compact", "compact", "run one compaction round now", "Act", 1),
@@ -82,7 +87,7 @@ KEYS: tuple[Key, ...] = (
         "s",
         "sort-engines",
         "sort",
-        "sort engines: fleet, state, waiting, free, F, tokens a second, p95",
+        "sort engines: fleet, state, waiting, free, holes, tokens a second, p95",
         "Fleet",
     ),
     Key(
@@ -92,6 +97,8 @@ KEYS: tuple[Key, ...] = (
         "engines by words of name, model, policy or state: gpu7 silent",
         "Fleet",
     ),
+    Key("y", "sync-engines", "sync all", "give a change of one engine to all", "Fleet"),
+    Key("u", "undo-engine", "undo", "take a change of one engine back", "Fleet"),
     Key("enter", "apply", "apply", "apply what was changed", "Settings"),
     Key(
         "ctrl+t",

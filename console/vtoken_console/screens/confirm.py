@@ -1,4 +1,4 @@
-"""The confirmation dialog of an irreversible change. It names the host; Cancel has the focus."""
+"""The confirmation dialog of a change that one key would make. Cancel has the focus."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ class ConfirmScreen(ModalScreen[bool]):
         Binding("right,down", "app.focus_next", show=False),
     ]
 
-    def __init__(self, question: list[Paragraph]) -> None:
+    def __init__(
+        self, question: list[Paragraph], why: str = "this cannot be undone", verb: str = "Apply"
+    ) -> None:
         super().__init__()
-        self._question = question
+        self._question, self._why, self._verb = question, why, verb
 
     def compose(self) -> ComposeResult:
         with Vertical(id="confirm", classes="page") as page:
-            page.border_title = "this cannot be undone"
+            page.border_title = self._why
             page.border_subtitle = "←→ choose   enter do it   esc cancel"
             yield Outcome(*self._question, id="question")
             with Horizontal(id="answers"):
                 yield Button("Cancel", id="cancel", compact=True)
-                yield Button("Apply", id="proceed", compact=True, variant="warning")
+                yield Button(self._verb, id="proceed", compact=True, variant="warning")
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "proceed")

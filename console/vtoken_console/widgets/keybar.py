@@ -81,8 +81,11 @@ def dashboard_hints(view: View) -> list[Hint]:
 def fleet_hints(view: View) -> list[Hint]:
     """The keys of the fleet page."""
     labels = {"fleet": "back"}
+    off = {"fleet"} if view.model is None else set()  # no engine was opened
     return [
-        Hint.of(view.key_of(name), labels.get(name, ""), rank) for name, rank in FLEET_RANKS.items()
+        Hint.of(view.key_of(name), labels.get(name, ""), rank)
+        for name, rank in FLEET_RANKS.items()
+        if name not in off
     ]
 
 

@@ -29,6 +29,7 @@ class Scroller(CursorWidget, Generic[R]):
         self.cursor = 0
         self.top = 0
         self.range_text = ""  # the visible rows; empty if all are
+        self.row_lines = 1  # lines of a row, where a subclass adds some to each
         self._key: Hashable = None  # of the row that the cursor stays on
 
     @property
@@ -73,7 +74,7 @@ class Scroller(CursorWidget, Generic[R]):
 
     @property
     def page_rows(self) -> int:
-        return max(1, self.content_size.height - self.HEAD - self.FOOT)
+        return max(1, (self.content_size.height - self.HEAD - self.FOOT) // self.row_lines)
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         total = len(self.rows)
@@ -108,8 +109,8 @@ class Scroller(CursorWidget, Generic[R]):
 
     def on_click(self, event: events.Click) -> None:
         y = event.get_content_offset(self)
-        if y is not None and self.HEAD <= y.y < self.HEAD + self.page_rows:
-            self._go(self.top + y.y - self.HEAD)
+        if y is not None and self.HEAD <= y.y < self.HEAD + self.page_rows * self.row_lines:
+            self._go(self.top + (y.y - self.HEAD) // self.row_lines)
             if event.chain == 2:
                 self.double_clicked()
 

@@ -21,13 +21,17 @@ class FleetSentence(LinesWidget):
                 return [((" Connecting …", palette.MUTED_STYLE),)]
             same = ", all answer and run the same configuration."
             return [((f" {counted(len(fleet.rows), 'engine')}{same}", palette.GOOD_STYLE),)]
-        spans: list[Span] = []
+        spans, muted = list[Span](), palette.MUTED_STYLE
         for finding in fleet.findings:
             style = palette.BAD_STYLE if finding.fault == "silent" else palette.WARN_STYLE
             sentence = finding.text
             if sentence.startswith("engine"):  # not the name of a server
                 sentence = sentence[:1].upper() + sentence[1:]
             more: list[Span] = [(f" {sentence}.", style)]
+            if finding.changed and not view.read_only_requested:
+                actions = ("sync-engines", "undo-engine")[: 1 + (len(finding.changed) == 1)]
+                for key in map(view.key_of, actions):
+                    more += [(f" {key.shown}", palette.KEY_STYLE), (f" {key.label}", muted)]
             if spans and width_of(spans) + width_of(more) > width * height - 8 * height:
                 break
             spans += more

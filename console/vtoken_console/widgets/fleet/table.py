@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from vtoken.sentences import budget_text
 from vtoken_console.frame.fleet import ORDERS, FleetRow, FleetView, matches, ordered
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.style.breakpoints import WIDE_FROM
 from vtoken_console.widgets.fleet.strip import Strips
-from vtoken_console.widgets.lines import EMPTY, Line, Span
+from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge
 from vtoken_console.widgets.table import Column, Table
 
 if TYPE_CHECKING:
@@ -77,18 +78,23 @@ def _p95(latency: wire.Latency | None, name: str) -> str:
     return f"{ms:.0f} ms" if ms is not None and 99.95 > ms >= 9.95 else units.latency(ms).strip()
 
 
-def _short(status: wire.Status) -> int:
+def _missing(status: wire.Status) -> int:
     return 0 if status.pressure is None else status.pressure.short_blocks
 
 
+def _policy(status: wire.Status) -> str:
+    """`keydiff, floor 50% of prompt`, as in the header of the dashboard."""
+    name = status.policy.name
+    return name if name == "none" else f"{name}, {budget_text(status).partition(',')[0]}"
+
+
 STATE: Column[FleetRow] = Column("state", 8, 0, None, left=True, most=14, grows=2)
-POOL: Column[FleetRow] = Column("pool", 8, 0, None, left=True, most=160)
+POOL: Column[FleetRow] = Column("pool", 8, 0, None, left=True, most=1000)
 COLUMNS: tuple[Column[FleetRow], ...] = (
     Column("engine", 6, 0, lambda row: row.label, left=True, most=22, grows=0),
     STATE,
-    _of("F", 4, 0, lambda s: f"{s.fragmentation.f:.2f}"),
-    _of("θ", 4, 6, lambda s: f"{s.fragmentation.theta_f:.2f}"),
-    _number("short", 5, 3, _short, pressure=True),
+    _of("holes", 5, 6, lambda s: f"{s.fragmentation.f:.0%}"),
+    _number("missing", 7, 0, _missing, pressure=True),
     _number("free", 6, 0, lambda s: s.blocks.free, fault="memory"),
     _number("blocks", 6, 5, lambda s: s.blocks.total),
     _number("run", 4, 0, lambda s: s.requests.running),
@@ -104,7 +110,15 @@ COLUMNS: tuple[Column[FleetRow], ...] = (
     _of("TTFT p95", 8, 7, lambda s: _p95(s.latency, "ttft")),
     _number("preempted", 9, 9, lambda s: s.requests.preempted),
     _of("step", 8, 8, lambda s: units.latency(s.step_ms or None)),
-    Column("policy", 6, 1, lambda r: r.status.policy.name if r.status else "", left=True, most=14),
+    Column(
+        "policy",
+        6,
+        1,
+        lambda row: "" if row.status is None else _policy(row.status),
+        left=True,
+        most=34,
+        grows=3,
+    ),
     Column(
         "rev",
         4,
@@ -113,7 +127,7 @@ COLUMNS: tuple[Column[FleetRow], ...] = (
         warns=lambda row: "drift" in row.faults,
         mark=MARKS["drift"],
     ),
-    Column("differs in", 22, 4, lambda row: ", ".join(row.drift), left=True),
+    Column("differs in", 22, 7, lambda row: ", ".join(row.drift), left=True),
     POOL,
 )
 
@@ -172,10 +186,24 @@ class FleetTable(Table["FleetRow"]):
         if not self.rows:
             text = f" No engine matches “{self.filter}”.  / changes the filter, esc clears it."
             return [EMPTY, ((text, palette.MUTED_STYLE),)]
+        self.row_lines = 2 if 2 * len(self.rows) <= height - self.HEAD - self.FOOT else 1
         lines = super().build_lines(view, width, height)
         self.cursor_moved()
         end = self.HEAD + min(len(self.rows), self.page_rows)
-        return [*lines[:end], *lines[-self.FOOT :], *lines[end : -self.FOOT]]  # sums below the rows
+        shown = lines[self.HEAD : end]
+        if self.row_lines > 1:  # there is room for what each engine says
+            said = [self._said(row, width) for row in self.rows]
+            shown = [line for pair in zip(shown, said, strict=True) for line in pair]
+        return [*lines[: self.HEAD], *shown, *lines[-self.FOOT :]]  # sums below the rows
+
+    @staticmethod
+    def _said(row: FleetRow, width: int) -> Line:
+        """The sentence of a row's engine."""
+        if row.status is None:
+            return EMPTY
+        found = row.status.fragmentation
+        style = palette.MUTED_STYLE if found.cause == "ok" else palette.WARN_STYLE
+        return merge(cut([(f"   {found.sentence}", style)], width))
 
     def build_row(self, view: View, row: FleetRow, width: int, *, selected: bool) -> Line:
         """The line of a row, built again only if it shows something else: once a second."""
