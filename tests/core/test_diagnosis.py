@@ -326,7 +326,7 @@ def test_full_for_the_queue_and_a_smaller_budget_frees_what_it_promises() -> Non
         wait_for_blocks(engine, 3)
         found = diagnose(engine)
         lacking = engine.core.runtime.admission.demand.missing_blocks
-        assert found.sentence.startswith("FULL: 1 waits (just now), needs ")
+        assert found.sentence.startswith("FULL: 1 waits (0.0 s), needs ")
         assert found.sentence.endswith(f" blocks now: {lacking} missing.")
         advice = advised(engine, "floor")
         promised = number_in(advice.text, r"budget 16 → 7 tokens: (\d+) blocks? come free")

@@ -194,10 +194,18 @@ class Outlook:
     def spares(self) -> list[int]:
         """The blocks that are free or can be given beyond what the first of `waiting`, the first
         two and so on take until their ends; below 0: so many are missing.
+
+        At least: what running requests give they may take again, as if they could not give it then.
         """
         runtime, config, found = self._runtime, self.config, self.standing
         demand, book = runtime.admission.demand, runtime.demand
+        names = runtime.tables.names
+        given = {
+            names[row]: n for row, n in zip(self.rows.tolist(), self.blocks.tolist(), strict=True)
+        }
+        again = book.until_peaks(config, given) - book.until_peaks(config)
         spare = found.free_blocks + self.spendable_blocks - found.asked_blocks - found.future_blocks
+        spare -= again if self.waiting else 0
         at_once = self.spendable_blocks - found.blocks  # for the first, and running requests
         spares, chunk = [], runtime.shape.max_chunk_tokens
         for name in self.waiting[:MAX_WAITING_ROWS]:

@@ -74,7 +74,8 @@ def _best(outlook: Outlook, changes: Iterator[dict[str, Any]]) -> Remedy | None:
             continue
         started = then.startable_requests
         if best is None or started > most:
-            best, most = Remedy(change, then.spendable_blocks, started), max(most, started)
+            blocks = then.givable_blocks if then.gives else then.spendable_blocks
+            best, most = Remedy(change, blocks, started), max(most, started)
         given = then.spendable_blocks
         if most >= len(outlook.spares):
             break

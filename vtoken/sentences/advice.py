@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vtoken.sentences import MANY_WASTED_MOVES, counted, kinds_text, sessions_text, span, value_text
-from vtoken.sentences.situation import level, situation, stopped
+from vtoken.sentences.situation import level, seconds_text, situation, stopped
 from vtoken.wire import Advice, ConfigDocument, void_settings
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ def _remedy(status: Status, remedy: Remedy, urgency: AdviceLevel) -> Advice:
     result = f"{gives} {'come free' if status.evict_when == 'always' else 'can be given'}"
     if waiting := status.requests.waiting:
         result += f", {remedy.startable_requests:,} of {waiting:,} waiting can start"
+        left_s = 0.0 if status.requests.first is None else status.requests.first.patience_s
+        if left_s > 0 and remedy.startable_requests and "evict_after_wait_ms" not in change:
+            result += f" in {seconds_text(left_s)}"
     if remedy.freed_blocks:
         frees = counted(remedy.freed_blocks, "block")
         text = f"with {_assigned(change)} a compaction frees {frees} by itself"

@@ -87,7 +87,12 @@ def waiting_text(status: Status) -> str:
     """`2 wait (oldest 17 s)`."""
     requests = status.requests
     oldest = "oldest " if requests.waiting > 1 else ""
-    return f"{_wait(requests.waiting)} ({oldest}{_seconds(requests.oldest_wait_s)})"
+    return f"{_wait(requests.waiting)} ({oldest}{seconds_text(requests.oldest_wait_s)})"
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.4 s`, `17 s`, `3 min`."""
+    return f"{seconds:.1f} s" if seconds < 10 else span(seconds)
 
 
 # ---------------------------------------------------------------- parts
@@ -102,13 +107,6 @@ def _suspended(status: Status) -> str:
     else:
         effect = f"vLLM starts no new request until it is resumed; {running:,} running"
     return f"PAUSED: {effect}, {waiting}."
-
-
-def _seconds(seconds: float) -> str:
-    """`just now`, `0.4 s`, `17 s`, `3 min`."""
-    if seconds < 0.1:
-        return "just now"
-    return f"{seconds:.1f} s" if seconds < 10 else span(seconds)
 
 
 def _wait(n: int) -> str:
@@ -167,7 +165,7 @@ def _needs(status: Status, memory: MemoryPressure) -> list[str]:
         needs = f"{_first(status, first)} + {memory.growth_blocks:,} for running ones"
     reserve = f" + {memory.headroom_blocks:,} reserve" if memory.headroom_blocks else ""
     if waits == "patience" and first is not None:
-        can_give += f" in {_seconds(first.patience_s)}"
+        can_give += f" in {seconds_text(first.patience_s)}"
     missing = f"{needs}{reserve}, {free:,} free: {memory.short_blocks:,} missing"
     return [missing] if waits == "resume" else [missing, can_give]
 

@@ -217,7 +217,9 @@ class Admission:
         `growth_blocks` before it is tried again: what they take until their peaks, what it takes
         after its prompt, and the headroom.
         """
-        if not demand.reserves or not self.reserves(config):
+        # Without a reservation now, another configuration may make one.
+        made = demand.reserves or not self.reserves(self._active.config)
+        if not made or not self.reserves(config):
             return growth_blocks
         request = self._requests.announced.get(demand.request_id)
         if request is not None:

@@ -15,7 +15,7 @@ is the greater of its prompt's and its output's: a window holds more while a chu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import MAX_TOKENS
 
 AHEAD_STEPS = 2
+NOTHING_GIVEN: Mapping[str, int] = {}
 
 
 class Growth(NamedTuple):
@@ -191,10 +192,19 @@ class DemandBook:
         computed = 0 if held is None else requests.tables[request_id].num_tokens
         return peaks.first if computed < prompt else peaks.later
 
-    def until_peaks(self, config: VTokenConfig | None = None) -> int:
-        """What running requests will take until their peaks."""
+    def until_peaks(
+        self, config: VTokenConfig | None = None, given: Mapping[str, int] = NOTHING_GIVEN
+    ) -> int:
+        """What running requests will take until their peaks, once they have `given` so many blocks,
+        by name.
+        """
         return sum(
-            max(0, self.most_blocks(table.request_id, config) - self._num_held(table))
+            max(
+                0,
+                self.most_blocks(table.request_id, config)
+                - self._num_held(table)
+                + given.get(table.request_id, 0),
+            )
             for table in self._requests.tables
         )
 

@@ -1,0 +1,130 @@
+"""The advice of any state that requests bring about: it agrees with the status that it stands in,
+and its change does what it promises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.core.test_statements import Server
+from tests.support.account import contradictions
+from vtoken.control import relief
+from vtoken.control.outlook import Outlook
+from vtoken.wire import Advice, PatchResult, Remedy, Status
+
+GIVEN = r"([\d,]+) blocks? can be given"
+STARTABLE = r"([\d,]+) of [\d,]+ waiting can start"
+AT_ONCE = STARTABLE + "(?! in )"
+SEEN = Counter[str]()  # advice, by its code
+
+
+def state_of(seed: int, num_acts: int) -> Server:
+    """An engine after random requests, changes and steps."""
+    server = Server(seed)
+    for _ in range(num_acts):
+        server.act()
+    return server
+
+
+def number(pattern: str, text: str) -> int | None:
+    found = re.search(pattern, text)
+    return None if found is None else int(found[1].replace(",", ""))
+
+
+def broken_promises(server: Server, status: Status) -> Iterator[str]:
+    """What the most urgent advice promises and neither a dry run says nor the engine does.
+
+    It is applied: do not use the server any more.
+    """
+    for one in status.advice:
+        if one.level == "note":
+            continue
+        SEEN[one.code] += 1
+        if one.change:
+            yield from _of_dry_run(server, one)
+    changes = [one for one in status.advice if one.level != "note" and one.change]
+    if changes:
+        yield from _of_change(server, changes[0])
+
+
+def _of_dry_run(server: Server, one: Advice) -> Iterator[str]:
+    result: PatchResult = server.live.call("patch_config", patch=one.change, validate_only=True)
+    found = result.what_if
+    assert found is not None
+    promised = (
+        number(r"([\d,]+) blocks? can be given", one.text),
+        number(r"([\d,]+) of [\d,]+ waiting can start", one.text),
+    )
+    says = found.givable_blocks, found.startable_requests
+    for promise, figure in zip(promised, says, strict=True):
+        if promise not in (None, figure):
+            yield f"{one.text!r}, and the dry run says {says}"
+
+
+def _of_change(server: Server, one: Advice) -> Iterator[str]:
+    live, counters = server.live, server.live.runtime.counters.requests
+    waited, ended = {r.id for r in live.core.waiting}, counters.finished + counters.preempted
+    promised = number(GIVEN, one.text)
+    live.call("patch_config", patch=one.change)
+    live.runtime.requests.begin_step()  # the rules of the new configuration are in force
+    memory = live.reporter.status().pressure
+    if promised is not None and (memory is None or memory.givable_blocks != promised):
+        yield f"{one.text!r}, and then {memory}"
+    can_start = number(AT_ONCE, one.text) or 0
+    for _ in range(12):
+        if len(waited - {request.id for request in live.core.waiting}) >= can_start:
+            SEEN["started"] += can_start
+            return
+        live.steps(1)
+        if counters.finished + counters.preempted > ended:
+            return  # they may owe it to that
+    yield f"{one.text!r}, and of {waited} wait {[request.id for request in live.core.waiting]}"
+
+
+@given(seed=st.integers(0, 10_000), num_acts=st.integers(5, 60))
+@settings(max_examples=150, derandomize=True, phases=[Phase.generate], deadline=None)
+def _every_state(seed: int, num_acts: int) -> None:
+    server = state_of(seed, num_acts)
+    try:
+        said = server.said()
+        assert contradictions(said, server.account, server.moment()) == []
+        assert list(broken_promises(server, said.status)) == []
+    finally:
+        server.live.close()
+
+
+def test_advice_agrees_with_its_status_and_its_change_does_what_it_promises() -> None:
+    SEEN.clear()
+    _every_state()
+    assert {"floor", "resume", "patience", "compact", "memory", "requests"} <= SEEN.keys()
+    assert SEEN["started"] > 5
+
+
+@pytest.mark.parametrize("figure", ["givable_blocks", "startable_requests"])
+def test_control_a_figure_that_is_not_the_planners_is_noticed(
+    figure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*args: Any, **figures: Any) -> Remedy:
+        made = Remedy(*args, **figures)
+        setattr(made, figure, getattr(made, figure) + 1)
+        return made
+
+    monkeypatch.setattr(relief, "Remedy", wrong)
+    with pytest.raises(AssertionError, match=r"and the dry run says|waiting: "):
+        _every_state()
+
+
+def test_control_a_promise_that_dry_run_and_advice_agree_on_is_held_against_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if everybody that waits could always start."""
+    monkeypatch.setattr(Outlook, "startable_requests", property(lambda one: len(one.waiting)))
+    with pytest.raises(AssertionError, match=r"waiting can start.*, and of "):
+        _every_state()
