@@ -184,6 +184,7 @@ async def test_help_is_a_word_too(command: str) -> None:
     words = command.split()
     helped = await run("help", *words)
     assert (helped.code, helped.out) == (0, (await run(*words, "--help")).out)
+    assert helped.out == (await run(*words, "-h")).out
     assert f"Usage: {' '.join(['vtoken', *words])} " in helped.out
 
 

@@ -88,3 +88,9 @@ def test_without_owners_blocks_are_not_filtered_by_request_with_a_note() -> None
 def test_every_state_of_a_row_can_be_filtered() -> None:
     for state in set(wire.RequestState.__args__) - {"finished"}:  # those have no row
         assert parse(f"state:{state}").problem == ""
+
+
+@pytest.mark.parametrize("text", ["8ea2640e", "1_0a1b2c3d", "req:1_0A1B"])
+def test_a_short_id_as_the_rows_show_it_is_part_of_an_id(text: str) -> None:
+    sample, other = row("1_chatcmpl-8ea2640e91c84f0f-0a1b2c3d"), row("chatcmpl-job-4e5f6a7b")
+    assert [parse(text).matches(one) for one in (sample, other)] == [True, False]

@@ -408,7 +408,8 @@ class FrontPage(click.Group):
 
     def __init__(self, **more: Any) -> None:
         commands = [command for section in SECTIONS.values() for command in section]
-        super().__init__("vtoken", commands=commands, **more)
+        settings = {"help_option_names": ["-h", "--help"]}
+        super().__init__("vtoken", commands=commands, context_settings=settings, **more)
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, commands in SECTIONS.items():

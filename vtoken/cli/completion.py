@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 import click
 from click import shell_completion
@@ -108,28 +108,14 @@ def assignments(context: click.Context, begun: str) -> list[str]:
 
 def settings() -> dict[str, wire.Bound]:
     """Every field that `config set` takes, nested ones dotted."""
-    from msgspec import structs
-
     from vtoken import wire
-    from vtoken.wire.bounds import bound_of, bounds_of
+    from vtoken.wire.bounds import bound_of, fields_of
 
     found: dict[str, wire.Bound] = {}
-    for field in structs.fields(wire.ConfigValues):
-        name = field.encode_name
-        inner = {
-            f"{name}.{part}": bound
-            for kind in _structs(field.type)
-            for part, bound in bounds_of(kind).items()
-        }
-        found |= inner or {name: bound_of(field.type)}
+    for name, kind in fields_of(wire.ConfigValues).items():
+        inner = {f"{name}.{part}": bound_of(of) for part, of in fields_of(kind).items()}
+        found |= inner or {name: bound_of(kind)}
     return found
-
-
-def _structs(kind: Any) -> list[Any]:
-    """The structs in an annotation."""
-    if isinstance(kind, type):
-        return [kind] if hasattr(kind, "__struct_fields__") else []
-    return [found for part in get_args(kind) for found in _structs(part)]
 
 
 def _policy_names(client: Client) -> list[str]:

@@ -150,7 +150,7 @@ def fault(
     value, annotation = document, kind
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
-        annotation = _fields(annotation).get(name, Any)
+        annotation = fields_of(annotation).get(name, Any)
     missing = re.search(r"(missing required|unknown) field `(.*?)`(?: - at|$)", message)
     if missing is None:
         return refuse(".".join(names) or "body", value, bound_of(annotation))
@@ -159,11 +159,11 @@ def fault(
         f"{field} is missing" if missing[1] != "unknown" else f"{field} is not a known field",
         field=field,
         value=value.get(missing[2]) if isinstance(value, dict) else None,
-        bound="fields: " + ", ".join(_fields(annotation)),
+        bound="fields: " + ", ".join(fields_of(annotation)),
     )
 
 
-def _fields(annotation: Any) -> dict[str, Any]:
+def fields_of(annotation: Any) -> dict[str, Any]:
     """Field -> annotation of the struct in `annotation`; empty if that is not a struct."""
     kind, _ = _bare(annotation)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

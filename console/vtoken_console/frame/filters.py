@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vtoken.wire.request_names import short_id
 from vtoken_console.style.words import BLOCK_STATES, REQUEST_STATES
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Filter:
         """Whether a request matches the terms about requests."""
         if self.problem:
             return True
-        name, policy = row.id.lower(), row.policy.lower()
+        name, policy = f"{row.id} {short_id(row.id)}".lower(), row.policy.lower()
         for key, values in self.terms:
             if key == "req":
                 found = any(v in name for v in values)
