@@ -183,7 +183,7 @@ def test_a_request_aborted_while_it_waits_leaves_nothing_behind() -> None:
     engine = late(lag=0).run(3)
     name = engine.running[-1].id
     engine.preempt_newest()
-    assert engine.runtime.requests.num_preemptions(name) == 1
+    assert engine.runtime.requests.announced[name].num_preemptions == 1
     engine.remove(name)
     assert name not in engine.runtime.requests.announced
     assert name not in {request.id for request in engine.waiting}

@@ -169,8 +169,9 @@ def _requests(said: Said, account: Account, moment: Moment) -> Iterator[str]:
         if row.given_tokens > row.dead:
             yield f"given beyond dead of {name}: {row.given_tokens} and {row.dead}"
         waits = row.state in ("waiting", "preempted")
-        wait = row.waiting_since_ts is not None, row.needed_blocks > 0
-        yield from _differ(f"wait of {name}", (wait, (waits, waits)))
+        yield from _differ(f"wait of {name}", (row.waiting_since_ts is not None, waits))
+        if name not in held:
+            yield from _differ(f"blocks that {name} needs", (row.needed_blocks > 0, waits))
     first = said.status.requests.first
     if first is not None and first.id in rows:
         needed = rows[first.id].needed_blocks

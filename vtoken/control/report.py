@@ -152,7 +152,7 @@ class Reporter:
         held = {row.id: row for row in rows}
         for queued in self._queue.first(MAX_WAITING_ROWS):
             if queued.request_id in held:
-                self._note_turn(held[queued.request_id], queued)
+                self._note_wait(held[queued.request_id], queued)
             else:
                 rows.append(self._queued_row(RequestRow, queued))
         return rows
@@ -199,23 +199,17 @@ class Reporter:
             make,
             self.runtime.requests,
             queued.request_id,
-            "preempted" if queued.preempted else "waiting",
+            queued.state,
             prompt_tokens=queued.num_prompt_tokens,
             output_tokens=queued.num_output_tokens,
         )
-        self._note_wait(row)
+        self._note_wait(row, queued)
         return row
 
-    def _note_turn(self, row: RequestRow, queued: QueuedRequest) -> None:
-        """Note in the row of a session that holds blocks that it does not run."""
-        row.state = "idle" if queued.idle else "waiting"
-        if not queued.idle:
-            self._note_wait(row)
-
-    def _note_wait(self, row: RequestRow) -> None:
-        """Note since when a request waits, and for how many blocks."""
-        request = self.runtime.requests.announced.get(row.id)
-        if request is not None:
+    def _note_wait(self, row: RequestRow, queued: QueuedRequest) -> None:
+        """Note that a request does not run: since when it waits, and for how many blocks."""
+        row.state, request = queued.state, self.runtime.requests.announced.get(row.id)
+        if request is not None and row.state != "idle":
             row.waiting_since_ts = request.waiting_since_ts
             withheld = self.facts.withheld_blocks
             row.needed_blocks = self.runtime.admission.needed_blocks(row.id, withheld)
@@ -242,7 +236,7 @@ class Reporter:
                 block_live=table.block_live().tolist(),
             )
             if queued is not None:
-                self._note_turn(detail, queued)
+                self._note_wait(detail, queued)
         elif queued is not None:
             detail = self._queued_row(RequestDetail, queued)
         else:

@@ -11,21 +11,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from vtoken.wire import RequestState
+
 MAX_WAITING_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedRequest:
-    """A request of the queue; `num_output_tokens` were sampled before it was preempted.
-
-    `idle`: a session that waits for its client's next input.
-    """
+    """A request of the queue; `num_output_tokens` were sampled before it was preempted."""
 
     request_id: str
     num_prompt_tokens: int
     num_output_tokens: int = 0
-    preempted: bool = False
-    idle: bool = False
+    state: RequestState = "waiting"  # or "preempted", or "idle": a session
 
 
 class WaitingQueue(Protocol):

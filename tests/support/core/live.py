@@ -62,7 +62,7 @@ def _queued(request: Request) -> QueuedRequest:
         request.id,
         request.num_prompt_tokens,
         request.num_known - request.num_prompt_tokens,
-        preempted=request.admissions > 0,
+        "preempted" if request.admissions > 0 else "waiting",
     )
 
 

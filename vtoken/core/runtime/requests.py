@@ -221,11 +221,6 @@ class Requests:
 
     # ------------------------------------------------------------ questions
 
-    def num_preemptions(self, request_id: str) -> int:
-        """How often the request was preempted."""
-        request = self.announced.get(request_id)
-        return 0 if request is None else request.num_preemptions
-
     def sessions(self) -> tuple[int, int]:
         """How many sessions hold blocks, and how many blocks they hold."""
         held = [table for table in self.tables if self.own_rules(table.request_id).session]

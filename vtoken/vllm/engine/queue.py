@@ -9,6 +9,7 @@ from typing import Any
 from vllm.v1.request import Request, RequestStatus
 
 from vtoken.control.waiting import QueuedRequest
+from vtoken.wire import RequestState
 
 
 class SchedulerQueue:
@@ -33,10 +34,9 @@ def is_idle(request: Request) -> bool:
 
 
 def _queued(request: Request) -> QueuedRequest:
+    state: RequestState = "idle" if is_idle(request) else "waiting"
+    if request.status == RequestStatus.PREEMPTED:
+        state = "preempted"
     return QueuedRequest(
-        request.request_id,
-        request.num_prompt_tokens,
-        request.num_output_tokens,
-        preempted=request.status == RequestStatus.PREEMPTED,
-        idle=is_idle(request),
+        request.request_id, request.num_prompt_tokens, request.num_output_tokens, state
     )
