@@ -81,8 +81,8 @@ async def test_reading_names_its_engine_and_finds_requests_anywhere(
     assert (await run("status", "--engine", "1", *url)).code == 0
     assert "r1" in (await run("requests", "--engine", "1", *url)).out
     assert (await run("request", "r1", *url)).code == 0
-    checked = await run("doctor", "--engine", "1", *url)
-    assert (checked.code, " 1 " in checked.out, " 0  " in checked.out) == (0, True, False)
+    checked = await run("doctor", "-v", "--engine", "1", *url)
+    assert (checked.code, " 1: " in checked.out, " 0: " in checked.out) == (0, True, False)
     for command in ("status", "doctor"):
         missing = await run(command, "--engine", "7", *url)
         assert (missing.code, "no engine 7" in missing.err + missing.out) == (1, True)

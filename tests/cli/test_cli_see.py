@@ -92,8 +92,8 @@ async def test_status_says_where_the_policys_signal_comes_from(
     core.configure(policy={"name": "h2o", "params": {}})
     core.runtime.ranking.calibration = made_up()
     core.facts.calibration_file = "/cache/p.json"
-    for command in ("status", "doctor"):
-        text = (await run(command, VTOKEN_URL=served.url)).out
+    for command in (("status",), ("doctor", "-v")):
+        text = (await run(*command, VTOKEN_URL=served.url)).out
         assert "attention_sum from layer 3, heads 1, 2 (profile); profile 0123456789ab, of " in text
         assert "(/cache/p.json)" in text
 

@@ -451,7 +451,7 @@ def lines_contradictions(command: str, text: str, said: Said, account: Account) 
         exceeds = [row.id for row in said.rows if row.live > row.budget_tokens]
         if "no request exceeds" in text and exceeds:
             yield f"doctor, no request exceeds its budget: {exceeds}"
-        if "FAIL" in text:
+        if "✖" in text.replace("✖ memory: ", ""):
             yield f"doctor: {text}"
     elif command == "requests":
         for row in said.rows:

@@ -120,9 +120,11 @@ INSPECT = [
         "status",
         "see.status",
         "the state of the KV cache, once",
+        flag("--check", "one line on the worst engine; exit code 2 if it is short, 1 near, 0 ok"),
         *EVERY,
         examples=(
             "vtoken status --json | jq .fragmentation.f",
+            "vtoken status --check || page-somebody",
             "vtoken status --all --fleet production.fleet",
         ),
     ),

@@ -1,7 +1,7 @@
-"""`vtoken doctor`: checks the installation, the server and what it has done so far.
+"""`vtoken doctor`: checks the installation and the server, and advises on its memory.
 
-Each check reports ok, note or FAIL, a finding and a fix. It changes nothing. Exits with 1 if a
-check fails.
+Each check reports ok, note or FAIL, a finding and what to do. What is ok has one line together. It
+changes nothing. Exits with 1 if a check fails, or if memory is short.
 """
 
 from __future__ import annotations
@@ -19,35 +19,46 @@ from vtoken.cli.printing import coloured
 from vtoken.cli.remote import Remote
 from vtoken.cli.show import part_text, pressure_line
 from vtoken.client import Client, ProblemError
-from vtoken.sentences import MANY_WASTED_MOVES, budget_text, calibration_text, prices_text
+from vtoken.sentences import budget_text, calibration_text, counted, prices_text
+from vtoken.sentences.situation import level, missing_blocks, waiting_text
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`verdict`: ok, note (worth attention, but not an error) or FAIL."""
+    """`verdict`: ok, note (worth attention, but not an error) or FAIL. `command`: what to run."""
 
     check: str
     found: str
     verdict: str = "ok"
     todo: str = ""
+    command: str = ""
 
 
-COLOURS = {"ok": "ok", "note": "fragmented", "FAIL": "full"}
+MARKS = {
+    "ok": coloured("✔", "ok"),
+    "note": coloured("!", "fragmented"),
+    "FAIL": coloured("✖", "full"),
+}
 
 
 def doctor(remote: Remote, thorough: bool) -> int:
-    """Print each finding as it is made; 1 if one of them is a FAIL."""
-    failed = False
+    """Print each finding as it is made, those that are ok in one line; 1 if one is a FAIL."""
+    failed, good = False, []
     for finding in examine(remote.client, thorough=thorough):
         failed |= finding.verdict == "FAIL"
-        remote.out.show(finding, _lines)
+        if remote.out.as_json or remote.verbose or finding.verdict != "ok":
+            remote.out.show(finding, _lines)
+        else:
+            good.append(finding.check)
+    if good:
+        remote.out.part(f"{MARKS['ok']} {', '.join(good)} (each in full: vtoken doctor -v)")
     return int(failed)
 
 
 def _lines(finding: Finding) -> list[str]:
-    verdict = coloured(f"{finding.verdict:<4}", COLOURS[finding.verdict])
-    fix = [f"{'':20}{line}" for line in finding.todo.splitlines()]
-    return [f"{verdict}  {finding.check:<12}  {finding.found}", *fix]
+    command = f" → {finding.command}" if finding.command else ""
+    fix = [f"    {line}" for line in finding.todo.splitlines()]
+    return [f"{MARKS[finding.verdict]} {finding.check}: {finding.found}{command}", *fix]
 
 
 def examine(client: Client, *, thorough: bool) -> Iterator[Finding]:
@@ -82,6 +93,7 @@ def _examine_engine(client: Client) -> Iterator[Finding]:
     yield _invariants(status)
     yield from _health(status)
     yield from _policies(client)
+    yield from _advised(status)
     yield _eviction(status)
     yield _reclamation(status)
     yield from _prices(status)
@@ -197,35 +209,36 @@ def _eviction(status: wire.Status) -> Finding:
     return Finding("eviction", found, "note", fix)
 
 
+def _advised(status: wire.Status) -> Iterator[Finding]:
+    """Whether memory is short, and the advice of the server."""
+    verdict: str = {"short": "FAIL", "near": "note", None: "ok"}[level(status)]
+    found, missing = status.fragmentation.sentence.removesuffix("."), missing_blocks(status)
+    if missing and status.requests.waiting:
+        found = f"{waiting_text(status)}, {counted(missing, 'block')} missing"
+    urgent = [one for one in status.advice if one.level != "note"]
+    commands = [one.command for one in urgent if one.command]
+    todo = "\n".join(one.text for one in urgent)
+    yield Finding("memory", found, verdict, todo, commands[0] if commands else "")
+    for one in status.advice:
+        if one.level == "note":
+            yield Finding(one.code, one.text, "note", command=one.command)
+
+
 def _reclamation(status: wire.Status) -> Finding:
-    """What was reclaimed; a note if nothing was, or if many moves were wasted."""
+    """What was reclaimed; a note if nothing was."""
     done, fragmentation = status.reclamation, status.fragmentation
     found = (
         f"{done.reclaimed_blocks:,} blocks reclaimed, {done.recycled_slots:,} slots recycled, "
         f"{done.relocations:,} relocations"
     )
-    if done.state != "auto":
-        return Finding("reclamation", f"{done.state}: {found}", "note", "vtoken resume")
-    if status.tokens.evicted and not done.reclaimed_blocks and not done.recycled_slots:
+    evicted = status.tokens.evicted and done.state == "auto"
+    if evicted and not done.reclaimed_blocks and not done.recycled_slots:
         why = (
             f"F is {fragmentation.f:.2f}, theta_F {fragmentation.theta_f:.2f}; free blocks "
             f"{status.blocks.free:,}, watermark {fragmentation.low_watermark_blocks:,}"
         )
         return Finding("reclamation", found, "note", why)
-    if not done.moved_then_evicted_tokens:
-        return Finding("reclamation", found)
-    share = done.moved_then_evicted_tokens / done.moved_tokens
-    found += (
-        f"; {share:.0%} of {done.moved_tokens:,} moved tokens were evicted within "
-        f"{done.payback_steps} steps ({time_text(share * done.copy_us / 1e3)} of copies)"
-    )
-    if share <= MANY_WASTED_MOVES:
-        return Finding("reclamation", found)
-    fix = (
-        "a larger interval_tokens wastes fewer and lets fewer requests run; "
-        "vtoken config set interval_tokens=N --dry-run"
-    )
-    return Finding("reclamation", found, "note", fix)
+    return Finding("reclamation", f"{done.state}: {found}")
 
 
 def _prices(status: wire.Status) -> Iterator[Finding]:

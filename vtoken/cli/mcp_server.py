@@ -103,6 +103,7 @@ class Tools:
         status: wire.Status = await self._ask("status", engine=engine)
         return {
             "sentence": status.fragmentation.sentence,
+            "advice": status.advice,
             "cause": status.fragmentation.cause,
             "blocks": status.blocks,
             "requests": status.requests,

@@ -110,7 +110,7 @@ SERVER = (
         "FILE",
         "the server's certificate or its authority's, in PEM (env VTOKEN_CAFILE)",
     ),
-    flag("-v --verbose", "of a refusal, also field, value and bound"),
+    flag("-v --verbose", "of a refusal, also field, value and bound; of doctor, every check"),
 )
 ENGINE = option("--engine", "N", "one engine of a server with several (changes: all)", type=COUNT)
 JSON = flag("--json as_json", "JSON, one document a line")

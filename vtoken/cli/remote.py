@@ -62,15 +62,18 @@ class Address:
 class Remote:
     """The servers that are named, a client of the first of them, and the printer of its answers.
 
-    `every`: the command is about all of them.
+    `every`: the command is about all of them. `verbose`: it is to show everything.
     """
 
-    def __init__(self, address: Address, *, every: bool, as_json: bool) -> None:
+    def __init__(
+        self, address: Address, *, every: bool, as_json: bool, verbose: bool = False
+    ) -> None:
         from vtoken.client import Client
 
         self.address = address
         self.servers = address.servers()
         self.every = every
+        self.verbose = verbose
         self.out = Printer(as_json=as_json)
         self.client = Client(self.servers[0], lookup_s=LOOKUP_S, on_lookup=self.tell_lookup)
 
@@ -128,7 +131,7 @@ def answered(
             raise UsageError("--fleet names several servers", "add --all")
         fields = Address.__dataclass_fields__
         address = Address(**{name: values.pop(name) for name in fields if name in values})
-        remote = Remote(address, every=every, as_json=as_json)
+        remote = Remote(address, every=every, as_json=as_json, verbose=verbose)
         with remote.client as client:
             code = function(remote, **values)
             if client.token_ignored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
+from vtoken.cli.check import checked
 from vtoken.cli.errors import names_no_engine
 from vtoken.cli.every import report
 from vtoken.cli.remote import Remote, requests_by_engine
@@ -19,8 +20,12 @@ from vtoken.cli.show_requests import (
 from vtoken.client import ProblemError
 
 
-def status(remote: Remote) -> int:
-    """One engine; of a server with several, unless one is named, the table of all."""
+def status(remote: Remote, check: bool) -> int:
+    """One engine; of a server with several, unless one is named, the table of all. `check`: one
+    line on the worst, see `checked`.
+    """
+    if check:
+        return checked(remote)
     if remote.every:
         return report(remote)
     try:

@@ -82,7 +82,17 @@ def status_parts(status: wire.Status) -> list[Part]:
         ("health", _health(status.health)),
     )
     sentence = fragmentation.sentence or fragmentation.cause
-    return [*failing_lines(status), coloured(sentence, fragmentation.cause), rows]
+    head = [*failing_lines(status), coloured(sentence, fragmentation.cause)]
+    return [*head, *advice_lines(status), rows]
+
+
+def advice_lines(status: wire.Status) -> list[str]:
+    """What ends a shortage, each with its command on a line of its own; doctor has the notes."""
+    lines = []
+    for one in status.advice:
+        if one.level != "note":
+            lines += [f"  {one.text}", *([f"    {one.command}"] if one.command else [])]
+    return lines
 
 
 def _bad(number: int, meaning: str = "fragmented") -> str:

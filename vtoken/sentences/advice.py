@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vtoken.sentences import MANY_WASTED_MOVES, counted, kinds_text, sessions_text, span, value_text
-from vtoken.sentences.situation import level, seconds_text, situation, stopped
+from vtoken.sentences.situation import level, missing_blocks, seconds_text, situation, stopped
 from vtoken.wire import Advice, ConfigDocument, void_settings
 
 if TYPE_CHECKING:
@@ -69,17 +69,10 @@ def _relieving(status: Status) -> Iterator[Advice]:
 def _compacting(status: Status, urgency: AdviceLevel) -> Iterator[Advice]:
     found = status.fragmentation
     if found.cause == "fragmented" and found.reclaimable_blocks:
-        missing = _missing(status)
+        missing = missing_blocks(status)
         text = f"compacting now frees {counted(found.reclaimable_blocks, 'block')}"
         text += f" of {missing:,} missing" if missing else ""
         yield Advice("compact", urgency, text, command="vtoken compact", action="compact")
-
-
-def _missing(status: Status) -> int:
-    memory, first = status.pressure, status.requests.first
-    if memory is not None:
-        return memory.short_blocks
-    return 0 if first is None else first.short_blocks
 
 
 def _remedy(status: Status, remedy: Remedy, urgency: AdviceLevel) -> Advice:
@@ -166,8 +159,9 @@ def _set(change: Mapping[str, Any]) -> str:
 
 def _notes(status: Status, config: ConfigDocument | None) -> Iterator[Advice]:
     """What is worth a look although nobody waits for it."""
-    if level(status) is None and (by := stopped(status)) and status.pressure is not None:
-        text = f"reclamation {by}: nobody gives if memory gets short"
+    if level(status) is None and (by := stopped(status)):
+        holds = "holes stay" if status.pressure is None else "nobody gives if memory gets short"
+        text = f"reclamation {by}: {holds}"
         yield Advice("resume", "note", text, {"reclamation": "auto"}, "vtoken resume", "pause")
     if config is not None:
         yield from _of_config(status, config)

@@ -74,6 +74,14 @@ def was_short(status: Status) -> bool:
     return status.fragmentation.held_for in ("end", "resume", "patience")
 
 
+def missing_blocks(status: Status) -> int:
+    """How many blocks are short."""
+    memory, first = status.pressure, status.requests.first
+    if memory is not None:
+        return memory.short_blocks
+    return 0 if first is None else first.short_blocks
+
+
 def stopped(status: Status) -> str:
     """Who stopped reclamation, and when: `paused by root 4 min ago`; "" while it is auto."""
     done = status.reclamation
