@@ -116,6 +116,7 @@ def request_detail_parts(detail: wire.RequestDetail, now: float) -> list[Part]:
         ("request", ", ".join(filter(None, [state, wait_words(detail, now)]))),
         ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
         ("pressure", given_words(detail)),
+        ("preempted", f"{detail.preemptions:,} times" if detail.preemptions else ""),
         ("length", _length(detail)),
         ("policy", _policy(detail)),
         *_protection(detail),
@@ -130,8 +131,7 @@ def request_detail_parts(detail: wire.RequestDetail, now: float) -> list[Part]:
         ("layout", "dense: stock attention path" if detail.dense else "has holes"),
         (
             "so far",
-            f"{detail.moved_tokens:,} tokens moved, {detail.recycled_slots:,} slots recycled, "
-            f"{detail.preemptions:,} preemptions",
+            f"{detail.moved_tokens:,} tokens moved, {detail.recycled_slots:,} slots recycled",
         ),
         ("block:live", " ".join(f"{block}:{live}" for block, live in held)),
     ]
