@@ -34,10 +34,10 @@ class Announced:
     """A request from its arrival to its end.
 
     `num_prompt_tokens`: tokens to compute before it decodes; `max_tokens`: prompt and output at
-    most. `priority`: vLLM's, lower is more important. `waits_since`: monotonic seconds of its
-    arrival or of its last preemption; `waiting_since_ts`: the same in Unix seconds, None once it
-    has blocks. `waited_s`: its waits that have ended. `is_check`: a request of the quality canary,
-    which nobody waits for.
+    most. `priority`: vLLM's, lower is more important. `arrived_ts`: Unix seconds. `waits_since`:
+    monotonic seconds of its arrival or of its last preemption; `waiting_since_ts`: the same in Unix
+    seconds, None once it has blocks. `waited_s`: its waits that have ended. `is_check`: a request
+    of the quality canary, which nobody waits for.
     """
 
     rules: RequestRules
