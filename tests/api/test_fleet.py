@@ -159,7 +159,7 @@ async def test_one_request_of_all_engines_is_meant_by_a_name(
     found = await refused(http, 409, "POST", "/requests/job-1/forget", **forget)
     assert found.title == "Several requests"
     listed = "0_chatcmpl-job-1-5f6a7b8c, chatcmpl-job-1-4e5f6a7b"
-    assert found.detail == f"2 requests have the id 'job-1': {listed}"
+    assert found.detail == f"'job-1' names 2 requests: {listed}"
     assert not any(core.runtime.requests.forgotten for core in cores)
     cores[0].finish("0_chatcmpl-job-1-5f6a7b8c")
     forgotten = await call(http, wire.Forgotten, "POST", "/requests/job-1/forget", **forget)

@@ -387,7 +387,7 @@ async def test_requests_are_found_by_what_their_clients_know(
                 detail = await client.request(name)
                 assert (detail.state, detail.output_tokens) == ("finished", num_tokens)
                 continue
-            with pytest.raises(ProblemError, match=f"the answer '{name}' is of 2 requests: ") as e:
+            with pytest.raises(ProblemError, match=f"'{name}' names 2 requests: ") as e:
                 await client.request(name)
             ids = e.value.problem.detail.partition(": ")[2].replace(" (finished)", "").split(", ")
             parts = [await client.request(request_id) for request_id in ids]

@@ -110,15 +110,8 @@ def the_one(found: Sequence[NamedRequest], name: str, *, running: bool = False) 
     if not meant:
         num_kept = 0 if running else MAX_FINISHED
         raise UnknownRequestError(name, num_kept=num_kept, similar=_listed(found))
-    count = f"{len(meant):,} requests"
-    if meant[0].match == Match.ABBREVIATES:
-        why = f"the ids of {count} begin with {name!r}"
-    elif _are_one_answer([one.id for one in meant]):
-        why = f"the answer {name!r} is of {count}"
-    else:
-        why = f"{count} have the id {name!r}"
     raise RefusedError(
-        f"{why}: {_listed(meant)}",
+        f"{name!r} names {len(meant):,} requests: {_listed(meant)}",
         field="request_id",
         value=name,
         bound="the id of one of them",
@@ -155,9 +148,6 @@ class _Parts(NamedTuple):
     short: str
     starts: set[int]
     randoms: list[tuple[int, int]]
-    part: str | None
-    sample: str | None
-    random: str
 
 
 @lru_cache(maxsize=4096)  # a name that begins like all ids makes an engine read all of them
@@ -172,9 +162,6 @@ def _parts_of(request_id: str) -> _Parts | None:
         short=_short(form),
         starts={0, form.start("answer"), form.start("own")},
         randoms=[form.span("random"), *digits],
-        part=form["part"],
-        sample=form["sample"],
-        random=form["random"],
     )
 
 
@@ -189,20 +176,6 @@ def _short(form: re.Match[str]) -> str:
         return form["random"]
     # vLLM's own, or a UUID of version 4: others begin with the time.
     return digits[:NUM_SHORT] if len(digits) == 16 or digits[12] == "4" else form["random"]
-
-
-def _are_one_answer(ids: Sequence[str]) -> bool:
-    """Whether no two of `ids` are the same sample of the same part, or of different answers."""
-    answers, samples = set(), set()
-    randoms: dict[str | None, str] = {}  # by part
-    for parts in map(_parts_of, ids):
-        if parts is None:
-            return False
-        answers.add(parts.names[0])
-        samples.add((parts.part, parts.sample))
-        if randoms.setdefault(parts.part, parts.random) != parts.random:
-            return False
-    return len(answers) == 1 and len(samples) == len(ids)
 
 
 def _listed(found: Sequence[NamedRequest]) -> str:
