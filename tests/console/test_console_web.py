@@ -131,6 +131,33 @@ async def test_page_requires_its_key_then_shows_the_console_and_receives_keys(
     assert served.calls_of("patch_config")[0].patch == {"reclamation": "paused"}
 
 
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("phone", [(360, 640), (390, 844)])
+async def test_a_phone_gets_the_narrow_layout_of_a_linked_request(
+    page_url: str, phone: tuple[int, int]
+) -> None:
+    assert BROWSER is not None
+    async with browsing(BROWSER) as page:
+        await page.open(f"{page_url}/?request=cmpl-a91f", phone)
+        await page.until("token table")
+        (address,) = (url for url in page.requested if url.startswith("ws:"))
+        path, _, query = address.partition("?")
+        assert path.endswith("/ws/cmpl-a91f")
+        width, height = (int(part.partition("=")[2]) for part in query.split("&"))
+        assert 60 <= width < 80
+        assert height >= 18
+        assert page.problems == []
+        if folder := os.environ.get("VTOKEN_TEST_PICTURES"):
+            Path(folder, f"phone-{phone[0]}.png").write_bytes(await page.picture())
+
+
+async def test_a_link_that_names_no_request_is_refused(page_url: str) -> None:
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with tab(page_url, "/--read-only%20x"):
+            pass
+    assert refused.value.response.status_code == 400
+
+
 async def test_without_a_token_the_page_is_read_only_and_needs_no_key(
     served: Served, page_url: str
 ) -> None:
@@ -144,8 +171,9 @@ async def test_without_a_token_the_page_is_read_only_and_needs_no_key(
 async def test_a_console_that_can_act_requires_the_key(served: Served, tmp_path: Path) -> None:
     async with acting_console(served, tmp_path) as url, httpx.AsyncClient(base_url=url) as http:
         key = page_key(tmp_path)
-        login = await http.get("/")
+        login = await http.get("/?request=cmpl-a91f")
         assert 'name="key"' in login.text
+        assert 'action="login?request=cmpl-a91f"' in login.text
         assert "terminal" not in login.text
         for cookie in ({}, {"Cookie": f"vtoken_console_{url.rpartition(':')[2]}=guess"}):
             with pytest.raises(websockets.InvalidStatus) as refused:
@@ -159,8 +187,8 @@ async def test_a_console_that_can_act_requires_the_key(served: Served, tmp_path:
             assert (answer.status_code, "Set-Cookie" in answer.headers) == (403, False)
         foreign = await http.post("/login", data={"key": key}, headers={"Origin": "null"})
         assert foreign.status_code == 403
-        given = await http.post("/login", data={"key": f" {key.upper()} "})
-        assert (given.status_code, given.headers["Location"]) == (303, "/")
+        given = await http.post("/login?request=cmpl-a91f", data={"key": f" {key.upper()} "})
+        assert (given.status_code, given.headers["Location"]) == (303, "/?request=cmpl-a91f")
         cookie = given.headers["Set-Cookie"]
         for part in ("HttpOnly", "SameSite=Strict", "Path=/"):
             assert part in cookie
@@ -202,9 +230,11 @@ def command_lines() -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def tab(url: str, **headers: str) -> AsyncIterator[websockets.ClientConnection]:
+async def tab(
+    url: str, link: str = "", **headers: str
+) -> AsyncIterator[websockets.ClientConnection]:
     """Opens one websocket, as the page's script does."""
-    address = url.replace("http", "ws") + "/ws?width=120&height=36"
+    address = url.replace("http", "ws") + f"/ws{link}?width=120&height=36"
     origin = headers.pop("origin", url)
     async with websockets.connect(
         address, max_size=None, proxy=None, origin=origin, additional_headers=headers

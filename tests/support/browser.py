@@ -60,7 +60,8 @@ class Page:
         await self._socket.send(json.dumps(message))
         return await asyncio.wait_for(self._calls[number], LIMIT_S)
 
-    async def open(self, url: str) -> None:
+    async def open(self, url: str, phone: tuple[int, int] | None = None) -> None:
+        """`phone`: width and height of its screen, in CSS pixels."""
         target = await self.call("Target.createTarget", url="about:blank")
         attached = await self.call(
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
@@ -69,6 +70,11 @@ class Page:
         for domain in ("Page", "Runtime", "Network", "Log"):
             await self.call(f"{domain}.enable")
         await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        if phone is not None:
+            size = dict(zip(("width", "height"), phone, strict=True))
+            await self.call(
+                "Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=True
+            )
         await self.call("Page.navigate", url=url)
 
     async def evaluate(self, expression: str) -> Any:

@@ -76,6 +76,7 @@ INSPECT = [
         FLEET,
         flag("--read-only", "disable all changes"),
         option("--fps", "X", "states a second, 0.1..30 (10)", type=fps, default="10"),
+        option("--request", "ID", "begin with the page of a request"),
         option("--replay recording", "FILE", "play a recording, without a server"),
         flag("--sample", "play a recorded incident that comes with vToken, with the guide"),
         option("--at moment", "TIME", "start of the replay: HH:MM:SS, or seconds from its start"),

@@ -75,7 +75,8 @@ class ConsoleApp(App[int]):
     `server`: itself or its URL; of a recording, a name. `recording`: a file to play from `moment`
     on instead of connecting to a server. `guide`: of the first minute; None if it is not `guided`,
     and after its end. `servers`: several, instead of `server`. The fleet page is the start page of
-    several servers, and of a server with several engines unless `server` names one.
+    several servers, and of a server with several engines unless `server` names one. `request`: its
+    page is opened at the start; the first characters of the id do.
     """
 
     TITLE = "vToken"
@@ -116,6 +117,7 @@ class ConsoleApp(App[int]):
         keys: tuple[Key, ...] = KEYS,
         guided: bool = False,
         servers: Sequence[Server] = (),
+        request: str | None = None,
     ) -> None:
         self.terminal = Terminal()  # Textual calls get_driver_class in its __init__
         super().__init__()
@@ -142,6 +144,7 @@ class ConsoleApp(App[int]):
         self._ascii_filters = [AsciiFilter()] if self.appearance.ascii_only else []
         self._apply_theme()
         self.guide = Guide() if guided else None
+        self._request = request  # to be opened
         self.alerts: list[str] = []  # until escape, oldest first
         self._failed = False  # the answer to the newest key that was answered is an error
         self._activity: Activity | None = None
@@ -188,6 +191,9 @@ class ConsoleApp(App[int]):
         self._update_guide(view)
         if self.fleet.needs_begin(view):
             self.run_worker(self.fleet.begin_of_server(), group="fleet-page", exclusive=True)
+        if self._request is not None and view.model is not None:
+            wanted, self._request = self._request, None
+            self.run_worker(self.dashboard.open_request(wanted), group="request")
         # Behind a dialog, a page is dimmed and drawn in full: once a second is enough.
         draw_dimmed = now - self._dimmed_drawn_at >= 1.0
         if draw_dimmed:
@@ -584,12 +590,13 @@ def run(
     keys: tuple[Key, ...] = KEYS,
     guide: Literal["once", "always"] | None = None,
     servers: Sequence[Server] = (),
+    request: str | None = None,
 ) -> int:
     """Runs the console until the user quits; returns the exit code.
 
     `theme`: auto, dark, light. `colors`: auto, truecolor, 256, 16. ValueError for anything else.
     `guide`: show the guided first minute always, or once per user. `servers`: several, instead of
-    `server`.
+    `server`. `request`: whose page is opened at the start.
     """
     appearance = choose(theme, colors, ascii_only=ascii_only, motion=motion)
     app = ConsoleApp(
@@ -602,5 +609,6 @@ def run(
         keys=keys,
         guided=guide == "always" or (guide == "once" and not seen_path().exists()),
         servers=servers,
+        request=request,
     )
     return app.run() or (app.return_code or 0)

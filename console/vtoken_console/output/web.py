@@ -1,5 +1,7 @@
 """Serves the console to browsers with textual-serve; each tab runs its own console process.
 
+`/?request=ID` opens a request's page. A narrow screen has NARROW columns.
+
 The server is for this machine only. Consoles are read-only unless a token is given. With a token,
 a browser must log in with the page key (`web_login`), because every local user can reach the port.
 
@@ -13,8 +15,10 @@ a browser must log in with the page key (`web_login`), because every local user 
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -29,6 +33,8 @@ from vtoken.base.hosts import is_loopback
 from vtoken_console.output.web_login import KeyFile, LoginGate, has_terminal, print_key
 
 MAX_TABS = 8
+NARROW = 60  # columns, fewest that the console has a layout for
+REQUEST_ID = re.compile(r"[\w.:-]{1,256}", re.ASCII)  # or its first characters
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
@@ -71,6 +77,7 @@ class WebConsole(Server):
         """Adds the checks, in place of textual-serve's banner; `run` prints the address."""
         app.middlewares.append(self._admit)
         app.router.add_post("/login", self.handle_login)
+        app.router.add_get("/ws/{request_id}", self.handle_websocket)
         app.on_response_prepare.append(_add_headers)
 
     @web.middleware
@@ -94,7 +101,7 @@ class WebConsole(Server):
         """The page. Its URLs are relative, so it also works behind a forwarded port."""
         if not self._is_admitted(request):
             return self._page("login.html", request, wrong=False)
-        return self._page("app_index.html", request, max_tabs=self.max_tabs)
+        return self._page("app_index.html", request, max_tabs=self.max_tabs, narrow=NARROW)
 
     async def handle_login(self, request: web.Request) -> web.Response:
         """Exchanges the page key for a cookie and redirects (303) to the console."""
@@ -104,7 +111,7 @@ class WebConsole(Server):
             cookie = self._gate.open_with(typed)
         if self._gate is not None and cookie is None:
             return self._page("login.html", request, status=403, wrong=True)
-        redirect = web.Response(status=303, headers={"Location": "/"})
+        redirect = web.Response(status=303, headers={"Location": f"/{_link(request)}"})
         if cookie is not None:
             redirect.set_cookie(self._cookie, cookie, httponly=True, samesite="Strict")
         return redirect
@@ -112,19 +119,30 @@ class WebConsole(Server):
     def _page(
         self, name: str, request: web.Request, status: int = 200, **values: Any
     ) -> web.Response:
-        context = {"title": self.title, **values}
+        context = {"title": self.title, "link": _link(request), **values}
         page: web.Response = aiohttp_jinja2.render_template(name, request, context, status=status)
         return page
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
-        """Serves one tab; raises 503 if `max_tabs` are open."""
+        """Serves one tab; raises 503 if `max_tabs` are open, 400 for what is no request's id."""
         if self.num_tabs >= self.max_tabs:
             raise web.HTTPServiceUnavailable(text=f"{self.max_tabs} consoles are already open\n")
+        tab, request_id = copy.copy(self), request.match_info.get("request_id")
+        if request_id is not None and not REQUEST_ID.fullmatch(request_id):
+            raise web.HTTPBadRequest(text="/?request= takes the id of a request\n")
+        if request_id is not None:
+            tab.command = f"{self.command} {shlex.join(['--request', request_id])}"
         self.num_tabs += 1
         try:
-            return await super().handle_websocket(request)
+            return await Server.handle_websocket(tab, request)
         finally:
             self.num_tabs -= 1
+
+
+def _link(request: web.Request) -> str:
+    """The part of the URL that names a request's page."""
+    request_id = request.query.get("request", "")
+    return f"?request={request_id}" if REQUEST_ID.fullmatch(request_id) else ""
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
