@@ -114,6 +114,7 @@ def test_console_gets_its_server_and_token(monkeypatch: pytest.MonkeyPatch, tmp_
         "theme": "auto",
         "colors": "auto",
         "motion": True,
+        "request": None,
         "recording": None,
         "moment": None,
         "engine": None,

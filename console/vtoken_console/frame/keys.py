@@ -151,7 +151,7 @@ MOVES: tuple[tuple[str, str], ...] = (
     ("page up/down, home, end", "move it far"),
     ("left right, on the charts", "step through the changes"),
     ("left right, in settings", "step a value, shift: by more; or type it; del: reset"),
-    ("t, on a request's page", "its text, or its tokens and blocks"),
+    ("t, on a request's page", "its text, or its tokens"),
     ("c, on a request's page", "compact this request"),
     ("space . < >, of a replay", "pause or play, one step, slower, faster"),
     ("[ ], of a replay", "5 s back, 5 s on; digits: go to that moment"),
