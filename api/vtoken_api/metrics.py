@@ -6,7 +6,7 @@ Metrics have vLLM's prefix and labels (`model_name`, `engine`), so they join wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,17 +61,7 @@ def _of_engine(metric: Metric[wire.Status]) -> Metric[Snapshot]:
     def values(snapshot: Snapshot) -> Values:
         return () if snapshot.status is None else metric.read(snapshot.status)
 
-    return Metric(metric.name, metric.kind, metric.help, values, metric.labels)
-
-
-def _one(read: Callable[[Snapshot], float | None]) -> Callable[[Snapshot], Values]:
-    """The only series of a metric; it is absent while `read` has nothing."""
-
-    def values(snapshot: Snapshot) -> Values:
-        found = read(snapshot)
-        return () if found is None else [((), float(found))]
-
-    return values
+    return Metric(metric.name, metric.help, values, metric.labels, metric.kind)
 
 
 def _refused(snapshot: Snapshot) -> Values:
@@ -79,27 +69,25 @@ def _refused(snapshot: Snapshot) -> Values:
 
 
 METRICS: tuple[Metric[Snapshot], ...] = (
-    Metric("up", "gauge", "1 while the engine is alive; if 0, its other metrics are absent",
-           _one(lambda s: s.alive)),
-    Metric("age_seconds", "gauge",
+    Metric("up", "1 while the engine is alive; if 0, its other metrics are absent",
+           lambda s: s.alive),
+    Metric("age_seconds",
            "Age of the engine's other values; above 1 while a step keeps it from answering",
-           _one(lambda s: None if s.status is None else s.age_s)),
+           lambda s: None if s.status is None else s.age_s),
     *map(_of_engine, metrics.METRICS),
-    Metric("trial_active", "gauge", "1 while a change is on trial",
-           _one(lambda s: None if s.config is None else s.config.trial is not None)),
+    Metric("trial_active", "1 while a change is on trial",
+           lambda s: None if s.config is None else s.config.trial is not None),
     # This server process
-    Metric("server_stream_clients", "gauge", "Clients of the stream",
-           _one(lambda s: s.clients)),
-    Metric("server_dropped_events", "counter", "Events that clients of the stream have missed",
-           _one(lambda s: s.dropped_events)),
-    Metric("server_refused_calls", "counter", "Refused calls by HTTP status: 401, 403, 429",
-           _refused, {"status": ("401", "403", "429")}),
-    Metric("server_audit_failing", "gauge", "1 while the audit log cannot be written to disk",
-           _one(lambda s: s.audit_failing)),
-    Metric("server_recording", "gauge", "1 while the flight recording is written",
-           _one(lambda s: s.recording)),
-    Metric("server_recorder_faults", "counter", "Failed writes of the flight recorder",
-           _one(lambda s: s.recorder_faults)),
+    Metric("server_stream_clients", "Clients of the stream", lambda s: s.clients),
+    Metric("server_dropped_events", "Events that clients of the stream have missed",
+           lambda s: s.dropped_events, kind="counter"),
+    Metric("server_refused_calls", "Refused calls by HTTP status: 401, 403, 429",
+           _refused, {"status": ("401", "403", "429")}, kind="counter"),
+    Metric("server_audit_failing", "1 while the audit log cannot be written to disk",
+           lambda s: s.audit_failing),
+    Metric("server_recording", "1 while the flight recording is written", lambda s: s.recording),
+    Metric("server_recorder_faults", "Failed writes of the flight recorder",
+           lambda s: s.recorder_faults, kind="counter"),
 )  # fmt: skip
 
 

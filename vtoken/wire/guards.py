@@ -204,4 +204,4 @@ def _known(guard: Guard) -> Series:
         return series_of(guard.metric)
     except RefusedError:
         samples = "" if guard.min_count is None else "samples"
-        return Series(Metric(guard.metric, "gauge", "", lambda _: (), samples=samples))
+        return Series(Metric(guard.metric, "", lambda _: None, samples=samples))

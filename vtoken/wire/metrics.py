@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
@@ -38,79 +39,38 @@ Values = Iterable[tuple[Labels, float | Buckets]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric(Generic[S]):
-    """One metric family, read from an `S`.
+    """One metric family of an `S`.
 
-    `name` excludes the prefix and a counter's `_total`. `labels`: label -> its values. `evidence`:
-    of one series, in `samples`; None: a value rests on none. `needs`: the setting that is 0 or
-    empty while there is no value. `titles`: what sentences call a series. `guards`: whether a guard
-    may be on it.
+    `name` excludes the prefix and a counter's `_total`. `value`: of its only series, or of each;
+    None: it has none now. `labels`: label -> its values. `evidence`: of one series, in `samples`;
+    None: a value rests on none. `needs`: the setting that is 0 or empty while there is no value.
+    `titles`: what sentences call a series. `guards`: whether a guard may be on it.
     """
 
     name: str
-    kind: MetricKind
     help: str
-    read: Callable[[S], Values]
+    value: Callable[[S], float | Values | None]
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kind: MetricKind = "gauge"
     evidence: Callable[[S, Labels], Evidence] | None = None
     samples: str = ""
     needs: str = ""
     titles: Mapping[Labels, str] = field(default_factory=dict)
     guards: bool = True
 
-
-Read = Callable[[wire.Status], float | Values | None]
-
-
-def _values(read: Read) -> Callable[[wire.Status], Values]:
-    def values(status: wire.Status) -> Values:
-        found = read(status)
+    def read(self, source: S) -> Values:
+        """The value of each series that has one."""
+        found = self.value(source)
         if found is None:
             return ()
         return [((), float(found))] if isinstance(found, int | float) else found
 
-    return values
 
-
-def _gauge(
-    name: str,
-    help_: str,
-    read: Read,
-    labels: Mapping[str, tuple[str, ...]] | None = None,
-    *,
-    evidence: Callable[[wire.Status, Labels], Evidence] | None = None,
-    samples: str = "",
-    needs: str = "",
-    titles: Mapping[Labels, str] | None = None,
-) -> Metric[wire.Status]:
-    return Metric(
-        name,
-        "gauge",
-        help_,
-        _values(read),
-        labels or {},
-        evidence,
-        samples,
-        needs,
-        titles or {},
-    )
-
-
-def _fixed(
-    name: str, help_: str, read: Read, labels: Mapping[str, tuple[str, ...]] | None = None
-) -> Metric[wire.Status]:
-    """A setting, or the evidence of another metric: nothing that a change makes worse."""
-    return Metric(name, "gauge", help_, _values(read), labels or {}, guards=False)
-
-
-def _counter(
-    name: str, help_: str, read: Read, labels: Mapping[str, tuple[str, ...]] | None = None
-) -> Metric[wire.Status]:
-    return Metric(name, "counter", help_, _values(read), labels or {})
-
-
-def _histogram(name: str, help_: str, read: Read) -> Metric[wire.Status]:
-    return Metric(name, "histogram", help_, _values(read), guards=False)
-
+_gauge: type[Metric[wire.Status]] = Metric
+_counter = partial(_gauge, kind="counter")
+_histogram = partial(_gauge, kind="histogram", guards=False)
+# A setting, or the evidence of another metric: nothing that a change makes worse.
+_fixed = partial(_gauge, guards=False)
 
 BLOCK_STATES = ("free", "partially_live", "other_used")
 CAUSES: tuple[str, ...] = get_args(wire.Cause)
