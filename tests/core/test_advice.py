@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,18 @@ from tests.core.test_statements import Server
 from tests.support.account import contradictions
 from vtoken.control import relief
 from vtoken.control.outlook import Outlook
-from vtoken.wire import Advice, PatchResult, Remedy, Status
+from vtoken.sentences.advice import advise
+from vtoken.wire import (
+    Advice,
+    ConfigDocument,
+    Made,
+    PatchResult,
+    Peak,
+    Remedy,
+    Serving,
+    Status,
+    Trial,
+)
 
 GIVEN = r"([\d,]+) blocks? can be given"
 STARTABLE = r"([\d,]+) of [\d,]+ waiting can start"
@@ -128,3 +139,67 @@ def test_control_a_promise_that_dry_run_and_advice_agree_on_is_held_against_the_
     monkeypatch.setattr(Outlook, "startable_requests", property(lambda one: len(one.waiting)))
     with pytest.raises(AssertionError, match=r"waiting can start.*, and of "):
         _every_state()
+
+
+# ---------------------------------------------------------------- notes
+
+
+@pytest.fixture
+def calm() -> Iterator[tuple[Status, ConfigDocument]]:
+    """The documents of an engine with ample memory."""
+    server = state_of(0, 0)
+    server.live.admit("a", 20, max_tokens=40)
+    server.live.steps(2)
+    yield server.live.reporter.status(), server.live.call("config")
+    server.live.close()
+
+
+def finished(status: Status, count: int = 2000) -> None:
+    status.requests.finished = count
+
+
+NOTES: dict[str, Callable[[Status, ConfigDocument], object]] = {
+    "resume": lambda status, _: setattr(status.reclamation, "state", "paused"),
+    "trial": lambda status, config: setattr(
+        config, "trial", Trial(7, "root", status.ts - 3600, status.ts + 60)
+    ),
+    "void": lambda status, config: setattr(
+        config, "made", Made("root", status.ts - 30, ["budget_tokens"])
+    ),
+    "moves": lambda status, _: (
+        setattr(status.reclamation, "moved_tokens", 2000),
+        setattr(status.reclamation, "moved_then_evicted_tokens", 600),
+    ),
+    "preemptions": lambda status, _: setattr(status.pressure, "preemptions_above_floor", 3),
+    "canary": lambda status, _: (
+        setattr(status.pressure, "kept_shares", {"0.5": 30, "1": 10}),
+        setattr(status.pressure, "kept_share_sum", 22.0),
+    ),
+    "idle": lambda status, _: (
+        finished(status),
+        setattr(status, "peaks", [Peak("used_share", 0.3, status.ts)]),
+    ),
+    "length": lambda status, _: (
+        finished(status),
+        setattr(status, "serving", Serving(length_capped=300)),
+    ),
+    "drafts": lambda status, _: setattr(
+        status, "serving", Serving(draft_tokens=5000, accepted_draft_tokens=600)
+    ),
+    "prefix": lambda status, _: setattr(
+        status, "serving", Serving(prefix_query_tokens=50_000, prefix_hit_tokens=900)
+    ),
+}
+
+
+@pytest.mark.parametrize("code", NOTES)
+def test_a_note_is_hidden_until_there_is_something_to_do(
+    calm: tuple[Status, ConfigDocument], code: str
+) -> None:
+    status, config = calm
+    assert advise(status, config) == []
+    NOTES[code](status, config)
+    (note,) = advise(status, config)
+    assert (note.code, note.level) == (code, "note")
+    assert re.search(r"\d|paused|canary", note.text)
+    assert note.command.startswith("vtoken ") or ": " in note.text

@@ -260,7 +260,7 @@ def test_fragmented_and_a_round_is_due() -> None:
         patch(engine, reclamation="auto")
         status = told(engine)
         assert closed(status.fragmentation) == []
-        assert [one.code for one in status.advice] == ["compact", "floor", "canary"]
+        assert [one.code for one in status.advice] == ["compact", "floor"]
 
 
 def test_fragmented_during_the_pause_after_an_empty_round() -> None:

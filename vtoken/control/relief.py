@@ -63,22 +63,20 @@ def _lower_floors(config: VTokenConfig) -> Iterator[dict[str, Any]]:
 
 
 def _best(outlook: Outlook, changes: Iterator[dict[str, Any]]) -> Remedy | None:
-    """The first of `changes` under which all that wait could start, else the one under which most
-    could; if that are no more than now, the first under which more can be given, or given at once.
+    """The first of `changes` under which more of those that wait could start than now; without
+    one, the first under which more can be given, or given at once.
     """
-    best, most, given = None, outlook.startable_requests, outlook.spendable_blocks
+    best, given = None, outlook.spendable_blocks
     is_held = outlook.waits_for in HELD
     for change in changes:
         then = outlook.under(change)
         if then is None or (then.spendable_blocks <= given and not is_held):
             continue
-        started = then.startable_requests
-        if best is None or started > most:
-            blocks = then.givable_blocks if then.gives else then.spendable_blocks
-            best, most = Remedy(change, blocks, started), max(most, started)
-        given = then.spendable_blocks
-        if most >= len(outlook.spares):
-            break
+        blocks = then.givable_blocks if then.gives else then.spendable_blocks
+        remedy = Remedy(change, blocks, then.startable_requests)
+        if not outlook.waiting or remedy.startable_requests > outlook.startable_requests:
+            return remedy
+        best, given = best or remedy, then.spendable_blocks
     return best
 
 

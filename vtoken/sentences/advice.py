@@ -27,6 +27,8 @@ MANY_CAPPED = 0.05  # of the finished requests
 FEW_ACCEPTED = 0.3  # of the drafts
 FEW_HITS = 0.1  # of the tokens that looked into the prefix cache
 MANY_PREEMPTED = 0.01  # of the finished requests
+MOST_KEPT = 0.9  # of their tokens, by finished requests
+MANY_ENDED = 20  # requests: fewer say little
 IDLE_MEMORY = 0.5  # most used share within a day
 ENOUGH = 1000  # tokens, or requests: fewer say little
 
@@ -207,12 +209,15 @@ def _of_moves(status: Status) -> Iterator[Advice]:
 
 
 def _of_quality(status: Status) -> Iterator[Advice]:
-    """Answers that lose tokens, unchecked."""
+    """Answers that lose many tokens, unchecked."""
     memory = status.pressure
-    loses = status.tokens.evicted if memory is None else memory.recent_tokens
-    if loses and status.canary is None:
+    ended = 0 if memory is None else sum(memory.kept_shares.values())
+    if memory is None or ended < MANY_ENDED or status.canary is not None:
+        return
+    kept = memory.kept_share_sum / ended
+    if kept < MOST_KEPT:
         change = {"canary": {"share": 0.01}}
-        text = "requests lose tokens and no canary checks their answers"
+        text = f"requests keep {kept:.0%} of their tokens, and no canary checks their answers"
         yield Advice("canary", "note", text, change, f"vtoken config set {_assigned(change)}")
 
 

@@ -113,8 +113,7 @@ class _Difference:
             ),
         ]
         if not self._runs and (compacts or self._ran):
-            closed = next(gate.detail for gate in found.gates if not gate.open)
-            parts.append(f"no compaction: {closed}")
+            parts.append(f"no compaction: {_closed(found)[0]}")
         if found.deferred_reason and compacts:
             parts.append(f"deferred: {found.deferred_reason}")
         return Line(_joined(*parts), is_loss)
@@ -138,7 +137,12 @@ class _Difference:
 
 def _runs(found: WhatIf) -> bool:
     """Whether a compaction would run by itself."""
-    return all(gate.open for gate in found.gates)
+    return not _closed(found)
+
+
+def _closed(found: WhatIf) -> list[str]:
+    """What keeps a compaction from running. The price alone keeps none: it opens other gates."""
+    return [gate.detail for gate in found.gates if not gate.open and gate.name != "price"]
 
 
 def _joined(*parts: str) -> str:
