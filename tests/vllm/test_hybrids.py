@@ -407,11 +407,26 @@ def test_the_status_says_what_each_group_holds(
         assert [group.blocks for group in reporter.status().groups] == [0] * len(status.groups)
 
 
+def said_and_asked(admission: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The blocks that a row says its request needs, and that the engine then asks for."""
+    found: list[tuple[int, int]] = []
+    record = admission.record_demand
+
+    def note(name: str, num_blocks: int, *more: Any, withheld_blocks: int) -> None:
+        admission.discard(name)  # what was asked before
+        found.append((admission.needed_blocks(name, withheld_blocks), num_blocks))
+        record(name, num_blocks, *more, withheld_blocks=withheld_blocks)
+
+    monkeypatch.setattr(admission, "record_demand", note)
+    return found
+
+
 def test_a_request_waits_for_the_windows_of_those_that_run(
     engine: Any, gpt_oss: Path, expected: Any, greedy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool fits all peaks of full attention and not all windows: counting the managed group
-    alone admits a request too many, which is preempted.
+    alone admits a request too many, which is preempted. A row says what each needs before the
+    engine asks.
     """
     prompts = [reference.random_prompt(20 + i, 40 + i) for i in range(8)]
     pool = {"num_gpu_blocks_override": 44, "block_size": 16, "max_model_len": 256}
@@ -421,7 +436,11 @@ def test_a_request_waits_for_the_windows_of_those_that_run(
         if counted == "the managed group":
             monkeypatch.setattr(DemandBook, "most_of_others", lambda *_: 0)
         with engine(**settings(gpt_oss, values, enable_prefix_caching=False, **pool)) as llm:
+            asked = said_and_asked(runtime_of(llm).admission, monkeypatch)
             tokens[counted] = greedy(llm, prompts, 100)
+            if counted == "all groups":
+                assert len(asked) > len(prompts)
+                assert all(said == num_blocks for said, num_blocks in asked), asked
             counters = runtime_of(llm).counters
             preempted[counted] = counters.requests.preempted
             assert counters.invariants.violations == 0
