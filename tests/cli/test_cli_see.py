@@ -321,7 +321,7 @@ async def test_status_says_who_waits_who_gave_and_who_can_give(
     assert f"gave {pressure.recent_tokens} tokens in the last 10 s" in line
     can_give = f"{pressure.givable_blocks} blocks ({pressure.givable_tokens} tokens)"
     assert f"{pressure.givers} requests can give {can_give}" in line
-    assert f"{pressure.spared_tokens} tokens live above the floors" in line
+    assert f"{pressure.spared_tokens} tokens kept thanks to free memory" in line
 
 
 async def test_status_is_silent_about_pressure_where_no_request_gives(served: Served) -> None:

@@ -120,11 +120,11 @@ def pressure_line(found: wire.MemoryPressure) -> str:
     can_give = f"can give {blocks} ({found.givable_tokens:,} tokens)"
     above_floor = found.preemptions_above_floor
     parts = (
-        coloured(f"{short} short", "fragmented") if found.short_blocks else "no block is short",
+        coloured(f"{short} missing", "fragmented") if found.short_blocks else "",
         gave if found.recent_tokens else "",
         f"{counted(found.givers, 'request')} {can_give}" if found.givers else "no request can give",
-        f"{counted(found.spared_tokens, 'token')} live above the floors",
-        f"{found.given_tokens:,} given since the start",
+        f"{counted(found.spared_tokens, 'token')} kept thanks to free memory",
+        f"{found.given_tokens:,} given up since the start",
         f"{above_floor:,} preempted while a request could give" if above_floor else "",
     )
     return "; ".join(filter(None, parts))
