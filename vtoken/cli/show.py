@@ -56,9 +56,10 @@ def status_parts(status: wire.Status) -> list[Part]:
         ("pressure", pressure_line(status.pressure) if status.pressure else ""),
         (
             "reclamation",
-            f"{reclaim.state}: {reclaim.relocations:,} relocations, {reclaim.moved_tokens:,} "
-            f"tokens moved ({data_size(reclaim.moved_bytes)}), {reclaim.reclaimed_blocks:,} blocks "
-            f"reclaimed, {reclaim.recycled_slots:,} slots recycled",
+            f"{reclaim.state}: {counted(reclaim.relocations, 'relocation')}, "
+            f"{counted(reclaim.moved_tokens, 'token')} moved ({data_size(reclaim.moved_bytes)}), "
+            f"{counted(reclaim.reclaimed_blocks, 'block')} reclaimed, "
+            f"{counted(reclaim.recycled_slots, 'slot')} recycled",
         ),
         (
             "requests",
