@@ -12,7 +12,8 @@ from vtoken.base.arrays import Floats
 from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import StepPlan, WorkerReport
-from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.growth import Scheduled
+from vtoken.core.runtime.held_request import HeldRequest
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.selftest import Pool
 from vtoken.wire import Geometry
@@ -47,7 +48,11 @@ class Calls:
                 list(self.ids),
                 [counts[name] for name in self.ids],
                 [len(tables[name]) for name in self.ids],
-                {name: NewRequest(counts[name], 7) for name in self.ids if name not in known},
+                {
+                    name: HeldRequest(name, counts[name], counts[name], seed=7)
+                    for name in self.ids
+                    if name not in known
+                },
             )
         )
 

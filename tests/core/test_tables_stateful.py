@@ -127,7 +127,7 @@ class Tables(RuleBasedStateMachine):
         names = [*self.shadows, name] if beyond else [name]
         rows = np.array([self.tables[each].row for each in names])
         totals = np.array([0] * (len(names) - 1) + [total])
-        with pytest.raises(InvariantViolation, match=f"{name} keeps {total} tokens"):
+        with pytest.raises(InvariantViolation, match=f"{name} is to have {total} tokens"):
             self.tables.truncate(rows, totals)
 
     @precondition(lambda self: self.shadows)

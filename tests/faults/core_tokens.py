@@ -99,7 +99,7 @@ def stale_report(engine: CoreEngine, hit: Hit) -> None:
     engine.runtime.finish_step = finish_step  # type: ignore[method-assign]
 
 
-@TOKENS.fault("I2 unique mapping", "I2, `TokenTables._refuse_moves`")
+@TOKENS.fault("I2 unique mapping", "I2, `TokenTables._refuse`")
 def double_a_destination(engine: CoreEngine, hit: Hit) -> None:
     """A plan sends two tokens to one slot."""
 
@@ -113,7 +113,7 @@ def double_a_destination(engine: CoreEngine, hit: Hit) -> None:
     each_relocation(engine, change, hit)
 
 
-@TOKENS.fault("I2 unique mapping", "I2, `TokenTables._refuse_moves`")
+@TOKENS.fault("I2 unique mapping", "I2, `TokenTables._refuse`")
 def land_on_a_live_token(engine: CoreEngine, hit: Hit) -> None:
     """A plan sends a token to the slot of a live one that stays."""
 

@@ -20,7 +20,8 @@ from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.config.values import default_config, merge_patch
 from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import WorkerReport
-from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.growth import Scheduled
+from vtoken.core.runtime.held_request import HeldRequest
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import Geometry
@@ -147,7 +148,11 @@ class _Serving:
             blocks += self.pool.take(max(0, -(-(extent or total) // BLOCK_SIZE) - len(blocks)))
         totals = [self.num_tokens[name] for name in names]
         held = [len(self.pool.tables[name]) for name in names]
-        new = {name: NewRequest(PROMPT_TOKENS, 1) for name in names if num_new > 1}
+        new = {
+            name: HeldRequest(name, PROMPT_TOKENS, PROMPT_TOKENS, seed=1)
+            for name in names
+            if num_new > 1
+        }
         plan = runtime.commit_step(Scheduled(names, totals, held, new))
         report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots))
         for name, signal in plan.want_scores:

@@ -25,7 +25,8 @@ from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.core.runtime.admission import NO_REQUIREMENT
-from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.growth import Scheduled
+from vtoken.core.runtime.held_request import HeldRequest
 from vtoken.core.runtime.other_groups import OtherGroup
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.wire import Geometry
@@ -346,8 +347,9 @@ class CoreEngine:
         grown.num_tokens.append(request.num_computed)
         grown.num_blocks.append(len(blocks))
         if table is None:
-            grown.new[request.id] = NewRequest(
-                request.num_prompt_tokens, request.seed, request.num_known
+            prefill_end = max(request.num_prompt_tokens, request.num_known)
+            grown.new[request.id] = HeldRequest(
+                request.id, request.num_prompt_tokens, prefill_end, request.seed
             )
         if self.prefix_caching and (not truncated or self.caches_after_eviction):
             num_known = request.num_computed - num_drafts

@@ -19,8 +19,6 @@ import numpy as np
 from vtoken.base.arrays import Bools, Ints
 from vtoken.base.compiled import kernel
 
-DIGIT = 256  # of the radix sort
-
 
 @kernel
 def count_live(grid: Ints) -> Ints:
@@ -136,35 +134,6 @@ def _counting_sort(key: Ints, num_keys: int) -> Ints:
 
 
 @kernel
-def _sort_by_id(ids: Ints, slots: Ints) -> None:
-    """Radix sort of both [k] by `ids`, distinct and >= 0, in place."""
-    k, ascending, top = len(ids), True, 0
-    for i in range(k):
-        top = max(top, ids[i])
-        if i > 0 and ids[i] < ids[i - 1]:
-            ascending = False
-    if ascending:
-        return
-    other_ids, other_slots = np.empty_like(ids), np.empty_like(slots)
-    first = np.empty(DIGIT + 1, dtype=np.int64)
-    shift = 0
-    while top >> shift > 0:
-        first[:] = 0
-        for i in range(k):
-            first[((ids[i] >> shift) & (DIGIT - 1)) + 1] += 1
-        for digit in range(DIGIT):
-            first[digit + 1] += first[digit]
-        for i in range(k):
-            digit = (ids[i] >> shift) & (DIGIT - 1)
-            other_ids[first[digit]] = ids[i]
-            other_slots[first[digit]] = slots[i]
-            first[digit] += 1
-        ids[:] = other_ids
-        slots[:] = other_slots
-        shift += 8
-
-
-@kernel
 def _open_end(
     grid: Ints,
     writable: Bools,
@@ -248,7 +217,7 @@ def lay_out(
                     moves[0, k] = grid[r, o]
                     moves[1, k] = blocks[r] * size + o
                     k += 1
-    _sort_by_id(moves[0, :k], moves[1, :k])
+    moves[:2, :k] = moves[:2, np.argsort(moves[0, :k])]
     filled = np.zeros(n + num_fresh, dtype=np.int64)
     filled[:n] = live
     for o in range(end, size):

@@ -26,28 +26,17 @@ from vtoken.core.tables.token_tables import AppendedTokens, Places
 NO_STEPS = RequestSteps()  # no request has evicted
 
 
-@dataclass(frozen=True, slots=True)
-class NewRequest:
-    """A request scheduled for the first time, or again after a preemption.
-
-    `num_prefill_tokens`: tokens to compute before it decodes.
-    """
-
-    num_prompt_tokens: int
-    seed: int
-    num_prefill_tokens: int = 0
-
-
 @dataclass(slots=True)
 class Scheduled:
     """The requests of a step after allocation, as columns: all tokens, this step's included, and
-    the number of blocks held. `new`: the requests without a table.
+    the number of blocks held. `new`: those without a table, scheduled for the first time or again
+    after a preemption.
     """
 
     request_ids: list[str] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     num_blocks: list[int] = field(default_factory=list)
-    new: dict[str, NewRequest] = field(default_factory=dict)
+    new: dict[str, HeldRequest] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -88,15 +77,8 @@ class TokenAppender:
     def append(self, scheduled: Scheduled) -> tuple[Ints, AppendedTokens]:
         """Append the new tokens of all scheduled requests; returns their rows [k] and the slots."""
         tables = self._requests.tables
-        for request_id, new in scheduled.new.items():
-            self._requests.admit(
-                HeldRequest(
-                    request_id,
-                    new.num_prompt_tokens,
-                    max(new.num_prompt_tokens, new.num_prefill_tokens),
-                    new.seed,
-                )
-            )
+        for request in scheduled.new.values():
+            self._requests.admit(request)
         rows = tables.rows_of(scheduled.request_ids)
         if len(rows) != len(scheduled.request_ids):
             unknown = {*scheduled.request_ids}.difference(tables.rows)

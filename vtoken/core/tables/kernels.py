@@ -47,7 +47,6 @@ DUPLICATE_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
 NO_BLOCK = 13
 PROTECTED = 14
 CROWDED = 15
-BEYOND = 16
 
 MAX_HOLDERS = 65_535  # `holders` and `readers` are uint16
 
@@ -222,7 +221,7 @@ def truncate(rows, totals, s, cols, pool):
     """
     for j in range(len(rows)):
         if totals[j] < 0 or totals[j] > cols.facts[rows[j]].num_tokens:
-            return BEYOND, j
+            return SHRANK, j
     for j in range(len(rows)):
         fact = cols.facts[rows[j]]
         segment, first = fact.first_block * s, fact.first_token

@@ -33,6 +33,29 @@ from vtoken.core.tables.token_table import TokenTable
 MAX_NUMBER = 65_535
 ONE = np.uint16(1)  # `ufunc.at` is a hundred times slower when it has to cast
 
+# Why a kernel refuses a request: the invariant, and its `detail` in words.
+REFUSALS = {
+    kernels.OCCUPIED: ("I2", "{name}: place {0} is occupied"),
+    kernels.NO_PLACE: (
+        "I4",
+        "{0} tokens at index {1} do not fit {2} blocks of {block_size} (request {name})",
+    ),
+    kernels.NO_BLOCK: ("I4", "the table of {name} is to have {0}, which is no block"),
+    kernels.CROWDED: (
+        "I4",
+        f"{{name}} is holder {kernels.MAX_HOLDERS + 1:,} of block {{0}}: too many",
+    ),
+    kernels.SHRANK: ("I4", "{name} is to have {total} tokens, its table has {facts[num_tokens]}"),
+    kernels.DEAD: ("I1", "a moved token of {name} is not live"),
+    kernels.LOST: (
+        "I1",
+        "{facts[num_live]} live tokens of {name} before the relocation, {0} after",
+    ),
+    kernels.DUPLICATE_BLOCK: ("I2", "the new table of {name} contains a block twice"),
+    kernels.OUTSIDE: ("I2", "destination block {0} is not in the table of {name}"),
+    kernels.TAKEN: ("I2", "a destination slot of {name} is used twice or holds a live token"),
+}
+
 
 class AppendedTokens(NamedTuple):
     """The slots of new tokens; request i has slots[starts[i]:starts[i + 1]].
@@ -160,29 +183,9 @@ class TokenTables:
                 more = int(added.counts[first])
                 columns.reserve(row, int(totals[first]), int(columns.num_blocks[row]) + more)
             elif code != kernels.DONE:
-                self._refuse_growth(code, int(rows[first]), int(totals[first]))
+                self._refuse(code, int(rows[first]), int(totals[first]))
         num_written, num_recycled = counted.tolist()
         return AppendedTokens(slots, starts, written[:num_written], num_recycled)
-
-    def _refuse_growth(self, code: int, row: int, total: int) -> NoReturn:
-        name, detail = self.names[row], self._detail
-        if code == kernels.OCCUPIED:
-            raise InvariantViolation("I2", f"{name}: place {detail[0]} is occupied")
-        if code == kernels.NO_BLOCK:
-            raise InvariantViolation("I4", f"{name} holds {detail[0]}, which is no block")
-        if code == kernels.CROWDED:
-            raise InvariantViolation(
-                "I4", f"{name} is holder {kernels.MAX_HOLDERS + 1:,} of block {detail[0]}: too many"
-            )
-        if code == kernels.SHRANK:
-            raise InvariantViolation(
-                "I4", f"{name} has {total} tokens, its table has {self.columns.num_tokens[row]}"
-            )
-        raise InvariantViolation(
-            "I4",
-            f"{detail[0]} tokens at index {detail[1]} do not fit {detail[2]} blocks "
-            f"of {self.block_size} (request {name})",
-        )
 
     def truncate(self, rows: Ints, totals: Ints) -> None:
         """Remove the newest tokens of requests `rows` [k], distinct, which keep `totals` [k].
@@ -194,12 +197,7 @@ class TokenTables:
             rows, totals, self.block_size, self.columns.arrays, self.pool.arrays
         )
         if code != kernels.DONE:
-            row = int(rows[at])
-            raise InvariantViolation(
-                "I4",
-                f"{self.names[row]} keeps {totals[at]} tokens, "
-                f"its table has {self.columns.num_tokens[row]}",
-            )
+            self._refuse(code, int(rows[at]), int(totals[at]))
 
     def growth(self, rows: Ints, num_new: Ints, *, recycling: bool) -> Ints:
         """The blocks [k] that each of `rows` [k] takes, beyond those it holds, for `num_new` [k]
@@ -273,7 +271,7 @@ class TokenTables:
             self._rank, self._old_rank, dropped, self._detail,
         )  # fmt: skip
         if code != kernels.DONE:
-            self._refuse_moves(code, table)
+            self._refuse(code, table.row)
         out: list[int] = dropped[:num_dropped].tolist()
         return out
 
@@ -291,22 +289,14 @@ class TokenTables:
         out: list[int] = dropped[:num_dropped].tolist()
         return out
 
-    def _refuse_moves(self, code: int, table: TokenTable) -> NoReturn:
-        name, number = table.request_id, int(self._detail[0])
-        if code == kernels.DEAD:
-            raise InvariantViolation("I1", f"a moved token of {name} is not live")
-        if code == kernels.LOST:
-            raise InvariantViolation(
-                "I1",
-                f"{table.num_live} live tokens of {name} before the relocation, {number} after",
-            )
-        reasons = {
-            kernels.DUPLICATE_BLOCK: f"the new table of {name} contains a block twice",
-            kernels.NO_BLOCK: f"the new table of {name} contains block {number}, which is no block",
-            kernels.OUTSIDE: f"destination block {number} is not in the table of {name}",
-            kernels.TAKEN: f"a destination slot of {name} is used twice or holds a live token",
-        }
-        raise InvariantViolation("I2", reasons[code])
+    def _refuse(self, code: int, row: int, total: int = 0) -> NoReturn:
+        """Raise what a kernel found wrong with the request of `row`, which is to have `total`."""
+        invariant, text = REFUSALS[code]
+        facts, block_size = self.columns.facts[row], self.block_size
+        detail = text.format(
+            *self._detail, name=self.names[row], facts=facts, total=total, block_size=block_size
+        )
+        raise InvariantViolation(invariant, detail)
 
     def release(self, request_id: str) -> None:
         """Remove a finished or preempted request."""

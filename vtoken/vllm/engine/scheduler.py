@@ -30,7 +30,8 @@ from vtoken.control.telemetry import Publisher
 from vtoken.core import selftest
 from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
 from vtoken.core.planning.engine_shape import EngineShape
-from vtoken.core.runtime.growth import NewRequest, Scheduled
+from vtoken.core.runtime.growth import Scheduled
+from vtoken.core.runtime.held_request import HeldRequest
 from vtoken.core.runtime.losses import answer_report
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.policies import make_policy
@@ -236,8 +237,8 @@ class VTokenSchedulerMixin(Scheduler):
         for request in requests:
             name = request.request_id
             if name not in known:
-                new[name] = NewRequest(
-                    request.num_prompt_tokens, _prompt_seed(request), request.num_tokens
+                new[name] = HeldRequest(
+                    name, request.num_prompt_tokens, request.num_tokens, _prompt_seed(request)
                 )
                 self._count_hits(request, request.num_computed_tokens - num_scheduled[name])
         return Scheduled(
