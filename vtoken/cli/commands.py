@@ -150,7 +150,12 @@ INSPECT = [
         "requests",
         "see.requests",
         "every request that holds or waits for blocks",
-        Option(["--sort"], type=Choice(SORTS), default="wait", help="largest first (wait)"),
+        Option(
+            ["--sort"],
+            type=Choice(SORTS),
+            default="wait",
+            help="first: the largest, of `kept` the smallest (wait)",
+        ),
         Option(["-o", "--output"], type=Choice(["wide"]), help="wide: more columns, whole ids"),
         examples=(
             "vtoken requests --sort gave -o wide",
