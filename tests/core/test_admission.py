@@ -157,7 +157,7 @@ def test_what_running_requests_may_still_take_in_other_groups_stays_free(
     running(engine, "a", 16, 1000)
     assert asks(engine, 32, 64) == alone + 4 + 4  # its own window, and that of "a"
     beside.hold("a", 3)
-    engine.runtime.current.begin()
+    engine.runtime.current.number += 1
     engine.runtime.admission.begin_step()
     assert asks(engine, 32, 64) == alone + 4 + 1
 

@@ -57,19 +57,17 @@ def test_engines_that_start_side_by_side_get_the_time_of_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "dtype"),
+    ("features", "dtype"),
     [
-        ("processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 gfni\n", "bfloat16"),
-        ("flags\t\t: fpu avx512f amx_bf16 amx_tile\n", "bfloat16"),
-        ("Features\t: fp asimd i8mm bf16\n", "bfloat16"),
-        ("model name\t: bf16 in a name\nflags\t\t: fpu avx2 avx512f\n", "float32"),
-        ("", "float32"),
-        (None, "float32"),
+        ({"avx512f": True, "avx512bf16": True, "amx-bf16": False}, "bfloat16"),
+        ({"avx512f": True, "avx512bf16": False, "amx-bf16": True}, "bfloat16"),
+        ({"fullfp16": True, "bf16": True}, "bfloat16"),
+        ({"avx512f": True, "avx512bf16": False, "amx-bf16": False}, "float32"),
+        ({}, "float32"),
     ],
 )
 def test_bfloat16_is_chosen_where_the_cpu_has_instructions_for_it(
-    tmp_path: Path, cpuinfo: str | None, dtype: str
+    monkeypatch: pytest.MonkeyPatch, features: dict[str, bool], dtype: str
 ) -> None:
-    if cpuinfo is not None:
-        (tmp_path / "cpuinfo").write_text(cpuinfo)
-    assert faster_dtype(tmp_path / "cpuinfo") == dtype
+    monkeypatch.setattr(demo_choice, "get_host_cpu_features", lambda: features)
+    assert faster_dtype() == dtype

@@ -56,6 +56,11 @@ class RefusedError(VTokenError):
         self.title = title
 
 
+def refused(field: str, value: Any, why: str, bound: str) -> RefusedError:
+    """The error for `field = value`, and `why` it cannot be."""
+    return RefusedError(f"{field} = {value!r} {why}", field=field, value=value, bound=bound)
+
+
 class UnknownRequestError(RefusedError):
     """No running request has this id; `ended`: it has finished.
 

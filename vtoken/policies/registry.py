@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from vtoken.base.errors import RefusedError
+from vtoken.base.errors import RefusedError, refused
 from vtoken.policies.base import BUILT_IN, Policy, check_declared, needs_of, validate
 from vtoken.policies.packages import load_group
 from vtoken.policies.signals import broken_kinds
@@ -54,21 +54,19 @@ def make_policy(name: Any, params: Any) -> Policy:
         )
     cls = known[name]
     if not isinstance(params, dict):
-        raise RefusedError(
-            "policy.params must be an object", field="policy.params", value=params, bound="object"
-        )
+        raise refused("policy.params", params, "is not an object", "object")
     try:
         policy = cls(msgspec.convert(params, cls.Params, strict=True))
         check_declared(policy)
         return policy
     except msgspec.ValidationError as error:
-        refused = fault(error, params, cls.Params)
-        is_field = refused.field != "body"  # else the class itself refuses
+        found = fault(error, params, cls.Params)
+        is_field = found.field != "body"  # else the class itself refuses
         raise RefusedError(
-            f"policy {name}: {refused.detail if is_field else error}",
-            field=f"policy.params.{refused.field}" if is_field else "policy.params",
-            value=refused.value,
-            bound=refused.bound if is_field else str(error),
+            f"policy {name}: {found.detail if is_field else error}",
+            field=f"policy.params.{found.field}" if is_field else "policy.params",
+            value=found.value,
+            bound=found.bound if is_field else str(error),
         ) from None
     except Exception as error:  # policies of other packages may raise anything
         raise RefusedError(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import structs
 
-from vtoken.base.errors import RefusedError
+from vtoken.base.errors import RefusedError, refused
 from vtoken.core.config.prompt_parts import NO_PARTS, PromptParts, Spans
 from vtoken.core.config.protection import NOTHING, PROTECT, Protection, protection
 from vtoken.core.config.spans import check_apart, check_inside, num_tokens, read_spans
@@ -104,13 +104,9 @@ class RequestRules:
         check_inside(self.forget, self.prompt.num_tokens, FORGET)
         policy = self.policy
         if policy is not None and self.lacks_words(VTokenConfig(policy=policy)):
-            raise RefusedError(
-                f"vtoken_policy = {policy.name!r} needs token ids, which a prompt that is given as "
-                "embeddings does not have",
-                field="vtoken_policy",
-                value=policy.name,
-                bound="a policy that does not need token_ids",
-            )
+            why = "needs token ids, which a prompt that is given as embeddings does not have"
+            bound = "a policy that does not need token_ids"
+            raise refused("vtoken_policy", policy.name, why, bound)
 
     def _under(self, config: VTokenConfig) -> tuple[VTokenConfig, VTokenConfig, Protection]:
         if self._merged is None or self._merged[0] is not config:
@@ -127,7 +123,8 @@ class RequestRules:
         budget = max(self._budget(config), named + min_budget)
         protected = NOTHING
         if policy.name != "none":
-            parts = self.prompt.find_parts() if any(_flags(config)) else NO_PARTS
+            any_part = any(structs.astuple(config.protect))
+            parts = self.prompt.find_parts() if any_part else NO_PARTS
             protected = protection(self.protect, parts, config.protect, budget, min_budget)
         own = {
             "policy": policy,
@@ -148,11 +145,6 @@ class RequestRules:
         if ratio > 0:
             return max(config.budget_floor_tokens, int(ratio * self.prompt.num_tokens))
         return config.budget_tokens
-
-
-def _flags(config: VTokenConfig) -> tuple[bool, ...]:
-    flags: tuple[bool, ...] = structs.astuple(config.protect)
-    return flags
 
 
 def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
@@ -189,20 +181,12 @@ def request_rules(arguments: Mapping[str, Any] | None) -> RequestRules | None:
 def _check_budget(budget: int, policy: Policy | None, ratio: float | None, protected: int) -> None:
     """Raises RefusedError if a request's own budget contradicts its other arguments."""
     if ratio:
-        raise RefusedError(
-            f"vtoken_budget_ratio = {ratio:g} together with vtoken_budget_tokens = {budget}",
-            field="vtoken_budget_ratio",
-            value=ratio,
-            bound="one of the two, or 0",
-        )
+        why = f"together with vtoken_budget_tokens = {budget}"
+        raise refused("vtoken_budget_ratio", ratio, why, "one of the two, or 0")
     min_budget = 1 if policy is None else policy.min_budget_tokens()
     if policy is not None and budget < min_budget:
-        raise RefusedError(
-            f"vtoken_budget_tokens = {budget} is too small for policy {policy.name}",
-            field="vtoken_budget_tokens",
-            value=budget,
-            bound=f"at least {min_budget} with these parameters",
-        )
+        why, bound = f"is too small for policy {policy.name}", f"at least {min_budget}"
+        raise refused("vtoken_budget_tokens", budget, why, f"{bound} with these parameters")
     if budget < protected + min_budget:
         raise RefusedError(
             f"vtoken_budget_tokens = {budget} is too small for the {protected} tokens of "
@@ -217,22 +201,14 @@ def _policy(given: Arguments) -> Policy | None:
     text = given.policy_params
     if given.policy is None:
         if text is not None:
-            raise RefusedError(
-                "vtoken_policy_params needs vtoken_policy",
-                field="vtoken_policy_params",
-                value=text,
-                bound="only together with vtoken_policy",
-            )
+            bound = "only together with vtoken_policy"
+            raise refused("vtoken_policy_params", text, "needs vtoken_policy", bound)
         return None
     try:
         params = read_json(text) if isinstance(text, str) else text or {}
     except ValueError as error:
-        raise RefusedError(
-            f"vtoken_policy_params is not JSON: {error}",
-            field="vtoken_policy_params",
-            value=text,
-            bound="a JSON object as text",
-        ) from None
+        why, bound = f"is not JSON: {error}", "a JSON object as text"
+        raise refused("vtoken_policy_params", text, why, bound) from None
     try:
         return make_policy(given.policy, params)
     except RefusedError as error:

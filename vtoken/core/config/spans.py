@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vtoken.base.arrays import Bools, Ints
-from vtoken.base.errors import RefusedError
+from vtoken.base.errors import refused
 from vtoken.core.config.prompt_parts import Span, Spans
 from vtoken.wire.bounds import read_json
 
@@ -51,22 +51,22 @@ def read_spans(value: Any, field: str) -> Spans:
     try:
         document = read_json(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise _refusal(field, value, f"is not JSON: {error}", SHAPE) from None
+        raise refused(field, value, f"is not JSON: {error}", SHAPE) from None
     if not isinstance(document, list):
-        raise _refusal(field, value, "is not a list of spans", SHAPE)
+        raise refused(field, value, "is not a list of spans", SHAPE)
     flat = [*document]
     if all(isinstance(part, list) and len(part) == 2 for part in document):
         flat = [number for part in document for number in part]
     if len(flat) % 2 or any(type(number) is not int for number in flat):
-        raise _refusal(field, value, "is not a list of spans", SHAPE)
+        raise refused(field, value, "is not a list of spans", SHAPE)
     spans = sorted(zip(flat[::2], flat[1::2], strict=True))
     last = 0
     for start, end in spans:
         if start < 0 or end <= start:
-            raise _refusal(field, [start, end], "is not a span", "0 <= start < end")
+            raise refused(field, [start, end], "is not a span", "0 <= start < end")
         if start < last:
             bound = f"start at least {last}"
-            raise _refusal(field, [start, end], "overlaps another span", bound)
+            raise refused(field, [start, end], "overlaps another span", bound)
         last = end
     return tuple(spans)
 
@@ -76,7 +76,7 @@ def check_inside(spans: Spans, num_tokens: int, field: str, whole: str = "prompt
     if spans and spans[-1][1] > num_tokens:
         why = f"leaves the {whole} of {num_tokens} tokens"
         bound = f"0 <= start < end <= {num_tokens}"
-        raise _refusal(field, [*spans[-1]], why, bound)
+        raise refused(field, [*spans[-1]], why, bound)
 
 
 def check_apart(forgotten: Spans, protected: Spans, field: str) -> None:
@@ -84,13 +84,9 @@ def check_apart(forgotten: Spans, protected: Spans, field: str) -> None:
     for start, end in forgotten:
         for first, last in protected:
             if start < last and first < end:
-                raise _refusal(
+                raise refused(
                     field,
                     [start, end],
                     f"overlaps the protected span {[first, last]}, whose tokens never die",
                     "spans without a protected token",
                 )
-
-
-def _refusal(field: str, value: Any, why: str, bound: str) -> RefusedError:
-    return RefusedError(f"{field} = {value!r} {why}", field=field, value=value, bound=bound)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from vtoken.base.errors import RefusedError
+from vtoken.base.errors import RefusedError, refused
 from vtoken.policies import Policy, make_policy, policy_names
 from vtoken.wire import (
     Bound,
@@ -152,15 +152,15 @@ def _converted(
     try:
         values = msgspec.convert(document, ConfigValues)
     except msgspec.ValidationError as error:
-        refused = fault(error, document, ConfigValues)
-        field = refused.field or ""
+        found = fault(error, document, ConfigValues)
+        field = found.field or ""
         for name, count in numbers.items():
             if field == f"probe.{name}":
-                raise _refuse_numbers(name, refused.value, count) from None
+                raise _refuse_numbers(name, found.value, count) from None
         limits = bounds(num_blocks, num_layers)
         if field in limits:
-            raise _refuse(field, refused.value, takes(limits[field])) from None
-        raise refused from None
+            raise _refuse(field, found.value, takes(limits[field])) from None
+        raise found from None
     for name, of_pool in pool_limits(num_blocks).items():
         value = getattr(values, name)
         if value > of_pool.maximum:
@@ -218,7 +218,7 @@ def _shadow(choice: PolicyChoice | None) -> Policy | None:
 
 
 def _refuse(name: str, value: Any, bound: str) -> RefusedError:
-    return RefusedError(f"{name} = {value!r} is not {bound}", field=name, value=value, bound=bound)
+    return refused(name, value, f"is not {bound}", bound)
 
 
 def _refuse_numbers(name: str, value: Any, count: int | None) -> RefusedError:

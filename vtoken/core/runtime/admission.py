@@ -143,7 +143,8 @@ class Admission:
                 reserves=requirement.reserves,
             )
         if missing and (requirement.extra_blocks or withheld_blocks):
-            self._current.want_blocks(missing + withheld_blocks)
+            wanted = missing + withheld_blocks
+            self._current.wanted_blocks = max(self._current.wanted_blocks, wanted)
 
     def admitted(self, request_id: str, num_blocks: int) -> None:
         """`request_id` was admitted in the step being planned and has taken `num_blocks` in all

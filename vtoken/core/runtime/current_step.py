@@ -34,25 +34,6 @@ class CurrentStep:
             reclamation=ReclamationCounters(deferrals=dict.fromkeys(DEFERRALS, 0))
         )
 
-    def begin(self) -> None:
-        self.number += 1
-
-    def end(self) -> None:
-        """A step ends, the newest or an earlier one."""
-        self.num_reports += 1
-
-    def set_near(self, is_near: bool) -> None:
-        """Record whether a shortage of blocks is near."""
-        self.is_short_soon = is_near
-
-    def begin_allocation(self) -> None:
-        """Reset `wanted_blocks` before the engine allocates."""
-        self.wanted_blocks = 0
-
-    def want_blocks(self, num_blocks: int) -> None:
-        """Record that a waiting request lacks `num_blocks`, withheld ones included."""
-        self.wanted_blocks = max(self.wanted_blocks, num_blocks)
-
     def take_decisions(self) -> StepDecisions:
         """Take the decisions of the planned step; the next step starts without any."""
         decisions = self.decisions

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vtoken.base.arrays import Bools, Floats, Ints, Ragged
-from vtoken.base.errors import InvariantViolation, RefusedError
+from vtoken.base.errors import InvariantViolation, RefusedError, refused
 from vtoken.core.config.calibration import CalibrationProfile, default_layer
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.engine_shape import EngineShape
@@ -97,12 +97,8 @@ class Ranking:
         vocabulary = self.vocabulary
         why = "this engine has no tokenizer" if vocabulary is None else vocabulary.refusal()
         if why is not None:
-            raise RefusedError(
-                f"policy {policy.name} needs the request's words, but {why}",
-                field=field,
-                value=policy.name,
-                bound="a policy that does not need token_ids",
-            )
+            bound = "a policy that does not need token_ids"
+            raise refused(field, policy.name, f"needs the request's words, but {why}", bound)
 
     def is_suspended(self, policy: Policy) -> bool:
         """Whether `policy` has failed and is no longer called."""

@@ -302,7 +302,7 @@ class Runtime:
         `drafting` append drafts behind it, so many tokens in all. `prefilling`: requests in the
         middle of their prompt, with the maximum size of their next chunk.
         """
-        self.current.begin()
+        self.current.number += 1
         self.active.begin_step()
         self.shadow.set_policy(self.config.shadow)
         self.latency.set_objectives(self.config.objectives)
@@ -324,7 +324,7 @@ class Runtime:
         freed += self.relocator.plan_step(
             new_holes=died, missing_blocks=missing, short_blocks=shortage.blocks
         )
-        self.current.begin_allocation()
+        self.current.wanted_blocks = 0
         if freed:
             freed.reverse()  # the block freed first is the first to leave the prefix cache
             self.store.give_back(freed)
@@ -381,7 +381,7 @@ class Runtime:
         """The shortage that remains after a round, if requests may give for it, and the blocks that
         the round freed. `freed`: those that the step has freed before.
         """
-        self.current.set_near(self.shortages.is_near())
+        self.current.is_short_soon = self.shortages.is_near()
         if not self.current.is_short_soon:
             return NO_SHORTAGE, []
         shortage = self.shortages.measure(ready, prefilling, self._num_free(freed))
@@ -395,7 +395,7 @@ class Runtime:
 
     def finish_step(self, report: WorkerReport | None, step: int) -> None:
         """Process the end of `step`; `report` is None if the worker sent none."""
-        self.current.end()
+        self.current.num_reports += 1
         # Steps run in order: outstanding reports of earlier steps are lost.
         for earlier in self.relocator.steps_in_flight(before=step):
             self.relocator.finish_step(earlier, 0, self._check_copies(None, earlier))
