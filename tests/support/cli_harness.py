@@ -71,11 +71,12 @@ def leaves(command: click.Command = cli, title: str = "") -> Iterator[tuple[str,
 def parse(words: list[str]) -> None:
     """Parse the words behind `vtoken` and run nothing. Raises click.UsageError."""
     command: click.Command | None = cli
+    context: click.Context | None = None
     while isinstance(command, click.Group):
-        context = click.Context(command)
+        context = click.Context(command, context, **command.context_settings)
         name, command, words = command.resolve_command(context, words)
     assert command is not None
-    command.make_context(name, words)
+    command.make_context(name, words, context)
 
 
 def environment(**more: str) -> dict[str, str]:
