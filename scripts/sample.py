@@ -1,9 +1,9 @@
 """`python -m scripts.sample [--out FILE]`: records what `vtoken console --sample` plays.
 
 The engine is real: the demo's trained model under the shipped defaults, in a cache that is too
-small for the second half of its clients. Memory is ample with two of them; ten more come, requests
-wait, and those that run give tokens; `ana` tries a lower floor and takes it back; the ten leave.
-A recording in which one of these did not happen is not kept.
+small for all of its clients. Memory is ample with two of them. A crowd comes, requests wait, and
+those that run give tokens; `ana` tries the floor that the planner advises and takes it back; the
+crowd leaves. A recording in which one of these did not happen is not kept.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ FLAGS = (
     "--block-size=16",
     "--enforce-eager",
     "--max-num-seqs=16",
+    "--max-num-batched-tokens=512",  # short steps, and so many states of a slow machine
     "--max-model-len=auto",
     "--kv-cache-memory-bytes=67108864",
     f"--num-gpu-blocks-override={NUM_BLOCKS}",
@@ -70,27 +71,27 @@ async def chat(url: str, model: str, name: int) -> None:
 
 
 async def traffic(url: str) -> None:
-    async def clients(names: range, come_s: float, leave_s: float) -> None:
-        """They leave without their last answers."""
-        await asyncio.sleep(come_s)
+    async def one(name: int, comes_s: float, leaves_s: float) -> None:
+        """It leaves without its last answer."""
+        await asyncio.sleep(comes_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(leave_s - come_s):
-                await asyncio.gather(*(chat(url, MODEL_NAME, name) for name in names))
+            async with asyncio.timeout(leaves_s - comes_s):
+                await chat(url, MODEL_NAME, name)
 
     async def change() -> None:
+        """What the planner advises, when somebody waits."""
         await asyncio.sleep(TRIAL_S)
         with Client(Address(url, actor="ana"), timeout_s=60.0) as client:
-            client.patch_config(
-                {"budget_ratio": 0.33},
-                confirm_within_s=300,
-                guards=[wire.Guard(metric="preemptions", above=0.0)],
-            )
+            while not (advised := [a.change for a in client.status().advice if a.change]):
+                await asyncio.sleep(0.5)
+            guards = [wire.Guard(metric="preemptions", above=0.0)]
+            client.patch_config(advised[0], confirm_within_s=300, guards=guards)
             await asyncio.sleep(UNDO_S - TRIAL_S)
             client.undo()
 
-    calm = clients(range(CALM), 0.0, DURATION_S)
-    crowd = clients(range(CALM, CALM + CROWD), CROWD_S, LEFT_S)
-    await asyncio.gather(calm, crowd, change())
+    calm = [one(name, 0.0, DURATION_S) for name in range(CALM)]
+    crowd = [one(CALM + n, CROWD_S + n, LEFT_S) for n in range(CROWD)]
+    await asyncio.gather(*calm, *crowd, change())
 
 
 def statuses(path: Path) -> Iterator[wire.Status]:
