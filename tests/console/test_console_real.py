@@ -72,7 +72,7 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
         await until(lambda: "budget_tokens 64 → 32" in outcome.text, "no what-if")
         await until(lambda: "evicts now" in outcome.text, "no consequences")
         await until(lambda: "apply is off: read-only" in screen_text(app), "not shown as off")
-        for key in ("enter", "ctrl+t", "ctrl+y"):
+        for key in ("enter", "ctrl+t"):
             await pilot.press(key)
             await until(lambda: "Not applied: this server is read-only" in outcome.text, "unsaid")
             assert outcome.text.count("Not applied") == 1

@@ -49,6 +49,7 @@ GROUPS: dict[str, dict[Path, str]] = {
         ("verify_ratio",): "moves verified, share",
         ("canary", "share"): "answers checked, share",
         ("canary", "control_share"): "control group, share",
+        ("slo",): "objectives of latency",
     },
     PARAMETERS: {
         ("probe", "layers"): "layers probed",
@@ -71,11 +72,6 @@ PARTS: dict[str, type[msgspec.Struct]] = {
     "experiment": wire.Experiment,
 }
 SUMMARIES: dict[Path, str] = {  # that say more here than the server's
-    ("protect", "template"): (
-        "never evict the chat template's first tokens and the answer's header"
-    ),
-    ("protect", "system"): "never evict the system prompt",
-    ("protect", "last_user"): "never evict the last user turn",
     ("probe", "layers"): "probed layers, comma separated; empty: calibrated, or 0.7 deep",
     ("probe", "heads"): "probed query heads, comma separated; empty: calibrated, or all",
 }

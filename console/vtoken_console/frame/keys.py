@@ -49,7 +49,7 @@ class Key:
 
 CONTROL = frozenset(
     {
-        *("pause", "compact", "undo", "confirm", "apply", "trial", "keep"),
+        *("pause", "compact", "undo", "confirm", "apply", "trial"),
         *("sync-engines", "undo-engine"),
     }
 )
@@ -107,7 +107,6 @@ KEYS: tuple[Key, ...] = (
         "apply for a time, or under a guard; the engine then reverts it",
         "Settings",
     ),
-    Key("ctrl+y", "keep", "keep", "keep what is on trial", "Settings"),
     Key("x", "export", "export", "this view as SVG, PNG, CSV or JSON", "Console", 7),
     Key("r", "retry", "retry", "connect again now", "Console"),
     Key(

@@ -19,7 +19,6 @@ from textual.timer import Timer
 
 from vtoken.client import ProblemError
 from vtoken.wire import void_settings
-from vtoken_console.changes import controls
 from vtoken_console.changes.controls import applied_text
 from vtoken_console.changes.descriptions import (
     applied_paragraphs,
@@ -60,7 +59,6 @@ class ControlScreen(ModalScreen[None]):
         Binding("escape", "dismiss", show=False),
         Binding("enter", "apply", id="apply", show=False, priority=True),
         Binding("ctrl+t", "trial", id="trial", show=False, priority=True),
-        Binding("ctrl+y", "keep", id="keep", show=False, priority=True),
     ]
 
     def __init__(
@@ -215,20 +213,6 @@ class ControlScreen(ModalScreen[None]):
 
         example = "goodput<0.95" if status and status.slo else "waiting>20; preemptions>0"
         self.app.push_screen(TrialScreen(changes, self._host, p95, example), start)
-
-    def action_keep(self) -> None:
-        if self._refused():
-            return
-        self._settle()
-        self.run_worker(self._keep(), group="apply", exclusive=True)
-
-    async def _keep(self) -> None:
-        try:
-            self._outcome.set_paragraphs(
-                (await controls.confirm(self._source.rest, self._watch), palette.GOOD_STYLE)
-            )
-        except ProblemError as error:
-            self._outcome.set_paragraphs(*_refusal(error.problem))
 
     def show_lookup(self, text: str) -> None:
         """Shows that the outcome of the applied edits is unknown and is looked up."""
