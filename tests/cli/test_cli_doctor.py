@@ -94,19 +94,6 @@ async def test_a_check_of_several_engines_tells_of_the_worst(
     assert (ran.code, ran.out.split(":")[0]) == (2, "gpu8")
 
 
-async def test_doctor_notes_that_holes_cost_more_than_the_round_that_nobody_lets_run(
-    served: Served, core: LiveEngine
-) -> None:
-    core.core.worker.hole_us = 500
-    core.steps(4)
-    found = (await findings(served))["prices"]
-    assert found.verdict == "note"
-    assert "hole 500 µs a token" in found.found
-    assert "vtoken resume" in found.todo
-    core.configure(reclamation="auto")
-    assert (await findings(served))["prices"].verdict == "ok"
-
-
 @pytest.mark.parametrize(("wasted", "noted"), [(200, False), (300, True)])
 async def test_doctor_notes_many_moves_in_vain(
     served: Served, core: LiveEngine, wasted: int, noted: bool

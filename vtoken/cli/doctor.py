@@ -19,7 +19,7 @@ from vtoken.cli.printing import coloured
 from vtoken.cli.remote import Remote
 from vtoken.cli.show import part_text, pressure_line
 from vtoken.client import Client, ProblemError
-from vtoken.sentences import budget_text, calibration_text, counted, prices_text
+from vtoken.sentences import budget_text, calibration_text, counted
 from vtoken.sentences.situation import level, missing_blocks, waiting_text
 
 
@@ -96,7 +96,6 @@ def _examine_engine(client: Client) -> Iterator[Finding]:
     yield from _advised(status)
     yield _eviction(status)
     yield _reclamation(status)
-    yield from _prices(status)
     yield from _calibration(status)
 
 
@@ -239,18 +238,6 @@ def _reclamation(status: wire.Status) -> Finding:
         )
         return Finding("reclamation", found, "note", why)
     return Finding("reclamation", f"{done.state}: {found}")
-
-
-def _prices(status: wire.Status) -> Iterator[Finding]:
-    """Measured prices; a note if a round would pay but reclamation is not auto."""
-    prices = status.prices
-    if prices is None:
-        return
-    if prices.saving_us > prices.cost_us and status.reclamation.state != "auto":
-        fix = "a round would pay, but reclamation is not auto: vtoken resume"
-        yield Finding("prices", prices_text(prices), "note", fix)
-    else:
-        yield Finding("prices", prices_text(prices))
 
 
 def _calibration(status: wire.Status) -> Iterator[Finding]:

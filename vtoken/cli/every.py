@@ -21,6 +21,7 @@ from vtoken.cli.show import change_lines, member_table, patch_lines, verdict
 from vtoken.client import AsyncClient, ProblemError
 from vtoken.client.call import Call
 from vtoken.sentences import counted, fleet_sentence
+from vtoken.sentences.situation import level
 from vtoken.wire.fleet import drifts
 
 
@@ -57,6 +58,40 @@ def report(remote: Remote, call: Call[wire.PatchResult] | None = None) -> int:
     """Print the status of all servers, or make a change on each; returns the exit code."""
     if call is not None and "If-Match" in call.headers and len(remote.servers) > 1:
         raise UsageError("--if-revision is about one server", "every server counts its own")
+    found = _report_of(remote, call)
+    remote.out.show(found, status_parts if call is None else change_parts)
+    return 0 if found.ok else 1
+
+
+def check(remote: Remote) -> int:
+    """Print one line on the worst of the engines; 2: memory is short there, or it does not answer,
+    1: memory is nearly short, 0: neither.
+    """
+    servers = _report_of(remote).servers
+    found = []
+    for server in servers:
+        several = len(servers) > 1
+        found += [(_called(server, row, of_several=several), row) for row in server.engines]
+        if server.problem is not None:
+            found.append((server.name, _failed(server.problem)))
+    name, worst = max(found, key=lambda one: _check_code(one[1]))
+    code, text = _check_code(worst), worst.problem
+    if worst.status is not None and not text:
+        advice = [one.text for one in worst.status.advice if one.level != "note"]
+        text = "; ".join([worst.status.fragmentation.sentence.removesuffix("."), *advice[:1]])
+    line = f"{name}: {text}" if len(found) > 1 else text
+    remote.out.show(worst, lambda _: [coloured(line, ("ok", "fragmented", "full")[code])])
+    return code
+
+
+def _check_code(row: wire.EngineRow) -> int:
+    if row.status is None or row.problem:
+        return 2
+    return {"short": 2, "near": 1, None: 0}[level(row.status)]
+
+
+def _report_of(remote: Remote, call: Call[wire.PatchResult] | None = None) -> FleetReport:
+    """The report on all servers."""
 
     async def ask() -> FleetReport:
         clients = [remote.opened(server) for server in remote.servers]
@@ -68,9 +103,7 @@ def report(remote: Remote, call: Call[wire.PatchResult] | None = None) -> int:
                     remote.tell_ignored_token(client.server)
                 await client.aclose()
 
-    found = asyncio.run(ask())
-    remote.out.show(found, status_parts if call is None else change_parts)
-    return 0 if found.ok else 1
+    return asyncio.run(ask())
 
 
 async def _report(

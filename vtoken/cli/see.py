@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from vtoken.cli.check import checked
+from vtoken.cli import every
 from vtoken.cli.errors import names_no_engine
-from vtoken.cli.every import report
 from vtoken.cli.remote import Remote, requests_by_engine
 from vtoken.cli.show import fleet_parts, status_parts
 from vtoken.cli.show_requests import (
@@ -22,12 +21,12 @@ from vtoken.client import ProblemError
 
 def status(remote: Remote, check: bool) -> int:
     """One engine; of a server with several, unless one is named, the table of all. `check`: one
-    line on the worst, see `checked`.
+    line on the worst, see `every.check`.
     """
     if check:
-        return checked(remote)
+        return every.check(remote)
     if remote.every:
-        return report(remote)
+        return every.report(remote)
     try:
         remote.out.show(remote.client.status(), status_parts)
     except ProblemError as error:

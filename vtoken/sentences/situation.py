@@ -170,7 +170,8 @@ def _needs(status: Status, memory: MemoryPressure) -> list[str]:
     if first is None:
         needs = f"running ones need {counted(memory.growth_blocks, 'block')}"
     else:
-        needs = f"{_first(status, first)} + {memory.growth_blocks:,} for running ones"
+        needs = _first(status, first)
+        needs += f" + {memory.growth_blocks:,} for running ones" if memory.growth_blocks else ""
     reserve = f" + {memory.headroom_blocks:,} reserve" if memory.headroom_blocks else ""
     if waits == "patience" and first is not None:
         can_give += f" in {seconds_text(first.patience_s)}"
