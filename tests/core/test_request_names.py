@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.core.live import LiveEngine, make_quiet
 from vtoken import wire
-from vtoken.wire.request_names import short_id
+from vtoken.base.request_ids import short_id
 
 RANDOM = "8ea2640e91c84f0f"
 UUID = "550e8400-e29b-41d4-a716-446655440000"

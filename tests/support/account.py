@@ -16,8 +16,8 @@ import numpy as np
 
 from tests.support.observe import watch_victims
 from vtoken import wire
+from vtoken.base.request_ids import short_id
 from vtoken.wire.metrics import METRICS
-from vtoken.wire.request_names import short_id
 
 WINDOWED = {"latency_seconds", "step_seconds", "cause"}  # they change while nothing happens
 

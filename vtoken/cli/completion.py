@@ -75,8 +75,8 @@ class ZshComplete(shell_completion.ZshComplete):
 
 def requests(context: click.Context, _: str) -> list[str]:
     """The requests of the named server."""
+    from vtoken.base.request_ids import short_id
     from vtoken.cli.remote import requests_by_engine
-    from vtoken.wire.request_names import short_id
 
     def ids(client: Client) -> list[str]:
         return [short_id(row.id) for rows in requests_by_engine(client).values() for row in rows]

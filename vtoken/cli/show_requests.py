@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vtoken import wire
+from vtoken.base.request_ids import short_id
 from vtoken.cli.printing import Part, Table, coloured, facts
 from vtoken.sentences import (
     audit_text,
@@ -18,7 +19,6 @@ from vtoken.sentences import (
     when,
 )
 from vtoken.sentences.request import given_words, gives, wait_words
-from vtoken.wire.request_names import short_id
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 Cell = Callable[[wire.RequestRow, float], str]  # of a row, now

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vtoken.base.errors import RefusedError
+from vtoken.base.request_ids import short_id
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.sentences import counted
 from vtoken.wire import Ended
-from vtoken.wire.request_names import short_id
 
 EndRequest = Callable[[str], object]
 

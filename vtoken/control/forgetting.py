@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vtoken.base.request_ids import short_id
 from vtoken.core.config.prompt_parts import Spans
 from vtoken.core.config.spans import (
     check_apart,
@@ -19,7 +20,6 @@ from vtoken.core.config.spans import (
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.sentences import counted
 from vtoken.wire import Forgotten
-from vtoken.wire.request_names import short_id
 
 FIELD = "spans"
 

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from vtoken.base.arrays import Ints
 from vtoken.base.errors import RefusedError
+from vtoken.base.request_ids import short_id
 from vtoken.control.waiting import MAX_WAITING_ROWS
 from vtoken.core.config.values import VTokenConfig, merge_patch
 from vtoken.core.planning.giving import Givers, share_out
@@ -27,7 +28,6 @@ from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.sentences import counted
 from vtoken.wire import FirstWaiting, MemoryPressure, WaitsFor
-from vtoken.wire.request_names import short_id
 
 
 class Outlook:

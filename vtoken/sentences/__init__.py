@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vtoken.base.quantities import time_text
-from vtoken.wire.request_names import short_id
+from vtoken.base.request_ids import short_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vtoken.wire.request_names import short_id
+from vtoken.base.request_ids import short_id
 from vtoken_console.style.words import BLOCK_STATES, REQUEST_STATES
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
 
+from vtoken.base.request_ids import short_id
 from vtoken.client import ProblemError, RequestText
 from vtoken.sentences import clock, state_text
 from vtoken.sentences.request import given_words, gives, wait_words
-from vtoken.wire.request_names import short_id
 from vtoken_console.feed import tokens
 from vtoken_console.feed.tokens import NOWHERE
 from vtoken_console.frame.view import View

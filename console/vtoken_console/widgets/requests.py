@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
+from vtoken.base.request_ids import short_id
 from vtoken.sentences.request import gives
-from vtoken.wire.request_names import short_id
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import EMPTY, Line, Span, wrap

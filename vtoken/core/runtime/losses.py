@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from vtoken.base.arrays import Ints, Ragged
+from vtoken.base.request_ids import short_id
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.due import NEVER
 from vtoken.core.runtime.requests import Requests
 from vtoken.sentences import counted
 from vtoken.wire import MAX_FINISHED, RequestDetail
-from vtoken.wire.request_names import short_id
 
 WINDOW_S = 10.0
 # Upper bounds of the shares of `FinishedLog.kept_shares`.

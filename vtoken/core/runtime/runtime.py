@@ -32,6 +32,7 @@ from functools import partial
 import numpy as np
 
 from vtoken.base.errors import InvariantViolation
+from vtoken.base.request_ids import short_id
 from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import VTokenConfig
@@ -60,7 +61,6 @@ from vtoken.policies import Policy, make_policy
 from vtoken.policies.shadow import ShadowTally
 from vtoken.policies.tokenizer_info import Vocabulary
 from vtoken.wire import RequestDetail
-from vtoken.wire.request_names import short_id
 
 
 class Runtime:

@@ -10,9 +10,9 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
+from vtoken.base.request_ids import short_id
 from vtoken.sentences import flag_words
 from vtoken.wire import FLAG_NULL, FLAG_OTHER, FLAG_USED
-from vtoken.wire.request_names import short_id
 from vtoken_console.frame.filters import shortfall
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units

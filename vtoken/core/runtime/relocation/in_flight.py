@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.base.request_ids import short_id
 from vtoken.core.planning.planner import RelocationPlan
 from vtoken.sentences import counted
 from vtoken.wire import ReclamationCounters, Relocation
-from vtoken.wire.request_names import short_id
 
 
 @dataclass(slots=True)

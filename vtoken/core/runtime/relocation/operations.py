@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import msgspec
 
 from vtoken.base.errors import RefusedError
+from vtoken.base.request_ids import short_id
 from vtoken.core.planning.round import Round
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.sentences import counted
 from vtoken.wire import Operation, OperationPlan, OperationResult, OperationState, Relocation
-from vtoken.wire.request_names import short_id
 
 TRANSITIONS: dict[OperationState, tuple[OperationState, ...]] = {
     "pending": ("running", "done", "failed", "cancelled"),
