@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from vtoken.core.protocol.mirror import Mirrors
+from tests.support.mirrors import mirrors_of
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies import View, make_policy
 from vtoken.policies.signals import Signal, make_accumulator, redundancy
@@ -109,7 +109,7 @@ def test_r_kv_keeps_what_the_published_scorer_keeps(
     assert policy.reads is not None
     signal = replace(policy.reads, layers=(0,), heads=(head,))
     scores = HostScores(lambda _: RKV_KEYS, 2)
-    mirrors = Mirrors.of({"a": np.arange(NUM_TOKENS)})
+    mirrors = mirrors_of({"a": np.arange(NUM_TOKENS)})
     mirrors["a"].keep((signal,), scores.make_accumulator)
     probed = ProbedRequest.of("a", 0, NUM_TOKENS, mirrors["a"])
     query = torch.zeros(NUM_TOKENS, 2, RKV_KEYS.shape[-1])

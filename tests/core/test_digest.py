@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.support.core.request_step import RequestStep, part_of, parts_of, steps_of
+from tests.support.mirrors import mirrors_of
 from vtoken.base.arrays import Ragged
 from vtoken.core.protocol import digest
-from vtoken.core.protocol.mirror import Mirrors
 from vtoken.core.protocol.step import RequestSteps, Retained, StepPlan
 from vtoken.policies.signals import Signal
 
@@ -149,7 +149,7 @@ def test_a_drifted_mirror_shows_when_its_turn_comes_at_the_latest() -> None:
     num = 3 * digest.MIRRORS_A_STEP - 1
     names = [f"r{i}" for i in range(num)]
     slots = {name: 4 * (i + 1) + np.arange(3) for i, name in enumerate(names)}
-    mirrors, drifted = Mirrors.of(slots), Mirrors.of(slots)
+    mirrors, drifted = mirrors_of(slots), mirrors_of(slots)
     move = RequestStep(3, moved_ids=ints(1), moved_slots=ints(31), num_live=3)
     drifted.apply(steps_of({"r6": move}))
     requests = steps_of({name: RequestStep(3) for name in names})

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.core.request_step import RequestStep, steps_of
+from tests.support.mirrors import mirrors_of
 from vtoken.base.arrays import Ragged
 from vtoken.base.errors import MirrorMismatchError
 from vtoken.core.protocol.mirror import BlockTables, Mirrors
@@ -189,7 +190,7 @@ def test_memory_follows_the_requests_that_are_there() -> None:
 
 
 def test_a_long_request_grows_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    mirrors = Mirrors.of({"a": np.arange(0, dtype=np.int64)})
+    mirrors = mirrors_of({"a": np.arange(0, dtype=np.int64)})
     pieces = []
     make_room = mirrors.columns.reserve
     monkeypatch.setattr(mirrors.columns, "reserve", lambda *a: (pieces.append(a), make_room(*a)))
@@ -210,7 +211,7 @@ def requests(**changed: Any) -> RequestSteps:
 
 
 def mirrors_of_two() -> Mirrors:
-    return Mirrors.of({"a": 100 + np.arange(5), "b": 200 + np.arange(6)})
+    return mirrors_of({"a": 100 + np.arange(5), "b": 200 + np.arange(6)})
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

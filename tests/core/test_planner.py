@@ -17,7 +17,7 @@ from tests.support.core.numpy_planner import plan_twin
 from tests.support.core.numpy_planner import takes_block as twin_takes_block
 from tests.support.core.tables import evict_tokens, sync_new_tokens
 from vtoken.core.planning.engine_shape import EngineShape
-from vtoken.core.planning.moves import runs_of_blocks, takes_block
+from vtoken.core.planning.moves import takes_block
 from vtoken.core.planning.planner import Layout, RelocationPlan, search
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.wire import Geometry, PlannerName
@@ -206,13 +206,6 @@ def assert_as_twin(layout: Layout, planner: PlannerName, batch_size: int, headro
     for name, value in vars(twin).items():
         found = getattr(plan, name)
         assert (found.tolist() if isinstance(found, np.ndarray) else found) == value, name
-
-
-@given(st.lists(st.integers(0, 200), max_size=30), st.integers(1, 20))
-def test_runs_of_blocks_are_the_blocks_without_repeats(slots: list[int], size: int) -> None:
-    blocks = [slot // size for slot in slots]
-    expected = [b for i, b in enumerate(blocks) if i == 0 or b != blocks[i - 1]]
-    assert runs_of_blocks(np.array(slots, dtype=np.int64), size).tolist() == expected
 
 
 def test_bind_names_fresh_blocks_in_slots_and_table() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from tests.support import filled
 from tests.support.core.request_step import RequestStep, steps_of
+from tests.support.mirrors import mirrors_of
 from vtoken.core.protocol.mirror import BlockTables, Mirrors
 from vtoken.vllm.cuda.copies.staging import Staging
 from vtoken.vllm.cuda.inputs import Positional, StepInputs
@@ -80,7 +81,7 @@ class Walk:
         self.rng = np.random.default_rng(seed)
         self.inputs = Inputs()
         self.free = list(self.rng.permutation(BLOCKS * S))
-        self.mirrors = Mirrors.of({name: np.array(self.take(8)) for name in "abc"})
+        self.mirrors = mirrors_of({name: np.array(self.take(8)) for name in "abc"})
 
     def take(self, number: int) -> list[int]:
         return [self.free.pop(0) for _ in range(number)]
@@ -232,7 +233,7 @@ def test_page_size_one_reads_rows_with_and_without_holes_in_one_table(cache: tor
     lengths = [10, len(live), 3]
     query = torch.randn(3, 4, 8)
     inputs = Inputs()
-    mirrors = Mirrors.of({"b": np.array(live)})
+    mirrors = mirrors_of({"b": np.array(live)})
     inputs.present(mirrors, dict.fromkeys("abc", 1), blocks, {"a": 10, "b": 8, "c": 3})
     tables = inputs.tables
     assert tables.seq_lens[:3].tolist() == inputs.max_lens == lengths
@@ -260,7 +261,7 @@ def test_attention_does_not_depend_on_relocation(
     results = []
     for memory, place in ((cache, slots), (moved, there)):
         inputs = Inputs()
-        inputs.present(Mirrors.of({"a": np.array(place)}), {"a": 1})
+        inputs.present(mirrors_of({"a": np.array(place)}), {"a": 1})
         results.append(attention(query, page_view(memory), inputs.tables.pages[:1], [30], 1))
     assert torch.equal(*results)
 
@@ -276,6 +277,6 @@ def test_the_tables_never_move() -> None:
 
 def test_more_requests_than_rows_are_refused() -> None:
     inputs = Inputs()
-    mirrors = Mirrors.of({name: np.arange(3) for name in "abcde"})
+    mirrors = mirrors_of({name: np.arange(3) for name in "abcde"})
     with pytest.raises(IndexError):
         inputs.present(mirrors, dict.fromkeys("abcde", 1))

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tests.support import plain_signals
-from vtoken.core.protocol.mirror import BlockTables, Mirrors
+from tests.support.mirrors import mirrors_of
+from vtoken.core.protocol.mirror import BlockTables
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import Signal
 from vtoken.policies.signals import pooled as pooled_on_host
@@ -202,7 +203,7 @@ def test_an_anchor_of_all_tokens_seen_keeps_those_that_died(
     monkeypatch.setattr(probing, "MAX_KEYS", 1 if heads_at_once == 1 else 4096)
     memory, num_tokens = Memory(), 18
     slots = memory.slots[:num_tokens]
-    mirrors = Mirrors.of({"a": slots.numpy()})
+    mirrors = mirrors_of({"a": slots.numpy()})
     scores = HostScores(memory.keys.__getitem__, HEADS)
     plan = StepPlan(0)
     plan.want_scores = (("a", signal),)
@@ -256,7 +257,7 @@ def test_the_redundancy_of_ranks_adds_up(signal: Signal, num_ranks: int) -> None
 def test_tokens_that_died_since_the_newest_probe_repeat_nothing() -> None:
     """Token 2 died and the newest was not probed: it has no score, but its key counts."""
     memory, signal = Memory(), Signal("attention_last", layers=(1,), mix_lambda=0.3)
-    mirrors = Mirrors.of({"a": memory.slots.numpy()})
+    mirrors = mirrors_of({"a": memory.slots.numpy()})
     scores = HostScores(memory.keys.__getitem__, HEADS)
     mirrors["a"].keep((signal,), scores.make_accumulator)
     row = np.linspace(0, 1, LIVE - 1, dtype=np.float32)

@@ -378,16 +378,3 @@ def bind_fresh(slots: Ints, table: Ints, fresh: Ints, size: int) -> tuple[Ints, 
         if table[i] < 0:
             new_table[i] = fresh[-1 - table[i]]
     return new_slots, new_table
-
-
-@kernel
-def runs_of_blocks(slots: Ints, size: int) -> Ints:
-    """The blocks of `slots` [k] in order, consecutive repetitions removed."""
-    out = np.empty(len(slots), dtype=np.int64)
-    m, first = 0, -1
-    for slot in slots:
-        if first < 0 or not first <= slot < first + size:
-            out[m] = slot // size
-            first = out[m] * size
-            m += 1
-    return out[:m]

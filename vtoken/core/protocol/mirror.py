@@ -173,18 +173,6 @@ class Mirrors(Mapping[str, Mirror]):
         self._fault: Ints = np.zeros(3, dtype=np.int64)
         self._counts: Ints32 = np.zeros(0, dtype=np.int32)  # live tokens by block; 0 between calls
 
-    @classmethod
-    def of(cls, slots: Mapping[str, Ints]) -> Mirrors:
-        """Mirrors of requests whose tokens 0, 1, … are live in the slots `slots[name]` [T]."""
-        mirrors = cls()
-        for name, places in slots.items():
-            row = mirrors._take_row(name, len(places))
-            columns = mirrors.columns
-            start = int(columns.first_token[row])
-            columns.slots[start : start + len(places)] = places
-            columns.num_tokens[row] = columns.num_live[row] = len(places)
-        return mirrors
-
     # ------------------------------------------------------------ requests come and go
 
     def __getitem__(self, name: str) -> Mirror:

@@ -19,7 +19,6 @@ import numpy as np
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.planning.gates import Pressure, first_closed
-from vtoken.core.planning.moves import runs_of_blocks
 from vtoken.core.planning.planner import RelocationPlan
 from vtoken.core.planning.round import Round
 from vtoken.core.protocol.integrity import order_dependence
@@ -280,7 +279,7 @@ class Relocator:
         num_shed = plan.num_shed_blocks
         fresh = self._store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
         bound = plan.bind(fresh, size)
-        destinations = sorted({*runs_of_blocks(bound.destination_slots, size).tolist()})
+        destinations = sorted({*(bound.destination_slots // size).tolist()})
         foreign = self._store.first_not_writable(destinations)
         if foreign is not None:
             self._current.violated(

@@ -30,7 +30,7 @@ from vtoken.base.arrays import Floats
 from vtoken.core.runtime.canary import make_check
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.sentences import counted
-from vtoken.vllm.engine.canary.samples import Finished, Samples
+from vtoken.vllm.engine.canary.samples import Sample, Samples
 
 CHUNK_TOKENS = 64  # few enough that a decode step takes hardly longer
 MAX_QUEUED = 8
@@ -48,10 +48,10 @@ class Checks:
     def __init__(self, scheduler: Any, runtime: Runtime) -> None:
         self._scheduler = scheduler
         self._runtime = runtime
-        self.samples = Samples(scheduler, runtime)
-        self._queue: deque[Finished] = deque()
+        self.samples = Samples(scheduler, runtime, self._enqueue)
+        self._queue: deque[Sample] = deque()
         self.request: Request | None = None
-        self._finished: Finished | None = None  # what the running check is of
+        self._sample: Sample | None = None  # what the running check is of
         self._max_tokens = 0  # of the running check in this step
         self._number = 0
 
@@ -91,9 +91,7 @@ class Checks:
                 if self.is_check(output.request_id):
                     self._finish(output)
                     continue
-                finished = self.samples.take(output)
-                if finished is not None:
-                    self._enqueue(finished)
+                self.samples.take(output)
                 kept.append(output)
             if len(kept) < len(of_client.outputs):
                 of_client.outputs = kept
@@ -102,34 +100,28 @@ class Checks:
                     del outputs[client]
         self.samples.forget_finished()
 
-    def ended(self, request: Request) -> None:
-        """Call when a request ended, before it frees its blocks."""
-        finished = self.samples.ended(request)
-        if finished is not None:
-            self._enqueue(finished)
-
-    def _enqueue(self, finished: Finished) -> None:
+    def _enqueue(self, sample: Sample) -> None:
         if self._scheduler.pause_state != PauseState.UNPAUSED:
             self._runtime.canary.drop()
             return
         if len(self._queue) == MAX_QUEUED:
             self._queue.popleft()  # the prefix cache holds more of newer requests
             self._runtime.canary.drop()
-        self._queue.append(finished)
+        self._queue.append(sample)
 
     def _finish(self, output: Any) -> None:
         """Evaluate the running check, which ended; `output` has its prompt log-probabilities."""
-        finished = self._finished
-        assert finished is not None
+        sample = self._sample
+        assert sample is not None
         self._forget()
         mode = self._scheduler.vllm_config.model_config.logprobs_mode
         try:
-            full, first = prompt_logprobs(output, finished)
+            full, first = prompt_logprobs(output, sample)
             check = make_check(
-                finished.policy,
-                finished.revision,
-                greedy=finished.greedy,
-                own=finished.own,
+                sample.policy,
+                sample.revision,
+                greedy=sample.greedy,
+                own=sample.own_logprobs(),
                 full=full,
                 first=first,
                 are_logprobs=mode in ("raw_logprobs", "processed_logprobs"),
@@ -139,7 +131,7 @@ class Checks:
             summary = f"a quality check gave no result: {error}"
             self._runtime.events.add(self._runtime.step, "canary", summary, {"reason": str(error)})
             return
-        self._runtime.canary.add(check, evicted=finished.evicted)
+        self._runtime.canary.add(check, evicted=sample.evicted)
 
     # ------------------------------------------------------------ the step
 
@@ -213,8 +205,8 @@ class Checks:
         """Begin the first check of the queue if its blocks are free; drop checks that never fit."""
         size = self._runtime.geometry.block_size
         while self._queue:
-            finished = self._queue[0]
-            num_tokens = len(finished.token_ids) + 1
+            sample = self._queue[0]
+            num_tokens = len(sample.token_ids) + 1
             num_blocks = -(-num_tokens // size)
             num_blocks += self._runtime.demand.most_of_others(num_tokens, self._max_tokens)
             has_room = self._has_room(others, [], num_blocks)
@@ -222,15 +214,15 @@ class Checks:
                 return  # blocks may become free
             self._queue.popleft()
             if has_room:
-                self._begin(finished)
+                self._begin(sample)
                 return
             self._runtime.canary.drop()
 
-    def _begin(self, finished: Finished) -> None:
+    def _begin(self, sample: Sample) -> None:
         self._number += 1
         request = Request(
             f"{ID_PREFIX}{self._number}",
-            finished.token_ids,
+            sample.token_ids,
             SamplingParams(
                 temperature=0.0,
                 max_tokens=1,
@@ -241,8 +233,8 @@ class Checks:
             None,
             priority=LOWEST_PRIORITY,
         )
-        request.block_hashes = finished.block_hashes
-        self.request, self._finished = request, finished
+        request.block_hashes = sample.block_hashes
+        self.request, self._sample = request, sample
         self._runtime.announce_check(request.request_id)
         self._scheduler.add_request(request)
 
@@ -254,7 +246,7 @@ class Checks:
         self._runtime.canary.drop()
 
     def _forget(self) -> None:
-        self.request = self._finished = self._runtime.canary.request_id = None
+        self.request = self._sample = self._runtime.canary.request_id = None
 
     def drop_all(self) -> None:
         """Abort the running check and the queue.
@@ -283,18 +275,18 @@ def _num_left(request: Request, most: int) -> int:
     return int(min(num_tokens - request.num_computed_tokens, most))
 
 
-def prompt_logprobs(output: Any, finished: Finished) -> tuple[Floats, Floats]:
+def prompt_logprobs(output: Any, sample: Sample) -> tuple[Floats, Floats]:
     """Log-probabilities [n] of the n generated tokens, and [n] of the most likely ones.
 
     Raises ValueError when `output` has none, or has those of different tokens.
     """
-    tensors, n = output.new_prompt_logprobs_tensors, finished.num_generated_tokens
+    tensors, n = output.new_prompt_logprobs_tensors, sample.num_generated_tokens
     if tensors is None or len(tensors.logprobs) < n:
         raise ValueError(
             f"the engine returned no prompt log-probabilities ({output.finish_reason})"
         )
     # Indexed from the end: rows of tokens from the prefix cache are missing or uninitialised.
-    if tensors.logprob_token_ids[-n:, 0].tolist() != finished.token_ids[-n:]:
+    if tensors.logprob_token_ids[-n:, 0].tolist() != sample.token_ids[-n:]:
         raise ValueError("the prompt log-probabilities are of different tokens")
     logprobs = tensors.logprobs[-n:].numpy().astype(np.float32)
     return logprobs[:, 0], logprobs[:, 1]

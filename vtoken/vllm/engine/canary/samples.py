@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,35 +33,16 @@ FINISHED = (
 
 
 @dataclass(slots=True)
-class Finished:
-    """A finished request to be checked.
+class Sample:
+    """A sampled request, from its arrival until its check ends.
 
-    `token_ids`: its prompt and its n generated tokens; `block_hashes`: of the prompt's full blocks
-    that the check may read from the prefix cache. `own` [n]: log-probabilities with which its
-    tokens were sampled, None: unknown.
-    """
+    `draw`: uniform in 0..1. `own`: log-probabilities of its outputs so far, None if unknown;
+    `strip`: the client did not request them. `revision`: 0 before it starts. `outdated`: the
+    weights have changed since.
 
-    token_ids: list[int]
-    num_prompt_tokens: int
-    block_hashes: list[Any]
-    policy: str
-    revision: int
-    evicted: bool
-    greedy: bool
-    own: Floats | None = None
-
-    @property
-    def num_generated_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
-
-
-@dataclass(slots=True)
-class _Sample:
-    """A sampled request while it runs. `draw`: uniform in 0..1. `revision`: 0 before it starts.
-
-    `own`: log-probabilities of its outputs so far, None if unknown; `strip`: the client did not
-    request them. `outdated`: the weights have changed since. `finished`: set when the request ended
-    and its last output is pending.
+    The others are set at its end, if it is to be checked: `token_ids`, its prompt and its n
+    generated tokens; `block_hashes`, of the prompt's full blocks that the check may read from the
+    prefix cache.
     """
 
     draw: float
@@ -70,24 +51,33 @@ class _Sample:
     revision: int = 0
     evicted: bool = False
     outdated: bool = False
-    finished: Finished | None = None
+    token_ids: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    block_hashes: list[Any] = field(default_factory=list)
+    policy: str = ""
+    greedy: bool = False
 
-    def complete(self) -> Finished | None:
-        """The request if it is to be checked; call when its last output has been read."""
-        finished = self.finished
-        if finished is not None and self.own is not None:
-            own = np.concatenate(self.own)[: finished.num_generated_tokens]
-            finished.own = own if len(own) == finished.num_generated_tokens else None
-        return finished
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def own_logprobs(self) -> Floats | None:
+        """Those [n] with which its tokens were sampled; None if unknown."""
+        own = None if self.own is None else np.concatenate(self.own)[: self.num_generated_tokens]
+        return own if own is not None and len(own) == self.num_generated_tokens else None
 
 
 class Samples:
-    """The sampled requests of one scheduler, which calls a method at each event of a request."""
+    """The sampled requests of one scheduler, which calls a method at each event of a request.
 
-    def __init__(self, scheduler: Any, runtime: Runtime) -> None:
+    `check` is called with each that is to be checked, once its last output has been read.
+    """
+
+    def __init__(self, scheduler: Any, runtime: Runtime, check: Callable[[Sample], None]) -> None:
         self._scheduler = scheduler
         self._runtime = runtime
-        self._samples: dict[str, _Sample] = {}
+        self._check = check
+        self._samples: dict[str, Sample] = {}
         self._random = random.Random()
 
     def __len__(self) -> int:
@@ -111,7 +101,7 @@ class Samples:
         if strip:
             request.sampling_params = copy.copy(request.sampling_params)
             request.sampling_params.logprobs = 0
-        self._samples[request_id] = _Sample(draw, [] if comparable else None, strip)
+        self._samples[request_id] = Sample(draw, [] if comparable else None, strip)
 
     def _skip_reason(self, request: Request) -> str | None:
         """The reason why the request cannot be checked; None when it can."""
@@ -150,25 +140,22 @@ class Samples:
         if sample is not None:
             sample.evicted |= self._has_evicted(request_id)
 
-    def ended(self, request: Request) -> Finished | None:
-        """Call when a request ended, before it frees its blocks.
-
-        Return it if it is to be checked and no output of it is pending; `take` returns the others.
-        """
+    def ended(self, request: Request) -> None:
+        """Call when a request ended, before it frees its blocks."""
         sample = self._samples.get(request.request_id)
         if sample is None:
-            return None
+            return
         self._finish(request, sample)
-        if request.status in FINISHED:
-            return None
-        del self._samples[request.request_id]
-        return sample.complete()
+        if request.status not in FINISHED:  # no output of it is pending
+            del self._samples[request.request_id]
+            if sample.token_ids:
+                self._check(sample)
 
-    def _finish(self, request: Request, sample: _Sample) -> None:
-        """Set `sample.finished` if the request, which ended, is to be checked."""
+    def _finish(self, request: Request, sample: Sample) -> None:
+        """Set the tokens of `sample` if the request, which ended, is to be checked."""
         runtime, config = self._runtime, self._runtime.config.canary
-        evicted = sample.evicted or self._has_evicted(request.request_id)
-        share = config.share if evicted else config.control_share
+        sample.evicted |= self._has_evicted(request.request_id)
+        share = config.share if sample.evicted else config.control_share
         if config.share == 0 or sample.draw >= share:
             return
         limit = self._scheduler.max_model_len - 1  # the check generates one more token
@@ -184,25 +171,21 @@ class Samples:
         else:
             # Recompute the prompt's last token: its logits rank the first generated token.
             num_hashes = (num_prompt - 1) // self._scheduler.hash_block_size
-            sample.finished = Finished(
-                list(request.all_token_ids[:limit]),
-                num_prompt,
-                list(request.block_hashes[:num_hashes]),
-                runtime.requests.rules(request.request_id).policy.name,
-                sample.revision,
-                evicted,
-                is_greedy(request.sampling_params),
-            )
+            sample.token_ids = list(request.all_token_ids[:limit])
+            sample.num_prompt_tokens = num_prompt
+            sample.block_hashes = list(request.block_hashes[:num_hashes])
+            sample.policy = runtime.requests.rules(request.request_id).policy.name
+            sample.greedy = is_greedy(request.sampling_params)
 
     def _has_evicted(self, request_id: str) -> bool:
         table = self._runtime.tables.get(request_id)
         return table is not None and table.num_dead > 0
 
-    def take(self, output: Any) -> Finished | None:
-        """Read one output; return the request if this is the last output of one to be checked."""
+    def take(self, output: Any) -> None:
+        """Read one output, and remove from it what the client did not request."""
         sample = self._samples.get(output.request_id)
         if sample is None:
-            return None
+            return
         if sample.own is not None and output.new_token_ids:
             logprobs = _own_logprobs(output)
             if logprobs is None:
@@ -211,7 +194,8 @@ class Samples:
                 sample.own.append(logprobs)
         if sample.strip:
             output.new_logprobs = None
-        return sample.complete()
+        if sample.token_ids:
+            self._check(sample)
 
     def forget_finished(self) -> None:
         """Forget requests that ended; their last output is in the step in which they end."""

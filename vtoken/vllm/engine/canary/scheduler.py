@@ -62,7 +62,7 @@ class CanarySchedulerMixin(Scheduler):
             self.vtoken_canary.samples.arrived(request)
 
     def _free_blocks(self, request: Any) -> None:
-        self.vtoken_canary.ended(request)
+        self.vtoken_canary.samples.ended(request)
         super()._free_blocks(request)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
