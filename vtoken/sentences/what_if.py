@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vtoken.wire import PatchResult, WhatIf
 
 MAX_LINES = 3
+NO_DIFFERENCE = "no difference now"
 OF_COMPACTION = frozenset(
     {
         "theta_f",
@@ -52,7 +53,7 @@ def difference(result: PatchResult, arrow: str = "→") -> list[Line]:
     made = _Difference(found, arrow)
     compacts = not OF_COMPACTION.isdisjoint(result.changes)
     lines = [Line(made.memory()), Line(made.room()), made.next_step(compacts=compacts)]
-    return [line for line in lines if line.text] or [Line("no difference now")]
+    return [line for line in lines if line.text] or [Line(NO_DIFFERENCE)]
 
 
 def notes_beside(result: PatchResult) -> list[str]:

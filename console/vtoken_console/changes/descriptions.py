@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vtoken.sentences.what_if import difference, notes_beside
+from vtoken.sentences.what_if import NO_DIFFERENCE, difference, notes_beside
 from vtoken.wire import OF_EVICTION, config_changes
 from vtoken_console.changes.controls import applied_text, effective_text
 from vtoken_console.style import palette, units
@@ -50,11 +50,12 @@ def irreversible(
     over = units.count(sum(max(0, r.live - _floor(after, r.prompt_tokens)) for r in requests))
     kept = f"{units.count(after.budget_tokens)} live tokens"
     if after.budget_ratio:
-        kept = f"{after.budget_ratio * 100:g}% of their prompt"
+        least = units.count(after.budget_floor_tokens)
+        kept = f"{after.budget_ratio * 100:g}% of their prompt, at least {least} tokens,"
     if after.evict_when == "pressure":
         keep = f"Requests may be cut down to {kept} while memory is short"
     else:
-        keep = f"Requests keep {kept}"
+        keep = f"Requests keep {kept}".removesuffix(",")
     return f"{keep}; they hold {over} tokens more than that."
 
 
@@ -92,7 +93,7 @@ def confirm_paragraphs(
             "Evicted tokens cannot come back: undo restores the setting, not the tokens.",
             palette.TEXT_STYLE,
         ),
-        *_difference(result),
+        *(line for line in _difference(result) if line[0] != NO_DIFFERENCE),
     ]
 
 

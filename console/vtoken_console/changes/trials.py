@@ -36,7 +36,7 @@ def parse_terms(minutes: str, limits: Mapping[str, str], others: str = "") -> di
     """Typed terms as arguments of `patch_config`; empty: no limit.
 
     `limits`: by the names of `LIMITS`; a time is `2 s` or `800 ms`. `others`: guards on any metric,
-    `goodput<0.95; waiting>20`.
+    `goodput<0.95; short_blocks>20`.
     Raises ValueError with field, value and bound.
     """
     from vtoken.wire.guards import parse_guard  # here, to keep the first frame fast

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from vtoken_console.feed.source import Source
 
 DEBOUNCE_S = 0.15  # from a change of the edits to its what-if
+EXAMPLES = ("goodput<0.95", "requests{state=waiting}>20")  # guards, with an objective and without
 OUTCOME_LINES = 8  # its border included
 
 
@@ -211,7 +212,7 @@ class ControlScreen(ModalScreen[None]):
             if terms is not None:
                 self._start_apply(terms)
 
-        example = "goodput<0.95" if status and status.slo else "waiting>20; preemptions>0"
+        example = EXAMPLES[not (status and status.slo)]
         self.app.push_screen(TrialScreen(changes, self._host, p95, example), start)
 
     def show_lookup(self, text: str) -> None:

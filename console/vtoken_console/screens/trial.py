@@ -41,14 +41,14 @@ class TrialScreen(ModalScreen[dict[str, Any] | None]):
         )
 
     def compose(self) -> ComposeResult:
-        now = f"2 s or 800 ms, now {units.latency(self._p95_ms, 0)}"
+        now = f"now {units.latency(self._p95_ms, 0)}"
         with Vertical(id="trial", classes="page") as page:
             page.border_title = "apply on trial"
             page.border_subtitle = "tab next   enter start   esc cancel"
             yield from self._term("minutes", "unless kept within", "minutes", str(DEFAULT_MINUTES))
             for name, limit in LIMITS.items():
-                shown = now if limit.unit == "s" else limit.unit
-                yield from self._term(name, f"if {limit.label}", shown)
+                shown, hint = (now, "800 ms") if limit.unit == "s" else (limit.unit, "0")
+                yield from self._term(name, f"if {limit.label}", shown, hint=hint)
             yield from self._term("others", "if another metric crosses", hint=self._example)
             yield self._text
 
