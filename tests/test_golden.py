@@ -18,7 +18,7 @@ import torch
 from tests.support.mirrors import mirrors_of
 from vtoken.core.protocol.step import StepPlan
 from vtoken.policies import View, make_policy
-from vtoken.policies.signals import Signal, make_accumulator, redundancy
+from vtoken.policies.signals import Accumulator, Signal, redundancy
 from vtoken.vllm.worker.probe import ProbedRequest, folded, key_redundancy, key_values, probe
 from vtoken.vllm.worker.ranks import Ranks
 from vtoken.vllm.worker.scores import HostScores
@@ -47,7 +47,7 @@ def signal_of(name: str) -> Any:
     if signal.source == "keys":
         keys = torch.from_numpy(GOLDEN["keys"]).transpose(0, 1)[None]  # one block of n slots
         return folded(signal, key_values(signal, torch.arange(NUM_TOKENS), {0: keys}, 4)).numpy()
-    accumulator = make_accumulator(signal)
+    accumulator = Accumulator(signal)
     rows = GOLDEN["attention"].mean(axis=0)
     for start, stop in ((0, 20), (20, 47), (47, 48)):  # two chunks and a decode step
         part = rows[start:stop, :stop][-signal.num_rows(stop - start) :]
@@ -111,7 +111,8 @@ def test_r_kv_keeps_what_the_published_scorer_keeps(
     scores = HostScores(lambda _: RKV_KEYS, 2)
     mirrors = mirrors_of({"a": np.arange(NUM_TOKENS)})
     mirrors["a"].keep((signal,), scores.make_accumulator)
-    probed = ProbedRequest.of("a", 0, NUM_TOKENS, mirrors["a"])
+    probed = ProbedRequest.of([("a", 0, NUM_TOKENS, mirrors["a"])])
+    ProbedRequest.read(probed)
     query = torch.zeros(NUM_TOKENS, 2, RKV_KEYS.shape[-1])
     query[-8:] = torch.from_numpy(RKV["queries"]).transpose(0, 1)
     probe(probed, 0, query, RKV_KEYS, scale=query.shape[-1] ** -0.5, soft_cap=0.0)

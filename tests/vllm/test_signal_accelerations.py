@@ -26,14 +26,12 @@ from tests.support.two_workers import (
     Worker,
 )
 from vtoken.core.protocol.step import StepPlan
-from vtoken.policies.signals import HOST, AttentionKind, Signal, pooled, redundancy
-from vtoken.policies.signals.accumulators import ACCELERATIONS
+from vtoken.policies.signals import AttentionKind, Signal, pooled, redundancy
 from vtoken.policies.signals.kind import BUILT_IN
 from vtoken.vllm.cpu.compiled_probe import StepProbe
 from vtoken.vllm.cpu.layout import KVLayout, Placement
 from vtoken.vllm.cuda.copies.streams import Streams
 from vtoken.vllm.cuda.layout import slot_rows
-from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
 from vtoken.vllm.worker.executor import Batch, PhysicalStep
 from vtoken.vllm.worker.probe import ProbedRequest
 
@@ -184,12 +182,6 @@ CASES = [*product(WORKERS, [signal for name in BUILT_IN for signal in signals_of
 @pytest.mark.parametrize(("worker", "signal"), CASES, ids=str)
 def test_a_worker_reports_what_the_definition_says(worker: str, signal: Signal) -> None:
     assert compare(worker, signal, signal) > 200
-
-
-def test_every_acceleration_of_a_kind_is_compared() -> None:
-    """An accumulator is chosen by kind and place, and every kind runs in both places."""
-    assert {kind for kind, _ in ACCELERATIONS} <= BUILT_IN.keys()
-    assert {place for _, place in ACCELERATIONS} <= {HOST.place, DeviceArrays.place}
 
 
 @pytest.mark.parametrize("worker", WORKERS)

@@ -7,10 +7,11 @@ choice. Counting restarts when a shadow is configured. A shadow that fails is no
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 
 from vtoken.base.arrays import Ints
 from vtoken.policies import Policy
-from vtoken.wire import Shadow
+from vtoken.wire import PolicyChoice, Shadow
 
 
 class ShadowTally:
@@ -21,38 +22,27 @@ class ShadowTally:
     def __init__(self) -> None:
         self._policy: Policy | None = None
         self.active_policy: Policy | None = None
-        self._compared = self._victims = self._agreed = self._waiting = 0
-        self._error: str | None = None
+        self._counts = Shadow(policy=PolicyChoice(name="none", params={}))
 
     def set_policy(self, policy: Policy | None) -> None:
         """Set the configuration's shadow; another object than before restarts the counts."""
         if policy is not self._policy:
             self._policy = self.active_policy = policy
-            self._compared = self._victims = self._agreed = self._waiting = 0
-            self._error = None
+            if policy is not None:
+                self._counts = Shadow(policy=policy.choice)
 
     def count(self, victims: Ints, chosen: Ints) -> None:
         """Count an eviction of `victims`; the shadow chose `chosen`. Neither has duplicates."""
-        self._compared += 1
-        self._victims += len(victims)
-        self._agreed += len(np.intersect1d(victims, chosen, assume_unique=True))
+        self._counts.compared += 1
+        self._counts.victims += len(victims)
+        self._counts.agreed += len(np.intersect1d(victims, chosen, assume_unique=True))
 
     def count_without_scores(self, number: int) -> None:
         """Count evictions for which the shadow had no scores yet."""
-        self._waiting += number
+        self._counts.waiting += number
 
     def fail(self, error: Exception) -> None:
-        self._error, self.active_policy = repr(error), None
+        self._counts.error, self.active_policy = repr(error), None
 
     def document(self) -> Shadow | None:
-        policy = self._policy
-        if policy is None:
-            return None
-        return Shadow(
-            policy=policy.choice,
-            compared=self._compared,
-            victims=self._victims,
-            agreed=self._agreed,
-            waiting=self._waiting,
-            error=self._error,
-        )
+        return None if self._policy is None else structs.replace(self._counts)

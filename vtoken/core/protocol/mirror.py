@@ -30,7 +30,7 @@ from vtoken.base.compiled import kernel
 from vtoken.base.errors import MirrorMismatchError
 from vtoken.base.rows import Rows
 from vtoken.core.protocol.step import RequestSteps
-from vtoken.policies.signals import Accumulator, SeenKeys, Signal, make_accumulator
+from vtoken.policies.signals import Accumulator, SeenKeys, Signal
 
 MakeAccumulator = Callable[[Signal], Accumulator]
 Ints32 = npt.NDArray[np.int32]
@@ -149,7 +149,7 @@ class Mirror:
         ids, slots = self.mirrors.live(np.array([self.row], dtype=np.int64))
         return ids.values, slots.values
 
-    def keep(self, signals: Sequence[Signal], make: MakeAccumulator = make_accumulator) -> None:
+    def keep(self, signals: Sequence[Signal], make: MakeAccumulator = Accumulator) -> None:
         """Set the kept `signals`: those already kept continue, others start from zero."""
         if signals == self._kept:
             return

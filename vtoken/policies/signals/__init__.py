@@ -9,9 +9,7 @@ from vtoken.policies.signals.accumulators import (
     HOST,
     Accumulator,
     Arrays,
-    accelerate,
     by_id,
-    make_accumulator,
 )
 from vtoken.policies.signals.kind import (
     WARM_QUERIES,
@@ -42,11 +40,9 @@ __all__ = [
     "Kind",
     "SeenKeys",
     "Signal",
-    "accelerate",
     "broken_kinds",
     "by_id",
     "kind_of",
-    "make_accumulator",
     "namespace",
     "pooled",
     "redundancy",

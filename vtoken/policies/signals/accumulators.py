@@ -1,8 +1,7 @@
 """What a worker keeps of one request's attention: the rows of the queries that a signal rests on.
 
 One accumulator serves every kind of attention signal, on the host and on a device; `Arrays` is
-where they differ. A kind may have an acceleration, `accelerate`, which keeps less or is faster and
-has the same scores.
+where they differ.
 
 Column j of an accumulator's `data` belongs to the live token `ids[j]`; slots in the cache do not
 matter. Memory follows the number of live tokens: 4 bytes a token for a signal over all queries, for
@@ -12,7 +11,6 @@ zero, because earlier queries give a new token no attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -26,9 +24,7 @@ NO_IDS: Ints = np.empty(0, dtype=np.int64)
 
 
 class Arrays(Protocol):
-    """The arrays of one device. `place` is the name that accelerations are registered under."""
-
-    place: str
+    """The arrays of one device."""
 
     def zeros(self, num_rows: int, num_columns: int, dtype: str) -> Array: ...
 
@@ -41,8 +37,6 @@ class Arrays(Protocol):
 
 class HostArrays:
     """Arrays of numpy."""
-
-    place = "host"
 
     def zeros(self, num_rows: int, num_columns: int, dtype: str) -> Array:
         return np.zeros((num_rows, num_columns), dtype=dtype)
@@ -58,13 +52,13 @@ HOST = HostArrays()
 
 
 class Accumulator:
-    """Accumulates the attention rows of one request; `make_accumulator` picks the class.
+    """Accumulates the attention rows of one request.
 
     `num_tokens`: the request's tokens at the last `add`; `ids` [n]: the live ones among them.
     `num_queries`: queries probed so far. `data`: `num_rows` rows of at least n columns.
     """
 
-    def __init__(self, signal: Signal, arrays: Arrays) -> None:
+    def __init__(self, signal: Signal, arrays: Arrays = HOST) -> None:
         kind = signal.definition
         assert isinstance(kind, AttentionKind)
         self.signal = signal
@@ -74,15 +68,10 @@ class Accumulator:
         self._kind, self._arrays = kind, arrays
         self._complete = True  # every query since the first token was probed
         self._sums = kind.queries == "all"
-        self.num_rows, self._dtype = self._layout()
+        self.num_rows = 1 if self._sums else signal.window_queries or 1
+        self._dtype = "float32" if self._sums else kind.keeps
         self.data = arrays.zeros(self.num_rows, 0, self._dtype)
         self._next = 0  # the row of the window that is written next
-
-    def _layout(self) -> tuple[int, str]:
-        """The number of rows kept and their type."""
-        if self._sums:
-            return 1, "float32"
-        return self.signal.window_queries or 1, self._kind.keeps
 
     def add(self, ids: Ints, rows: Array, num_queries: int) -> None:
         """Add one step's `rows` [k, n] over the live `ids` [n].
@@ -156,24 +145,6 @@ class Accumulator:
     def _read(self, columns: Array) -> Array:
         """The numbers [n] of the window's queries in `columns` [rows, n]."""
         return self._kind.over_queries(columns[: min(self.num_queries, self.num_rows)])
-
-
-ACCELERATIONS: dict[tuple[str, str], type[Accumulator]] = {}  # by kind and place
-
-
-def accelerate(kind: str, place: str) -> Callable[[type[Accumulator]], type[Accumulator]]:
-    """Class decorator: registers the accumulator of the kind `kind` on `place`."""
-
-    def register(cls: type[Accumulator]) -> type[Accumulator]:
-        ACCELERATIONS[kind, place] = cls
-        return cls
-
-    return register
-
-
-def make_accumulator(signal: Signal, arrays: Arrays = HOST) -> Accumulator:
-    """The accumulator of an attention signal."""
-    return ACCELERATIONS.get((signal.kind, arrays.place), Accumulator)(signal, arrays)
 
 
 def by_id(ids: Ints, values: Floats, num_tokens: int) -> Floats:

@@ -275,7 +275,7 @@ class StepExecutor:
             mirror.accumulators for mirror in self.mirrors.values()
         )
         if probed:
-            step.probed = ProbedRequest.of_many(probed, self.ranks.heads, self._drafts)
+            step.probed = ProbedRequest.of(probed, self.ranks.heads, self._drafts)
 
     def reject(self, rejected: Mapping[str, int]) -> None:
         """Take back the newest tokens of requests with drafts, by name how many, and their queries.

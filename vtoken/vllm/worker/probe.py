@@ -57,21 +57,15 @@ class ProbedRequest:
     num_drafts: int = 0
 
     @classmethod
-    def of(cls, request_id: str, first: int, num_new: int, mirror: Mirror) -> list[ProbedRequest]:
-        """One for each signal of `mirror`, next to each other, with its tokens."""
-        found = cls.of_many([(request_id, first, num_new, mirror)])
-        cls.read(found)
-        return found
-
-    @classmethod
-    def of_many(
+    def of(
         cls,
         requests: Sequence[tuple[str, int, int, Mirror]],
         heads: RankHeads = ALL_HEADS,
         drafts: Mapping[str, int] = NO_DRAFTS,
     ) -> list[ProbedRequest]:
-        """`of` for several requests, without their tokens, which not all need; `drafts`: how many
-        of their queries are drafts, by name.
+        """One for each signal of each mirror, those of one mirror next to each other, without
+        their tokens, which not all need. `requests`: name, first query and number of queries of
+        each; `drafts`: how many of these are drafts, by name.
         """
         return [
             cls(

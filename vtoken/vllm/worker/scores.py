@@ -19,7 +19,7 @@ import torch
 from vtoken.base.arrays import Floats, Ints
 from vtoken.core.protocol.mirror import Mirror
 from vtoken.core.protocol.step import StepPlan
-from vtoken.policies.signals import Accumulator, Signal, by_id, make_accumulator
+from vtoken.policies.signals import Accumulator, Signal, by_id
 from vtoken.vllm.worker.probe import (
     ProbedRequest,
     folded,
@@ -104,7 +104,7 @@ class HostScores(Scores):
     """Accumulators of numpy arrays."""
 
     def make_accumulator(self, signal: Signal) -> Accumulator:
-        return make_accumulator(signal)
+        return Accumulator(signal)
 
     def _rows(self, rows: torch.Tensor) -> Floats:
         array: Floats = rows.numpy()

@@ -44,18 +44,15 @@ SENDS_A_STEP = 4  # two messages, each with its size
 class Findings:
     """What the stages so far found when they applied the plan of `step`.
 
-    `plan`, `mirrors`: the first stage's fingerprints. `error`: a stage could not apply the plan.
+    `plan`, `mirrors`: the first stage's fingerprints. `report`: of all of them together; None with
+    an `error`, for which a stage could not apply the plan.
     """
 
     step: int
     plan: int = 0
     mirrors: int = 0
-    moved_tokens: int = 0
-    copy_us: int = 0
-    verify_us: int = 0
+    report: WorkerReport | None = None
     error: str | None = None
-    violation: str | None = None
-    disagreement: str | None = None
 
 
 @dataclass(slots=True)
@@ -178,22 +175,18 @@ class Pipeline(Stages):
             raise
 
     def compare(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
-        own = Findings(
-            plan.step,
-            digest.of_plan(plan) if plan.is_compared else 0,
-            digest.of_mirrors(plan, mirrors) if plan.is_compared else 0,
-            report.moved_tokens,
-            report.copy_us,
-            report.verify_us,
-            violation=self._named(report.violation),
-            disagreement=self._named(report.disagreement),
-        )
-        found, self._found = self._found or own, None
-        if found is not own:
-            found.moved_tokens = min(found.moved_tokens, own.moved_tokens)  # I3: every stage copies
-            found.copy_us += own.copy_us
-            found.verify_us += own.verify_us
-            found.violation = _joined(found.violation, own.violation)
+        own = Findings(plan.step, report=report)
+        if plan.is_compared:
+            own.plan, own.mirrors = digest.of_plan(plan), digest.of_mirrors(plan, mirrors)
+        report.violation = self._named(report.violation)
+        report.disagreement = self._named(report.disagreement)
+        found, self._found = self._found, None
+        if found is not None and found.report is not None:
+            before = found.report
+            report.moved_tokens = min(before.moved_tokens, report.moved_tokens)  # I3: all copy
+            report.copy_us += before.copy_us
+            report.verify_us += before.verify_us
+            report.violation = _joined(before.violation, report.violation)
             differences = [
                 f"stage {self._number} {text} stage 0 ({mine:08x}, {first:08x})"
                 for text, mine, first in (
@@ -203,12 +196,10 @@ class Pipeline(Stages):
                 if mine != first
             ]
             difference = f"in step {plan.step}, {', '.join(differences)}" if differences else None
-            found.disagreement = _joined(_joined(found.disagreement, own.disagreement), difference)
-        self.agreed = found.disagreement is None
-        report.moved_tokens, report.copy_us = found.moved_tokens, found.copy_us
-        report.verify_us = found.verify_us
-        report.violation, report.disagreement = found.violation, found.disagreement
-        self._send(found)
+            report.disagreement = _joined(before.disagreement, report.disagreement, difference)
+            own.plan, own.mirrors = found.plan, found.mirrors
+        self.agreed = report.disagreement is None
+        self._send(own)
 
     def _named(self, text: str | None) -> str | None:
         return None if text is None else f"stage {self._number}: {text}"

@@ -1,4 +1,4 @@
-"""The built-in kinds of signals and their accelerations, one file each; all are registered here."""
+"""The built-in kinds of signals, one file each; all are registered here."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -21,8 +21,6 @@ from vtoken.vllm.worker.probe import pooled
 class DeviceArrays:
     """Tensors on `device`."""
 
-    place = "device"
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
