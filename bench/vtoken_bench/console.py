@@ -119,7 +119,7 @@ def _keys(url: str, num_keys: int, link_kb_per_s: float | None) -> list[float]:
         time.sleep(SETTLE_S)
         for number in range(num_keys):
             mark = console.mark()
-            typed = console.type(b"\x1b[C" if number % 2 == 0 else b"\x1b[D")
+            typed = console.type(b"\x1b[B" if number % 2 == 0 else b"\x1b[A")
             times.append((console.wait_for_any(mark) - typed) * 1e3)
             time.sleep(0.3)
     finally:

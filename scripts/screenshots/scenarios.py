@@ -25,51 +25,48 @@ class Scenario:
 
     keys: tuple[str, ...] = ()
     size: tuple[int, int] = NORMAL
-    focus: str = "#pool"
+    focus: str = "#requests"
     undo: bool = False
     config: Mapping[str, Any] | None = None
     source: str = "live"
     appearance: str = ""  # name of a theme or of a colour mode
-    view: str = "all"
+    view: str = ""  # a panel alone
     settle_s: float = 1.2
 
 
-LOWER_THETA = ("t", "left", "left", "left", "left", "left")
-ON_TRIAL = ("t", "left", "left", "ctrl+t", "tab", *"500", "tab", "0", "enter")
+LOWER_THETA = ("colon", *"theta_f", "enter", *("left",) * 5)
+ON_TRIAL = ("f", "left", "left", "ctrl+t", "tab", *"500", "tab", "0", "enter")
 
 SHADOW = {"shadow": {"name": "streaming_llm"}}
 TO_EVICTION_S = 15.0
 
 SCENARIOS: dict[str, Scenario] = {
     "pool": Scenario(),
-    "pool-state": Scenario(appearance="state"),
-    "pool-owner": Scenario(appearance="owner"),
-    "pool-age": Scenario(appearance="age"),
-    "pool-churn": Scenario(appearance="churn"),
+    "map": Scenario(view="pool"),
+    "pool-state": Scenario(view="pool", appearance="state"),
+    "pool-owner": Scenario(appearance="request"),
     # The demo's pool is small: only a small terminal has a region zoom level.
-    "region": Scenario(("z",), size=(64, 20)),
-    "blocks": Scenario(("z",)),
-    "slots": Scenario(("z", "z"), settle_s=2.5),
+    "region": Scenario(("z", "z"), size=(64, 20)),
+    "blocks": Scenario(("z", "z")),
+    "slots": Scenario(("z", "z", "z"), settle_s=2.5),
     # The shadow policy is compared at the request's next eviction.
-    "text": Scenario(
-        ("enter",), focus="#requests", config=SHADOW, undo=True, settle_s=TO_EVICTION_S
-    ),
-    "request": Scenario(("enter", "t"), focus="#requests", settle_s=2.5),
+    "text": Scenario(("enter",), config=SHADOW, undo=True, settle_s=TO_EVICTION_S),
+    "request": Scenario(("enter", "t"), settle_s=2.5),
     "control": Scenario(LOWER_THETA),
     "policy": Scenario(("P",)),
     "trial-terms": Scenario((*LOWER_THETA, "ctrl+t")),
     "trial": Scenario((*ON_TRIAL, "escape"), undo=True, settle_s=3.0),
-    "confirm": Scenario(("m", *"128", "enter"), settle_s=2.0),
+    "confirm": Scenario(("f", *"128", "enter"), settle_s=2.0),
     "charts": Scenario(view="charts"),
-    "figures": Scenario(view="figures"),
-    "events": Scenario(("e",), focus="#events", view="events"),
+    "figures": Scenario(view="numbers"),
+    "events": Scenario(view="log"),
     "help": Scenario(("question_mark",)),
-    "palette": Scenario(("colon",)),
+    "palette": Scenario(("colon", *"slow")),
     "light": Scenario(appearance="light"),
     "large": Scenario(size=LARGE),
     "small": Scenario(size=SMALL),
     "small-control": Scenario(LOWER_THETA, size=SMALL),
-    "small-figures": Scenario(size=SMALL, view="figures"),
+    "small-figures": Scenario(size=SMALL, view="numbers"),
     "guide": Scenario(source="guide", size=SMALL),
     "fleet": Scenario(source="fleet", focus="#fleet", size=HUGE),
     "small-fleet": Scenario(source="fleet", focus="#fleet", size=SMALL),

@@ -125,7 +125,7 @@ async def _flight(url: str, token: str | None, folder: Path) -> Path:
 
 
 async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
-    app.dashboard.set_view(scenario.view)
+    app.dashboard.show_panel(scenario.view)
     if scenario.appearance in NAMES:
         app.set_theme(scenario.appearance, "truecolor")
     elif scenario.appearance:
@@ -133,7 +133,7 @@ async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None
     if scenario.config is not None and app.source is not None:
         await app.source.rest.patch_config(dict(scenario.config))
     target = app.dashboard.query_one(scenario.focus)
-    if scenario.view in ("all", scenario.focus.removeprefix("#")):
+    if scenario.view in ("", scenario.focus.removeprefix("#")):
         target.focus()
     for key in scenario.keys:
         await pilot.press(key)
@@ -160,10 +160,9 @@ async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
     while app.screen is not app.dashboard:
         await pilot.press("escape")
         await pilot.pause(0.1)
-    app.dashboard.query_one("#pool").focus()
-    for _ in range(3):
-        app.dashboard.heatmap.zoom_out()
-    app.dashboard.set_view("all")
+    while app.dashboard.heatmap.zoom_out():
+        pass
+    app.dashboard.show_panel("")
     if scenario.appearance in NAMES:
         app.set_theme("dark", "truecolor")
     elif scenario.appearance:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken_console.style import cells
+from vtoken_console.style import cells, palette
 from vtoken_console.style import grid as grid_of
 from vtoken_console.style.appearance import Appearance, choose
-from vtoken_console.style.ramp import FREE_LEVEL, LEVELS, ramps
+from vtoken_console.style.ramp import FREE_LEVEL, LEVELS, luminance, ramps
 from vtoken_console.style.words import BLOCK_STATES
 from vtoken_console.widgets.heatmap import cell_paint
 from vtoken_console.widgets.heatmap.cell_paint import PHASES, CellPainter
@@ -96,12 +96,12 @@ def painter_of(
 
 def test_large_cell_shows_its_blocks_id_above_its_live_count() -> None:
     painter = painter_of(FULL, Mode.UTILISATION, (8, 3), roomy=True, has_ids=True)
-    codes = cell_paint.pack(2, mean=[4, FREE_LEVEL], mark=[4, 0], live=[13, 0]).tolist()
+    codes = cell_paint.pack(2, mean=[4, FREE_LEVEL], mark=[3, 0], live=[13, 0]).tolist()
     rows = ["".join(text for text, _ in painter.row(codes, y, 41)) for y in range(3)]
-    assert rows == ["41    t 42      ", "   13      ·    ", "▀▀▀▀▀▀▀ ▀▀▀▀▀▀▀ "]
+    assert rows == ["41    f 42      ", "   13      ·    ", "▀▀▀▀▀▀▀ ▀▀▀▀▀▀▀ "]
     painter = painter_of(PLAIN, Mode.UTILISATION, (8, 3), roomy=True, has_ids=True)
     rows = ["".join(text for text, _ in painter.row(codes[:1], y, 41)) for y in range(3)]
-    assert rows == ["41    t ", "---13-- ", "------- "]
+    assert rows == ["41    f ", "---13-- ", "------- "]
 
 
 @given(st.floats(0, 1))
@@ -183,7 +183,7 @@ def test_painted_rows_are_as_wide_as_their_cells(
 
 
 @given(
-    st.integers(0, 18), st.integers(0, 4), st.integers(0, 3), st.integers(0, 65535), st.booleans()
+    st.integers(0, 18), st.integers(0, 3), st.integers(0, 3), st.integers(0, 65535), st.booleans()
 )
 def test_every_field_of_a_code_survives_packing(
     level: int, mark: int, move: int, number: int, cursor: bool
@@ -216,12 +216,25 @@ def test_a_cell_has_a_kind_only_when_all_its_counted_blocks_share_it(
             assert found[cell] == cells.MIXED
 
 
-def test_worst_is_the_highest_if_high_is_bad() -> None:
-    share = np.array([0.1, 0.9, 0.5], np.float32)
-    found = cells.reduce_cells(
-        share, np.ones(3, np.uint8), np.array([True, True, True]), 2, worst_is_high=True
+def test_a_dim_cell_keeps_its_amount_in_a_fainter_colour() -> None:
+    codes = cell_paint.pack(2, mean=LEVELS - 1, worst=LEVELS - 1, dim=[0, 1]).tolist()
+    (clear, bright), (dim, faint) = painter_of(
+        FULL, Mode.UTILISATION, (2, 1), roomy=False, has_ids=False
+    ).row(codes, 0)
+    assert clear == dim == "  "
+    assert luminance(bright.bgcolor.get_truecolor().hex) > luminance(
+        faint.bgcolor.get_truecolor().hex
     )
-    assert found.worst.tolist() == pytest.approx([0.9, 0.5])
+    plain = painter_of(PLAIN, Mode.UTILISATION, (2, 1), roomy=False, has_ids=False)
+    assert [text for text, _ in plain.row(codes, 0)] == ["##", "##"]
+
+
+def test_a_mark_makes_no_hole_in_a_bar_without_colour() -> None:
+    shade = choose(depth="16", environ={})
+    painter = painter_of(shade, Mode.UTILISATION, (2, 1), roomy=False, has_ids=False)
+    ((text, style),) = painter.row(cell_paint.pack(1, mean=LEVELS - 1, mark=2).tolist(), 0)
+    assert text == " s"
+    assert style is palette.INVERSE_STYLE
 
 
 @given(st.integers(1, 80_000), st.integers(10, 180), st.integers(4, 45), st.sampled_from([16, 128]))
@@ -244,7 +257,7 @@ def test_zooming_in_never_shows_more_blocks_and_always_ends(
 
 def is_in(state: str, live: int, flags: int) -> bool:
     """`words.BLOCK_STATES` for a single block."""
-    bits = {"shared": 2, "hashed": 4, "flight": 8, "tail": 16, "other": 32}
+    bits = {"shared": 2, "cached": 4, "moving": 8, "filling": 16, "other": 32}
     if state in bits:
         return bool(flags & bits[state])
     if state == "free":

@@ -165,7 +165,7 @@ async def test_guard_reverts_and_its_alert_stays_until_dismissed(
         await until(lambda: "Reverted: revision 2" in messages(app), "revert not shown")
         assert re.search(r"p95 inter-token \S+ s > 500 ms", messages(app))
         assert core.runtime.config.theta_f == 0.25
-        await pilot.press("p")
+        await pilot.press("H", "right", "enter")
         await until(lambda: "Reclamation paused" in messages(app), "later message lost")
         assert "Reverted: revision 2" in messages(app), "a later message hid the revert"
         await pilot.press("escape")
@@ -254,7 +254,7 @@ async def test_superseded_change_has_an_alert_until_dismissed(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url) as (app, pilot):
-        await pilot.press("p")
+        await pilot.press("H", "right", "enter")
         await until(lambda: "Reclamation paused" in messages(app), "not paused")
         # A change that no step used is superseded, too, with another message.
         await until(lambda: app.source.feed.model.config.effective_revision == 2, "not in force")
@@ -293,7 +293,7 @@ async def test_change_whose_answer_is_lost_is_looked_up_and_told(
     async with running(served.url) as (app, pilot):
         server.answers_late, server.hangs = state == "applied", state != "applied"
         bus.timeout_s = 0.3
-        await pilot.press("p")
+        await pilot.press("H", "right", "enter")
         await until(lambda: "Looking it up" in messages(app), "unsaid")
         assert f"the engine did not answer 'patch_config' within {bus.timeout_s:g} s" in messages(
             app
@@ -330,7 +330,7 @@ async def test_unrelated_changes_of_other_clients_are_only_logged(
     served: Served,
 ) -> None:
     async with running(served.url) as (app, pilot):
-        await pilot.press("p")
+        await pilot.press("H", "right", "enter")
         await until(lambda: "Reclamation paused" in messages(app), "not paused")
         core.steps(2)  # with this revision, which else were overtaken
         core.call("patch_config", actor="ana", patch={"batch_size": 8})

@@ -42,7 +42,7 @@ def model() -> StreamState:
         ("state:free", [0], []),
         ("state:shared", [1], ["cmpl-a"]),
         ("state:sha", [1], ["cmpl-a"]),
-        ("state:shared,hashed", [1, 3], ["cmpl-a", "cmpl-b"]),
+        ("state:shared,cached", [1, 3], ["cmpl-a", "cmpl-b"]),
         ("req:l-a state:dead", [2], ["cmpl-a"]),
         ("state:waiting", [3, 4], ["cmpl-b"]),
         ("req:zzz", [], []),

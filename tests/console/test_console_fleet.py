@@ -45,8 +45,8 @@ def rows(app: ConsoleApp) -> dict[str, str]:
     """The lines of the table by their labels."""
     lines = screen_text(app).splitlines()
     first = next(n for n, line in enumerate(lines) if " state " in line)
-    inside = [line for line in lines[first + 1 :] if line[:1] in ("│", "|")]
-    found = [line.strip("│| ").lstrip(CURSOR) for line in inside]
+    inside = [line for line in lines[first + 1 :] if line[:1] in ("│", "┃", "#")]
+    found = [line.strip("│┃# ").lstrip(CURSOR) for line in inside]
     return {line.split()[0]: line for line in found if line.split()[1:2]}
 
 
@@ -75,17 +75,17 @@ async def test_start_page_has_a_row_an_engine_and_opens_dashboards() -> None:
         await opened(app, "engine 2 of 3")
         await pilot.press("right_square_bracket")
         await opened(app, "engine 0 of 3")
-        await pilot.press("left_square_bracket", "f")
-        await until(lambda: app.screen is app.fleet.page, "f does not go back")
-        await pilot.press("f")
-        await until(lambda: app.screen is app.dashboard, "f does not return to the engine")
+        await pilot.press("left_square_bracket", "F")
+        await until(lambda: app.screen is app.fleet.page, "F does not go back")
+        await pilot.press("F")
+        await until(lambda: app.screen is app.dashboard, "F does not return to the engine")
 
 
 async def test_changes_on_a_dashboard_are_made_on_all_engines_of_its_server() -> None:
     async with several(2) as (served, cores), on_fleet_page(served.url) as (app, pilot):
         await pilot.press("enter")
         await opened(app, "engine 0 of 2")
-        await pilot.press("p")
+        await pilot.press("H", "right", "enter")
         for core in cores:
             await until(lambda core=core: core.runtime.config.reclamation == "auto", "not resumed")
 
@@ -93,7 +93,7 @@ async def test_changes_on_a_dashboard_are_made_on_all_engines_of_its_server() ->
 async def test_a_named_engine_is_the_start_page_and_is_changed_alone() -> None:
     async with several(2) as (served, cores), running(Server(served.url, engine=1)) as (app, pilot):
         await until(lambda: "engine 1 of 2" in screen_text(app), "no engine in the header")
-        await pilot.press("p")
+        await pilot.press("H", "right", "enter")
         await until(lambda: cores[1].runtime.config.reclamation == "auto", "not resumed")
         assert cores[0].runtime.config.reclamation == "paused"
         await until(lambda: app.fleet.settled, "no fleet")
@@ -104,8 +104,8 @@ async def test_a_named_engine_is_the_start_page_and_is_changed_alone() -> None:
 async def test_a_server_with_one_engine_has_no_fleet_page() -> None:
     async with several(1) as (served, _), running(served.url) as (app, pilot):
         await until(lambda: "r0" in screen_text(app), "no request")
-        await pilot.press("right_square_bracket", "f")
-        await until(lambda: "One engine is watched" in messages(app), "f says nothing")
+        await pilot.press("right_square_bracket", "F")
+        await until(lambda: "One engine is watched" in messages(app), "F says nothing")
         assert "engine 0" not in screen_text(app)
         assert app.screen is app.dashboard
         assert " f fleet" not in screen_text(app)
@@ -241,7 +241,7 @@ async def test_a_change_uses_the_token_of_the_server_on_the_screen(
     async with on_fleet_page(servers=[named[1], named[4]]) as (app, pilot):
         await pilot.press("enter")
         await opened(app, "gpu8")
-        await pilot.press("p")
+        await pilot.press("H", "right", "enter")
         await until(lambda: gpu8.calls_of("patch_config"), "gpu8 is not changed")
         assert gpu9.calls_of("patch_config") == []
 
@@ -280,7 +280,7 @@ async def test_columns_stand_where_their_heads_stand_at_every_size(size: tuple[i
         await until(lambda: "987" in rows(app)["2"], "not drawn")
         lines = screen_text(app).splitlines()
         (head,) = (line for line in lines if " state " in line)
-        drawn = [line for line in lines if "● live" in line and line.startswith("│")]
+        drawn = [line for line in lines if "● live" in line and line.startswith("┃")]
         assert len(drawn) == 3
         for name in ("free", "run", "wait", "tok/s", "ITL p95", "rev"):
             end = head.index(f" {name} ") + 1 + len(name)

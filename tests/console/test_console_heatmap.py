@@ -15,7 +15,7 @@ from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken_console.screens.block import BlockScreen
 from vtoken_console.style.grid import Zoom
-from vtoken_console.widgets.heatmap.cell_paint import OTHER
+from vtoken_console.widgets.heatmap.cell_paint import OTHER, letter_of
 from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 
 
@@ -33,6 +33,8 @@ async def test_zoom_goes_from_pool_over_region_and_blocks_to_slots_and_back(
     async with running(served.url) as (app, pilot):
         heatmap = app.dashboard.heatmap
         block = heatmap.cursor = core.store.tables["cmpl-a91f"][0]
+        await pilot.press("z")
+        await until(lambda: app.dashboard.shown == "pool", "not alone")
         for zoom, word in ((Zoom.REGION, "region ·"), (Zoom.BLOCKS, "blocks ·")):
             await pilot.press("z")
             assert heatmap.zoom is zoom
@@ -46,11 +48,15 @@ async def test_zoom_goes_from_pool_over_region_and_blocks_to_slots_and_back(
         await pilot.press("escape", "Z", "Z")
         assert heatmap.zoom is Zoom.POOL
         assert heatmap.cursor == block
+        await pilot.press("Z")
+        await until(lambda: app.dashboard.shown == "", "not all panels")
 
 
 async def test_cursor_stays_on_its_line_when_the_zoom_changes(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         heatmap = app.dashboard.heatmap
+        await pilot.press("2")
+        await until(lambda: heatmap.grid.columns > 100, "not alone")
         heatmap.cursor = 2500
         heatmap.redraw()
         before = heatmap.grid.row_of_block(2500) - heatmap.top
@@ -61,7 +67,8 @@ async def test_cursor_stays_on_its_line_when_the_zoom_changes(served: Served) ->
 async def test_wheel_and_double_click_zoom_where_they_point(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         heatmap = app.dashboard.heatmap
-        await until(lambda: heatmap.grid is not None, "not drawn")
+        await pilot.press("2")
+        await until(lambda: heatmap.grid.columns > 100, "not alone")
         place = (20, 6)  # of the widget, border included
         under = heatmap.grid.blocks_of(heatmap.grid.cell_at(19, 5))[0]
         screen = (heatmap.region.x + place[0], heatmap.region.y + place[1])
@@ -75,14 +82,18 @@ async def test_wheel_and_double_click_zoom_where_they_point(served: Served) -> N
         await until(lambda: isinstance(app.screen, BlockScreen), "two clicks open no block")
 
 
-async def test_filter_hides_what_does_not_match_and_counts_what_does(
+async def test_filter_dims_what_does_not_match_and_counts_what_does(
     core: LiveEngine, served: Served
 ) -> None:
     held = len(core.store.tables["cmpl-a91f"])
     async with running(served.url) as (app, pilot):
+        free = [strip.text.count("·") for strip in drawn(app.dashboard.heatmap)]
         await pilot.press("slash", *"req:-a91f", "enter")
         await until(lambda: app.dashboard.heatmap.matching == held, "wrong count")
-        await until(lambda: f"{held} match" in screen_text(app), "count not in the title")
+        assert [strip.text.count("·") for strip in drawn(app.dashboard.heatmap)] == free
+        await until(
+            lambda: f"{held} of 4,999 blocks match" in screen_text(app), "count not in the title"
+        )
         await until(lambda: "1 of 6 match" in screen_text(app), "requests not filtered")
         await pilot.press("escape")
         await until(lambda: app.dashboard.heatmap.matching is None, "filter not cleared")
@@ -112,18 +123,17 @@ async def test_unknown_state_is_named_and_hides_nothing(served: Served) -> None:
 async def test_each_colour_mode_has_a_legend(served: Served) -> None:
     words = {
         Mode.UTILISATION: "dead",
-        Mode.AGE: "10 min ago",
-        Mode.OWNER: "a colour and letter for each request",
-        Mode.CHURN: "changes/s",
-        Mode.STATE: "in flight",
+        Mode.OWNER: "a request, by its letter in the table",
+        Mode.STATE: "being filled",
     }
     async with running(served.url, size=(160, 40)) as (app, pilot):
         seen = []
+        await pilot.press("2")
         for _ in MODES:
             mode = app.dashboard.heatmap.mode
             seen.append(mode)
             await until(lambda mode=mode: words[mode] in screen_text(app), f"{mode} has no legend")
-            await pilot.press("k")
+            await pilot.press("o")
         assert tuple(seen) == MODES
         assert app.dashboard.heatmap.mode is Mode.UTILISATION
 
@@ -133,12 +143,13 @@ async def test_blocks_of_other_groups_are_drawn_apart_from_free_ones(core: LiveE
     core.runtime.other_groups = [group]
     block = group.hold("cmpl-a91f", 40)[20]
     free = core.store.num_free_blocks()
-    async with serving(core) as served, running(served.url, size=(160, 40)) as (app, pilot):
+    async with serving(core) as served, running(served.url, size=(100, 30)) as (app, pilot):
         heatmap = app.dashboard.heatmap
+        await pilot.press("2")
         for mode in MODES:
             await until(lambda: "~ window" in screen_text(app), "no legend")
             assert OTHER in "".join(strip.text for strip in drawn(heatmap)[: -heatmap.foot]), mode
-            await pilot.press("k")
+            await pilot.press("o")
         heatmap.cursor = block
         heatmap.redraw()
         await until(lambda: "0 of 3 used  3 window" in screen_text(app), "not named")
@@ -154,9 +165,19 @@ async def test_owner_mode_without_reported_owners_shows_an_error() -> None:
     engine = ScriptedEngine(num_blocks=60, num_requests=1)
     engine.owner = engine.owner[:0]
     async with serving(engine) as served, running(served.url) as (app, pilot):
-        await pilot.press("k", "k")
+        await pilot.press("o")
         await until(lambda: "does not report block owners" in screen_text(app), "not shown")
         assert app.dashboard.heatmap.mode_shown(app.source.feed.model) is Mode.UTILISATION
+
+
+async def test_by_request_the_table_has_the_letters_of_the_map(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
+        await pilot.press("o")
+        for row in app.source.feed.model.requests.values():
+            line = f"{letter_of(row.number)} {row.id} "
+            await until(lambda line=line: line in screen_text(app), f"no {line}")
+        await pilot.press("o")
+        await until(lambda: line not in screen_text(app), "the letters stay")
 
 
 async def test_theme_changes_at_once_and_back(served: Served) -> None:

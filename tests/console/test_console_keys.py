@@ -12,11 +12,12 @@ from tests.support.core.live import LiveEngine
 from tests.support.serving import Served
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.app.keyfile import KeyFileError, default_path, listing, load
-from vtoken_console.frame.keys import KEYS
+from vtoken_console.frame.keys import DASHBOARD_KEYS, KEYS
 from vtoken_console.screens.control import ControlScreen
 from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.screens.fleet import FleetScreen
-from vtoken_console.screens.help import HelpScreen
+from vtoken_console.screens.help import HelpScreen, page
+from vtoken_console.style import palette
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -38,23 +39,24 @@ async def test_remapped_key_acts_and_is_shown_and_the_old_one_is_free(
     core: LiveEngine, served: Served, tmp_path: Path
 ) -> None:
     path = written(
-        tmp_path, '[keys]\npause = ["f5", "!"]\ncompact = "p"\nhelp = "ctrl+k"\ntrial = "f9"\n'
+        tmp_path, '[keys]\npause = ["f5", "!"]\ncompact = "v"\nhelp = "ctrl+k"\ntrial = "f9"\n'
     )
     async with running(served.url, size=(160, 40), keys=load(path)) as (app, pilot):
         await pilot.press("c")
-        await pilot.press("f5")
+        await pilot.press("f5", "right", "enter")
         await until(lambda: core.runtime.config.reclamation == "paused", "f5 does not pause")
         assert served.calls_of("compact") == []
-        await pilot.press("!")
+        await pilot.press("!", "right", "enter")
         await until(
             lambda: core.runtime.config.reclamation == "auto", "the second key does nothing"
         )
-        await pilot.press("p")
-        await until(lambda: served.calls_of("compact"), "p does not compact")
+        await pilot.press("v")
+        await until(lambda: served.calls_of("compact"), "v does not compact")
         bar = screen_text(app).splitlines()[-1]
         assert "f5 pause" in bar
-        assert "p compact" in bar
-        await pilot.press("t", "left", "f9")
+        assert "v compact" in bar
+        await app.dashboard.action_settings("theta_f")
+        await pilot.press("left", "f9")
         await until(lambda: not isinstance(app.screen, ControlScreen), "f9 opens no dialog")
         await pilot.press("escape", "escape", "ctrl+k")
         await until(lambda: isinstance(app.screen, HelpScreen), "no help")
@@ -69,7 +71,7 @@ async def test_remapped_key_acts_and_is_shown_and_the_old_one_is_free(
     ("text", "line", "message"),
     [
         ('[keys]\npause = "c"\n', 2, "'c' is bound to both compact and pause"),
-        ('[keys]\npause = "f5"\n\nundo = "f5"\n', 4, "'f5' is bound to both pause and undo"),
+        ('[keys]\npause = "f5"\n\nundo = "f5"\n', 2, "'f5' is bound to both undo and pause"),
         ('[keys]\n# none\nflush = "f5"\n', 3, "unknown action 'flush'"),
         ('[keys]\npause = "f55"\n', 2, "'f55' is not a key"),
         ('[keys]\npause = "ctrl+nothing"\n', 2, "'nothing' is unknown"),
@@ -94,8 +96,8 @@ def test_errors_in_the_file_name_the_line(
 
 
 def test_two_actions_can_swap_their_keys(tmp_path: Path) -> None:
-    keys = {k.id: k for k in load(written(tmp_path, '[keys]\npause = "c"\ncompact = "p"\n'))}
-    assert (keys["pause"].keys, keys["compact"].keys) == ("c", "p")
+    keys = {k.id: k for k in load(written(tmp_path, '[keys]\npause = "c"\ncompact = "H"\n'))}
+    assert (keys["pause"].keys, keys["compact"].keys) == ("c", "H")
 
 
 def test_every_action_has_a_unique_id_and_a_binding_with_it() -> None:
@@ -108,10 +110,38 @@ def test_every_action_has_a_unique_id_and_a_binding_with_it() -> None:
     assert all(name in listing(KEYS) for name in ids)
 
 
-async def test_a_click_on_a_key_of_the_last_line_presses_it(
-    core: LiveEngine, served: Served
-) -> None:
+async def test_a_click_on_a_key_of_the_last_line_presses_it(served: Served) -> None:
     async with running(served.url) as (app, pilot):
-        at = screen_text(app).splitlines()[-1].index("pause")
+        at = screen_text(app).splitlines()[-1].index("freeze")
         await pilot.click("#keys", offset=(at, 0))
-        await until(lambda: core.runtime.config.reclamation == "paused", "not pressed")
+        await until(lambda: "frozen at" in screen_text(app), "not pressed")
+
+
+async def test_keys_that_change_the_server_have_a_colour_of_their_own(served: Served) -> None:
+    async with running(served.url, size=(220, 60)) as (app, pilot):
+        changes = {key.shown: key.control for key in DASHBOARD_KEYS if key.rank < 9}
+        line = app.dashboard.query_one("#keys").build_lines(app.view(), 220, 1)[0]
+        styles = {text.strip(): style.color for text, style in line}
+        for shown, control in changes.items():
+            if shown in styles:
+                style = palette.CONTROL_STYLE if control else palette.KEY_STYLE
+                assert styles[shown] == style.color, shown
+        await pilot.press("question_mark")
+        await until(lambda: isinstance(app.screen, HelpScreen), "no help")
+        spans = [span for line in page(app.view(), 90) for span in line]
+        control = {text.strip() for text, style in spans if style is palette.CONTROL_STYLE}
+        assert control >= {"u", "c", "H"}
+        assert not control & {"f", "space"}
+
+
+async def test_j_and_k_move_and_digits_show_a_panel_alone(served: Served) -> None:
+    async with running(served.url) as (app, pilot):
+        table = app.dashboard.query_one("#requests")
+        await pilot.press("j", "j", "k")
+        assert table.cursor == 1
+        for key, name in (("3", "charts"), ("4", "log"), ("l", ""), ("5", "numbers"), ("5", "")):
+            await pilot.press(key)
+            await until(lambda name=name: app.dashboard.shown == name, f"{key}: not {name}")
+        await pilot.press("1", "escape")
+        await until(lambda: app.dashboard.shown == "", "escape does not show all")
+        assert table.has_focus

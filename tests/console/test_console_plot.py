@@ -65,12 +65,11 @@ def test_short_gap_is_bridged_by_a_straight_line_and_a_long_one_stays() -> None:
 
 def test_threshold_is_a_line_and_values_above_it_have_the_warning_colour() -> None:
     values = np.array([0.1] * 4 + [np.nan] * 2 + [0.9] * 4)
-    lines = plot(values, 4, 1.0, theta=np.full(10, 0.5), marks={2})
+    lines = plot(values, 4, 1.0, theta=np.full(10, 0.5))
     at, top, bottom = cells(lines[1]), cells(lines[0]), cells(lines[3])
     assert [char for char, _ in at] == ["─"] * 5
     assert {style for char, style in top if char > "\u2800"} == {palette.style(palette.WARN)}
     assert {style for char, style in bottom if char > "\u2800"} == {palette.style(palette.BAR)}
-    assert bottom[2][0] == "┊"
 
 
 @given(st.sampled_from([30, 60, 120, 300, 900]), st.integers(13, 200))

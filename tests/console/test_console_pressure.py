@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tests.support.console_harness import (
     applied,
     charts_text,
-    drawn,
     make_busy,
     make_short,
     outcome,
@@ -34,6 +33,7 @@ from vtoken import wire
 from vtoken.policies import describe_policies
 from vtoken.sentences.request import given_words, wait_words
 from vtoken.sentences.what_if import difference
+from vtoken.wire.request_names import short_id
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.changes.fields import make_fields, step_value
 from vtoken_console.feed.samples import NAMES, Sampler
@@ -42,11 +42,11 @@ from vtoken_console.style import palette
 from vtoken_console.style.appearance import choose
 from vtoken_console.widgets.figures.sections import pressure_section
 from vtoken_console.widgets.lines import width_of
-from vtoken_console.widgets.requests import COLUMNS, floor_bar
+from vtoken_console.widgets.requests import floor_bar, kept_share
 
 GAUGE = 3  # the gauge's line where the sentence has two
 SMALL = (80, 24)
-HEADS = [column.head for column in COLUMNS if column.pressure]
+HEADS = ("can give", "gave up")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ async def short(short_core: LiveEngine) -> AsyncIterator[Served]:
 
 
 def gauge(app: ConsoleApp) -> str:
-    (line,) = (x for x in screen_text(app).splitlines() if x.startswith(" F "))
+    (line,) = (x for x in screen_text(app).splitlines() if x.startswith(" KV "))
     return line
 
 
@@ -79,10 +79,11 @@ def row_of(**fields: Any) -> wire.RequestRow:
 
 
 def amounts(line: str) -> dict[str, str]:
-    """The word after each label of the gauge."""
-    words = line.replace("/", " ").split()
-    found = {name: words[words.index(name) + 1] for name in ("short", "free", "run", "wait")}
-    return found | ({"give": words[words.index("give") + 1]} if "give" in words else {})
+    """The figure at each label of the gauge."""
+    words = line.split()
+    before = {name: words[words.index(name) - 1] for name in ("of", "tok/s") if name in words}
+    names = ("running", "waiting", "missing")
+    return before | {name: words[words.index(name) + 1] for name in names if name in words}
 
 
 # ---------------------------------------------------------------- the gauge
@@ -91,108 +92,119 @@ def amounts(line: str) -> dict[str, str]:
 async def test_gauge_has_no_pressure_where_nobody_gives_under_it(served: Served) -> None:
     async with running(served.url, (220, 60)) as (app, _):
         assert app.source.feed.model.status.pressure is None
-        for word in ("short", "give", "gave"):
-            assert word not in gauge(app)
+        assert "missing" not in gauge(app)
         assert not any(head in screen_text(app) for head in HEADS)
         header = screen_text(app).splitlines()[0]
         assert "budget 256" in header
         assert "floor" not in header
 
 
-async def test_gauge_of_a_short_pool_fits_eighty_columns(short: Served) -> None:
-    async with running(short.url, SMALL) as (app, _):
+@pytest.mark.parametrize("size", [SMALL, (120, 40)])
+async def test_gauge_sentence_and_rows_of_a_frame_agree(
+    short: Served, size: tuple[int, int]
+) -> None:
+    async with running(short.url, size) as (app, _):
         status, pressure = app.source.feed.model.status, pressure_of(app)
         assert pressure.short_blocks
-        assert pressure.givers
-        assert screen_text(app).splitlines()[GAUGE] == gauge(app)
-        assert amounts(gauge(app)) == {
-            "short": f"{pressure.short_blocks}",
-            "free": f"{status.blocks.free}",
-            "run": f"{status.requests.running}",
-            "wait": f"{status.requests.waiting}",
-            "give": f"{pressure.givable_blocks}",
-        }
-        waits = re.compile(r"\((?:oldest )?[\d.]+ s\)")  # how long: it goes on
+        lines = screen_text(app).splitlines()
+        assert lines[GAUGE] == gauge(app)
+        figures = amounts(gauge(app))
+        assert figures["of"] == f"{status.blocks.free}"
+        assert figures["running"] == f"{status.requests.running}"
+        assert figures["waiting"] == f"{status.requests.waiting}"
+        assert figures["missing"] == f"{pressure.short_blocks}"
+        used = 1 - status.blocks.free / status.blocks.total
+        assert f"KV {used:4.0%}" in gauge(app)
+        waits = re.compile(r"\([\d,]+ s\)")  # how long: it goes on
         sentence, screen = status.fragmentation.sentence, " ".join(screen_text(app).split())
         assert waits.sub("", sentence) in waits.sub("", screen)
+        rows = [line for line in lines if " needs " in line]
+        assert rows == lines[6 : 6 + len(rows)], "who waits is not on top"
+        assert f" needs {status.requests.first.needed_blocks}" in rows[0]
 
 
-async def test_wide_gauge_has_the_terms_of_the_shortage_beside_both_latencies(
-    short: Served,
-) -> None:
+async def test_wide_gauge_has_both_latencies(short: Served) -> None:
     async with running(short.url, (220, 60)) as (app, _):
-        pressure, line = pressure_of(app), " ".join(gauge(app).split())
-        terms = f"short {pressure.short_blocks} growth {pressure.growth_blocks}"
-        assert f"{terms} asked {pressure.asked_blocks} free" in line
-        assert f"{pressure.givers} can give {pressure.givable_blocks}" in line
-        for label in ("░", "tok/s", "ITL p50", "TTFT p50"):
-            assert label in line
+        for label in ("░", "tok/s", "between tokens p95", "first p95"):
+            assert label in gauge(app)
         assert "floor 128 tokens" in screen_text(app).splitlines()[0]
 
 
-async def test_gauge_of_an_ample_pool_is_calm_and_keeps_its_columns() -> None:
+async def test_gauge_of_an_ample_pool_names_nothing_missing() -> None:
     core = make_busy(400, 2)
     core.configure(evict_when="pressure")
     core.steps()
     async with serving(core) as served, running(served.url, SMALL) as (app, _):
-        await until(lambda: "short   0" in gauge(app), "no gauge")
-        assert "tok/s" in gauge(app)
-        assert "give" not in gauge(app)
-        (strip,) = drawn(app.dashboard.query_one("#gauge"))
-        (color,) = {segment.style.color for segment in strip if "short" in segment.text}
-        assert color == palette.MUTED_STYLE.color
-        ample = {word: gauge(app).index(word) for word in ("short", "free", "run", "wait")}
-    core = make_short()
-    async with serving(core) as served, running(served.url, SMALL) as (app, _):
-        assert {word: gauge(app).index(word) for word in ample} == ample
+        await until(lambda: "tok/s" in gauge(app), "no gauge")
+        assert "missing" not in gauge(app)
 
 
 @pytest.mark.parametrize(
-    ("givable_blocks", "label", "style"),
-    [(5, " short ", palette.WARN_STYLE), (4, " SHORT ", palette.BAD_STYLE)],
+    ("givable_blocks", "style"), [(5, palette.WARN_STYLE), (4, palette.BAD_STYLE)]
 )
-async def test_shortage_beyond_what_can_be_given_is_in_red_and_in_capitals(
-    short: Served, givable_blocks: int, label: str, style: object
+async def test_blocks_that_cannot_be_given_are_missing_in_red(
+    short: Served, givable_blocks: int, style: object
 ) -> None:
     async with running(short.url, SMALL) as (app, _):
         widget = app.dashboard.query_one("#gauge")
         found = msgspec.structs.replace(
-            pressure_of(app), short_blocks=5, givable_blocks=givable_blocks, givers=givable_blocks
+            pressure_of(app), short_blocks=5, givable_blocks=givable_blocks
         )
         app.source.feed.model.status.pressure = found
         (line,) = widget.build_lines(app.view(), 80, 1)
-        assert label in "".join(text for text, _ in line)
-        assert any(text.endswith("  5") and ink is style for text, ink in line)
-        found.givers = found.givable_tokens = 0
-        (line,) = widget.build_lines(app.view(), 80, 1)
-        assert "none can give" in "".join(text for text, _ in line)
+        assert ("5", style) in line
 
 
 # ---------------------------------------------------------------- the table
 
 
 @pytest.mark.parametrize("size", [SMALL, (120, 36), (220, 60)])
-async def test_table_shows_the_floor_and_what_was_given_at_every_size(
+async def test_table_shows_who_kept_what_and_can_give_at_every_size(
     short_core: LiveEngine, short: Served, size: tuple[int, int]
 ) -> None:
-    async with running(short.url, size) as (app, _):
-        lines = screen_text(app).splitlines()
-        (head,) = (n for n, line in enumerate(lines) if all(name in line for name in HEADS))
-        row = short_core.reporter.rows()[0]
+    async with running(short.url, size) as (app, pilot):
+        await pilot.press("s")  # the lowest share first
+        lines = await until_text(app, "by kept")
+        (head,) = (n for n, line in enumerate(lines) if "can give" in line and "kept" in line)
+        row = min(short_core.reporter.rows(), key=lambda r: kept_share(r) or 2.0)
         assert row.given_tokens > 0
         line = lines[head + 1]
-        cells = line[line.index(row.id) :].split()
-        assert f"{row.given_tokens}" in cells
-        assert "▓" in line
+        assert short_id(row.id) in line
+        assert f"{math.floor(100 * kept_share(row))}%" in line
         assert "░" in line
+        assert (f" {row.given_tokens}" in line) == (size[0] > 200)
+
+
+async def until_text(app: ConsoleApp, text: str) -> list[str]:
+    await until(lambda: text in screen_text(app), f"no {text}")
+    return screen_text(app).splitlines()
+
+
+async def test_every_order_has_its_figure_first(short: Served) -> None:
+    async with running(short.url, (220, 60)) as (app, pilot):
+        table = app.dashboard.query_one("#requests")
+        assert table.order == "wait"
+        waiting = [row for row in table.rows if row.state in ("waiting", "preempted")]
+        assert table.rows[: len(waiting)] == waiting
+        since = [row.waiting_since_ts for row in waiting]
+        assert since == sorted(since)
+        for order, figure in (
+            ("kept", lambda row: kept_share(row) if row.live else 2.0),
+            ("gave up", lambda row: -row.given_tokens),
+        ):
+            await pilot.press("s")
+            await until(lambda order=order: table.order == order, "another order")
+            figures = [figure(row) for row in table.rows]
+            assert figures == sorted(figures)
 
 
 async def test_ascii_table_draws_the_same_bar_in_ascii(short: Served) -> None:
     appearance = choose(depth="truecolor", ascii_only=True)
-    async with running(short.url, SMALL, appearance=appearance) as (app, _):
+    async with running(short.url, SMALL, appearance=appearance) as (app, pilot):
+        await pilot.press("s")
+        lines = await until_text(app, "by kept")
         assert screen_text(app).isascii()
-        assert any("+ above" in line for line in screen_text(app).splitlines())
-        assert any("###" in line and "+" in line for line in screen_text(app).splitlines())
+        assert any("% #" in line and ".." in line for line in lines)
 
 
 @given(
@@ -217,10 +229,9 @@ def test_bar_is_floor_then_above_then_dead_in_proportion(
 
 
 @pytest.mark.parametrize("fields", [{"evict_when": "always"}, {"policy": "none"}])
-def test_bar_of_a_request_that_never_gives_is_blank(fields: dict[str, str]) -> None:
-    bar = floor_bar(row_of(**fields), 8, ascii_only=False)
-    assert "".join(text for text, _ in bar) == " " * 8
-    assert all(style.bgcolor is None for text, style in bar if text)
+def test_bar_of_a_request_that_never_gives_has_no_part_that_it_can(fields: dict[str, str]) -> None:
+    bar = floor_bar(row_of(**fields), 17, ascii_only=True)
+    assert "".join(text for text, _ in bar) == "#" * 5 + "." * 12
 
 
 # ---------------------------------------------------------------- a request's page
@@ -318,14 +329,14 @@ async def test_request_page_says_what_it_gave_while_it_runs_and_after_its_end(
 
 async def test_given_tokens_have_a_chart_up_to_now(served: Served) -> None:
     async with running(served.url, (120, 36)) as (app, _):
-        assert "gave" not in charts_text(app)
+        assert "given" not in charts_text(app)
     core = make_short()
     async with serving(core) as served, running(served.url, (120, 36)) as (app, _):
         async with core.stepping():
             newest = lambda: app.source.feed.data.series.newest("given_per_s")  # noqa: E731
             await until(lambda: newest() > 0, "no rate")
-        await until(lambda: "gave" in charts_text(app), "no chart")
-        for label in ("F ", "free "):
+        await until(lambda: "given" in charts_text(app), "no chart")
+        for label in ("KV used", "waiting", "first token p95"):
             assert label in charts_text(app)
 
 
@@ -351,8 +362,8 @@ def test_metrics_have_what_a_fixed_budget_would_have_evicted(short_core: LiveEng
     assert pressure is not None
     pressure.spared_tokens, pressure.kept_shares, pressure.kept_share_sum = 321, {"1": 4}, 3.0
     rows = ["".join(text for text, _ in line).split() for line in pressure_section(status)]
-    assert ["spared", "321", "over", "budget"] in rows
-    assert ["gave", f"{pressure.given_tokens:,}", "tokens", "so", "far"] in rows
+    assert ["kept,", "as", "free", "321", "tokens"] in rows
+    assert ["gave", "up", f"{pressure.given_tokens:,}", "tokens", "so", "far"] in rows
     assert ["kept", "at", "the", "end", "75.0%", "of", "4", "ended"] in rows
     assert not any("early" in row for row in rows)
     pressure.preemptions_above_floor = 2
@@ -364,11 +375,10 @@ def test_metrics_have_what_a_fixed_budget_would_have_evicted(short_core: LiveEng
 
 async def test_metrics_fit_80x24_without_a_title_alone(short: Served) -> None:
     async with running(short.url, SMALL) as (app, _):
-        app.dashboard.set_view("figures")
+        app.dashboard.show_panel("numbers")
         await until(lambda: "kept at the end" in screen_text(app), "cut off")
-        for part in ("memory pressure", "automatic round", "latency", "shadow policy"):
+        for part in ("memory", "compaction  holes ", "latency"):
             assert part in screen_text(app)
-        assert "this console" not in screen_text(app)
 
 
 # ---------------------------------------------------------------- settings
@@ -379,7 +389,8 @@ async def test_evict_when_is_two_rows_below_the_budget_and_always_is_confirmed()
     core.configure(evict_when="pressure")
     core.steps()
     async with serving(core) as served, running(served.url, (120, 40)) as (app, pilot):
-        await pilot.press("m", "down", "down")
+        await app.dashboard.action_settings("budget_tokens")
+        await pilot.press("down", "down")
         await until(lambda: "down to the budget at most" in screen_text(app), "no help")
         assert "pressure | always" in screen_text(app)
         assert "evict_after_wait_ms" in screen_text(app)
@@ -395,7 +406,8 @@ async def test_what_if_of_a_lower_floor_has_what_could_be_given_and_who_would_fi
     short_core: LiveEngine, short: Served
 ) -> None:
     async with running(short.url, (120, 40)) as (app, pilot):
-        await pilot.press("m", *"64")
+        await app.dashboard.action_settings("budget_tokens")
+        await pilot.press(*"64")
         await until(lambda: "128 → 64" in outcome(app), "no what-if, or that of the first digit")
         now = short_core.call("patch_config", patch={"budget_tokens": 64}, validate_only=True)
         effect, without = now.what_if, now.what_if.without_change
@@ -448,7 +460,7 @@ async def test_recording_of_an_older_server_shows_budgets_as_before(tmp_path: Pa
     async with app.run_test(size=(220, 60)):
         await until(lambda: app.source is not None and app.dashboard.synced, "no data")
         await until(lambda: "budget 96 (+16)" in screen_text(app), "not a budget")
-        for word in ("floor", "short ", "gave", "memory pressure"):
+        for word in ("floor", "missing", "gave", "given"):
             assert word not in screen_text(app)
         config = app.source.feed.model.config
         assert config.effective.evict_when == "always"

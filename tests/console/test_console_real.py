@@ -12,6 +12,7 @@ import pytest
 from tests.support.console_harness import messages, running, screen_text, until
 from tests.support.core.live import HOLES, LiveEngine, make_quiet
 from tests.support.serving import Served, serve
+from vtoken_console.app.commands import Commands
 from vtoken_console.frame import silence
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.outcome import Outcome
@@ -34,7 +35,7 @@ async def test_shadow_is_chosen_in_the_settings_and_its_disagreement_shown(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, size=(200, 60)) as (app, pilot):
-        await pilot.press("m")
+        await app.dashboard.action_settings("budget_tokens")
         form = app.screen.query_one(Form)
         place = next(i for i, f in enumerate(form.rows) if f.path[0] == "shadow")
         form.action_jump(place)
@@ -49,15 +50,15 @@ async def test_read_only_server_gives_the_reason_and_enforces_it(core: LiveEngin
         serve(core.handle, host="0.0.0.0") as served,
         running(served.url) as (app, pilot),
     ):
-        for key in ("p", "c", "u", "y"):
+        for key in ("H", "c", "u", "y"):
             await pilot.press(key)
             await until(lambda: "bound to more than loopback" in messages(app), "no reason")
             await pilot.press("escape")
-        names = [command.title for command in app.get_system_commands(app.screen)]
+        names = [entry.name for entry in Commands(app.dashboard).entries()]
         assert not any(name.startswith(("compact", "undo (", "pause", "keep")) for name in names)
         assert any(name.startswith("undo?") for name in names), "the dry run is not offered"
         app.source.feed.model.hello.can_control = True  # a console that does not care
-        await pilot.press("p")
+        await pilot.press("H", "right", "enter")
         await until(lambda: "403" in messages(app), "the server does not enforce it")
         assert core.runtime.config.reclamation == "auto"
 
@@ -67,7 +68,8 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
         serve(core.handle, host="0.0.0.0") as served,
         running(served.url) as (app, pilot),
     ):
-        await pilot.press("m", *"32")
+        await app.dashboard.action_settings("budget_tokens")
+        await pilot.press(*"32")
         outcome = app.screen.query_one(Outcome)
         await until(lambda: "budget_tokens 64 → 32" in outcome.text, "no what-if")
         await until(lambda: "evicts now" in outcome.text, "no consequences")

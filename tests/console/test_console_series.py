@@ -87,11 +87,6 @@ def test_short_counts_never_change_width(value: int) -> None:
     assert len(units.short_count(value)) == 5
 
 
-@given(st.floats(0, 99_999))
-def test_ages_never_change_width(seconds: float) -> None:
-    assert len(units.age(seconds)) == 8 if seconds >= 9_999.5 else 7
-
-
 @given(st.text(max_size=30), st.integers(1, 20))
 def test_fit_is_exactly_as_wide_as_requested(text: str, width: int) -> None:
     assert len(units.fit(text, width)) == width

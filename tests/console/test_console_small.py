@@ -15,7 +15,6 @@ from vtoken import wire
 from vtoken_console.frame import silence
 from vtoken_console.frame.keys import KEYS
 from vtoken_console.screens.request import Summary
-from vtoken_console.widgets.events import Events
 from vtoken_console.widgets.form import Form
 from vtoken_console.widgets.lines import width_of, wrap
 from vtoken_console.widgets.outcome import Outcome
@@ -37,7 +36,7 @@ async def test_engine_without_a_step_is_not_shown_as_live(
         expected = "while 6 requests wait for it: one very long step, or the engine hangs."
         assert expected in words(app)
         assert " silent" in screen_text(app).splitlines()[0]
-        assert re.search(r"wait   0\s+\S tok/s", screen_text(app)), "a rate of long ago"
+        assert re.search(r"waiting  0\s+\S tok/s", screen_text(app)), "a rate of long ago"
         served.line.hangs = False
         await until(lambda: "● live" in screen_text(app).splitlines()[0], "still silent")
         assert "No step for" not in screen_text(app)
@@ -90,7 +89,7 @@ async def test_request_page_shows_policy_and_holes_on_eighty_columns(
     core: LiveEngine, served: Served
 ) -> None:
     async with running(served.url, SMALL) as (app, pilot):
-        await pilot.press("tab", "enter")
+        await pilot.press("enter")
         await until(lambda: "budget 256" in words(app), "the budget is cut")
         lines = screen_text(app).splitlines()
         assert "preempted" in lines[3]
@@ -109,8 +108,8 @@ async def test_request_page_shows_policy_and_holes_on_eighty_columns(
 
 
 async def test_settings_show_bounds_and_row_count_on_eighty_columns(served: Served) -> None:
-    async with running(served.url, SMALL) as (app, pilot):
-        await pilot.press("t")
+    async with running(served.url, SMALL) as (app, _):
+        await app.dashboard.action_settings("theta_f")
         await until(lambda: "reclaim when F exceeds this (0..1)" in words(app), "no bound")
         total = len(app.screen.query_one(Form).rows)
         await until(lambda: f" of {total}" in screen_text(app), "hides that there are more")
@@ -124,60 +123,36 @@ def test_text_that_does_not_fit_ends_with_an_ellipsis() -> None:
     assert len(lines[2][0][0]) <= 40
 
 
-async def test_log_shows_freed_blocks_at_any_width(served: Served) -> None:
-    row = wire.Event(
-        seq=1,
-        ts=0.0,
-        step=1,
-        kind="relocation",
-        summary="moved 1,117 tokens of 9a068abb, freed 121 blocks",
-        data={
-            "request_id": "chatcmpl-9a068abb4f60bc1d-0a1b2c3d",
-            "moved_tokens": 1117,
-            "freed_blocks": 121,
-        },
-    )
-    async with running(served.url) as (app, _):
-        log = app.dashboard.query_one(Events)
-        shown = "".join(text for text, _ in log.build_row(app.view(), row, 50, selected=False))
-        assert shown.endswith("1,117 tok of 9a068abb, freed 121 blk")
-        shown = "".join(text for text, _ in log.build_row(app.view(), row, 99, selected=False))
-        assert shown.endswith(row.summary)
-
-
-async def test_key_that_acts_is_at_the_end_of_the_sentence(served: Served) -> None:
+async def test_the_first_advice_is_at_the_end_with_its_key_and_is_never_cut(
+    served: Served,
+) -> None:
     async with running(served.url, SMALL) as (app, _):
         status = app.source.feed.model.status
-        sentence = status.fragmentation.sentence
-        assert status.fragmentation.reclaimable_blocks > 0
-        end = " ".join(sentence.split()[-2:])
-        line = next(x for x in screen_text(app).splitlines() if end in x)
-        assert line.rstrip().endswith("compact")
+        status.fragmentation.sentence = "one two three " * 12
+        text = "floor 50→33%: 52 could be given"
+        status.advice = [
+            wire.Advice(code="floor", level="short", text=text, action="floor"),
+            wire.Advice(code="memory", level="note", text="not shown"),
+        ]
+        app.tick()
+        await until(lambda: f"[f] {text}" in screen_text(app).splitlines()[2], "no advice")
+        assert screen_text(app).splitlines()[1].endswith("…")
+        assert "not shown" not in screen_text(app)
 
 
-async def test_a_message_covers_nothing_on_eighty_columns(served: Served) -> None:
+@pytest.mark.parametrize(("keys", "lines"), [(("T",), 1), (("T", "o", "T"), 1), (("U",), 2)])
+async def test_messages_take_the_lines_of_one_and_move_nothing(
+    served: Served, keys: tuple[str, ...], lines: int
+) -> None:
+    """The refusal of an undo has two lines; it covers a border and one row of the map."""
     async with running(served.url, SMALL) as (app, pilot):
-        panels = app.dashboard.query_one("#panels")
-        height = panels.region.height
-        await pilot.press("U")  # there is nothing to undo: the refusal has two lines
-        await until(lambda: panels.region.height == height - 2, "no room is made")
-        (toast,) = app.screen.query("Toast")
-        assert toast.region.height == 2
-        assert not any(
-            toast.region.overlaps(part.region) for part in app.screen.query("#panels, #keys")
-        )
-        await pilot.press("escape")
-        await until(lambda: panels.region.height == height, "the room is not given back")
-
-
-async def test_messages_that_follow_each_other_take_the_lines_of_one(served: Served) -> None:
-    async with running(served.url, SMALL) as (app, pilot):
-        panels = app.dashboard.query_one("#panels")
-        height = panels.region.height
-        for key in ("k", "T", "k", "T"):
+        panels = [part.region for part in app.screen.query("#requests, #pool, #keys")]
+        for key in keys:
             await pilot.press(key)
-            await until(lambda: panels.region.height == height - 1, "not one line")
-        await until(lambda: len(app.screen.query("ToastRack > *")) == 1, "holders are left")
+            await until(lambda: len(app.screen.query("Toast")) == 1, "no message")
+        (toast,) = app.screen.query("Toast")
+        await until(lambda: toast.region.height == lines, "of other lines")
+        assert [part.region for part in app.screen.query("#requests, #pool, #keys")] == panels
+        assert toast.region.bottom == app.dashboard.query_one("#keys").region.y
         await pilot.press("escape")
-        await until(lambda: panels.region.height == height, "the room is not given back")
-        assert not app.screen.query("ToastRack > *")
+        await until(lambda: not app.screen.query("Toast"), "not dismissed")

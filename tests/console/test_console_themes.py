@@ -65,7 +65,7 @@ def test_ramps_stay_strictly_monotonic_as_the_terminal_shows_them(one: Theme) ->
         assert len(ramp.colors) == LEVELS
         values = [luminance(sent(color, one.depth)) for color in ramp.colors]
         steps = [b - a for a, b in itertools.pairwise(values)]
-        assert all(s > 0 for s in steps) or all(s < 0 for s in steps), ramp.name
+        assert all(s > 0 for s in steps) or all(s < 0 for s in steps)
         assert sent(ramp.free_color, one.depth) not in {sent(c, one.depth) for c in ramp.colors}
 
 
@@ -130,7 +130,9 @@ def test_unknown_themes_and_depths_are_refused_by_name(theme_name: str, depth: s
         choose(theme_name, depth)
 
 
-def test_ramp_is_kept_if_the_theme_has_it() -> None:
-    appearance = choose("dark", "truecolor", environ={}).with_ramp("cividis")
-    assert appearance.with_theme("light", "256").ramp_name == "cividis"
-    assert appearance.with_theme("light", "16").ramp_name == "shade"
+@pytest.mark.parametrize(("plain", "name"), [(False, "colour"), (True, "ascii")])
+def test_another_theme_keeps_glyphs_or_colours(*, plain: bool, name: str) -> None:
+    appearance = choose("dark", "truecolor", ascii_only=plain, environ={})
+    for other in (appearance, appearance.with_theme("light", "256")):
+        assert other.ramp is other.theme.ramps[name]
+    assert appearance.with_theme("light", "16").ramp.colors == ()

@@ -480,6 +480,7 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
     plan_us: int
     given_tokens: int | None
     goodput: float | None = None  # 0..1
+    waiting: int | None = None  # requests; None: an older server
 
     @staticmethod
     def of(status: Status) -> Point:
@@ -497,4 +498,5 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
             plan_us=done.plan_us,
             given_tokens=None if pressure is None else pressure.given_tokens,
             goodput=None if status.slo is None else status.slo.share,
+            waiting=status.requests.waiting,
         )

@@ -10,15 +10,15 @@ import asyncio
 import io
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
 from textual import events
-from textual.app import App, SystemCommand
+from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.command import Provider
 from textual.driver import Driver
 from textual.filter import LineFilter
 from textual.markup import escape
@@ -33,15 +33,14 @@ from vtoken_console.feed.session import Session
 from vtoken_console.feed.source import Source
 from vtoken_console.frame.cost import Cost
 from vtoken_console.frame.guide import Facts, Guide, mark_seen, seen_path
-from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, Key, pages
+from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, Key
 from vtoken_console.frame.terminal import Terminal
 from vtoken_console.frame.view import View
-from vtoken_console.screens.dashboard import VIEWS, Dashboard
+from vtoken_console.screens.dashboard import Dashboard
 from vtoken_console.style.appearance import Appearance, choose
 from vtoken_console.style.asciify import AsciiFilter
 from vtoken_console.style.breakpoints import HEIGHT_CLASSES, WIDTH_CLASSES
-from vtoken_console.style.themes import DEPTHS, NAMES, SYSTEMS
-from vtoken_console.widgets.heatmap.colouring import MODES
+from vtoken_console.style.themes import NAMES, SYSTEMS
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.requests import Requests
@@ -61,6 +60,15 @@ GLYPHS: dict[SeverityLevel, str] = {
     "warning": "[bold $vt-bad]▼[/]",
     "error": "[bold $vt-bad]×[/]",
 }
+
+
+def commands() -> type[Provider]:
+    """What the palette finds; imported when it is first opened."""
+    from vtoken_console.app.commands import Commands
+
+    return Commands
+
+
 PAGES = {  # in the guide
     "Dashboard": "",
     "ControlScreen": "settings",
@@ -81,6 +89,7 @@ class ConsoleApp(App[int]):
 
     TITLE = "vToken"
     CSS_PATH = "console.tcss"
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {commands}
     HORIZONTAL_BREAKPOINTS = WIDTH_CLASSES
     VERTICAL_BREAKPOINTS = HEIGHT_CLASSES
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -139,7 +148,7 @@ class ConsoleApp(App[int]):
             recording=recording,
             moment=moment,
         )
-        self.dashboard = Dashboard(self.session, keys)
+        self.dashboard = Dashboard(self.session)
         self.appearance = appearance or choose(depth="truecolor")
         self._ascii_filters = [AsciiFilter()] if self.appearance.ascii_only else []
         self._apply_theme()
@@ -327,16 +336,6 @@ class ConsoleApp(App[int]):
         super().clear_notifications()
 
     # ------------------------------------------------------------ colours
-
-    def action_ramp(self) -> None:
-        names, name = self.appearance.ramp_names, self.appearance.ramp_name
-        at = names.index(name) if name in names else -1
-        self.set_ramp(names[(at + 1) % len(names)])
-
-    def set_ramp(self, name: str) -> None:
-        self.appearance = self.appearance.with_ramp(name)
-        self.notify(f"Colours: {name}: {self.appearance.ramp.summary}.")
-        self.tick()
 
     def action_theme(self) -> None:
         at = NAMES.index(self.appearance.theme.name)
@@ -534,36 +533,6 @@ class ConsoleApp(App[int]):
 
     async def action_quit(self) -> None:
         self.exit(0)
-
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Every key as a command, then views, colour ramps, colour modes and themes by name."""
-        read_only = bool(self.view().read_only_reason)
-        page, name = (screen, "fleet") if screen is self.fleet.page else (self.dashboard, "")
-        for key in self.keys:
-            if name not in pages(key) or key.id == "command-palette" or (key.control and read_only):
-                continue
-            run = partial(self.run_action, key.action, default_namespace=page)
-            yield SystemCommand(f"{key.label} ({key.shown})", key.help, run)
-        if page is self.dashboard:
-            yield from self._dashboard_commands()
-        yield from self._colour_commands()
-
-    def _dashboard_commands(self) -> Iterable[SystemCommand]:
-        show, colour = self.dashboard.set_view, self.dashboard.set_mode
-        for name in VIEWS:
-            yield SystemCommand(f"view {name}", "panels to show", partial(show, name))
-        for mode in MODES:
-            yield SystemCommand(f"colour by {mode.value}", mode.summary, partial(colour, mode))
-
-    def _colour_commands(self) -> Iterable[SystemCommand]:
-        appearance = self.appearance
-        for name in appearance.ramp_names:
-            summary = appearance.theme.ramps[name].summary
-            yield SystemCommand(f"ramp {name}", summary, partial(self.set_ramp, name))
-        for name in NAMES:
-            for depth in DEPTHS:
-                call = partial(self.set_theme, name, depth)
-                yield SystemCommand(f"theme {name}, {depth}", "colours of the console", call)
 
 
 def _show(screen: Screen[Any], view: View) -> None:

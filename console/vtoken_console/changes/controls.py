@@ -10,13 +10,15 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from vtoken.sentences import operation_text, since_text, value_text
+from vtoken.sentences import counted, operation_text, since_text, value_text
+from vtoken_console.style import palette
 from vtoken_console.style.units import change_text
 
 if TYPE_CHECKING:
     from vtoken import wire
     from vtoken.client import AsyncClient
     from vtoken_console.changes.watch import ChangeWatch
+    from vtoken_console.style.palette import Paragraph
 
 POLL_S = 0.1
 POLLS = 100
@@ -37,6 +39,20 @@ def effective_text(result: wire.PatchResult) -> str:
     if result.outcome == "accepted":
         return f"Effective until then: revision {result.effective_revision}, {values}."
     return f"Effective: {values}."
+
+
+def pause_question(status: wire.Status, host: str) -> tuple[str, list[Paragraph]]:
+    """What `toggle_pause` does, as a verb and a question."""
+    running = status.requests.running
+    if status.reclamation.state == "auto":
+        verb, effect = "Pause", "Nobody gives tokens until it is resumed: others wait, or vLLM"
+        effect += " preempts them. It can be resumed at any time."
+    else:
+        verb, effect = "Resume", "Requests give tokens again; tokens that they give do not come"
+        effect += " back."
+    runs = "runs" if running == 1 else "run"
+    question = f"{verb} reclamation on {host}? {counted(running, 'request')} {runs}."
+    return verb, [(question, palette.BOLD_STYLE), (effect, palette.TEXT_STYLE)]
 
 
 async def toggle_pause(rest: AsyncClient, state: str, watch: ChangeWatch) -> str:

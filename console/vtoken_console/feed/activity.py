@@ -1,4 +1,4 @@
-"""Block activity since this console started: when and how often each block changed, token moves.
+"""Block activity since this console started: transitions of blocks, and moves of tokens.
 
 Compares the newest StreamState with the previous one, once a frame. N blocks. Memory is bounded:
 some arrays over N and a ring of HISTORY transitions. Changes carry server time (`StreamState.ts`);
@@ -8,6 +8,7 @@ restart, another geometry or a clock that goes back (a seek in a replay) resets 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ from vtoken import wire
 from vtoken.wire.reducer import StreamState
 from vtoken_console.style.cells import F32, U16
 
-CHURN_TAU_S = 4.0  # time constant of the exponential decay of churn
 FADE_S = 1.2  # how long a movement is drawn
 HISTORY = 1 << 16
 MAX_NAMES = 1 << 13
@@ -40,17 +40,6 @@ _STEADY = ~np.uint8(wire.FLAG_IN_FLIGHT)
 
 
 @dataclass(frozen=True, slots=True)
-class Movement:
-    """Relocations that arrived in the same frame."""
-
-    at: float  # monotonic [s]
-    requests: tuple[str, ...]
-    moved_tokens: int
-    sources: int  # blocks
-    destinations: int
-
-
-@dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """One line of a block's history."""
 
@@ -64,7 +53,7 @@ class Activity:
     def __init__(self) -> None:
         self.ts = 0.0  # server time of the newest model
         self.since = 0.0  # server time at which observation began
-        self.movement: Movement | None = None
+        self._moved_at = -math.inf  # the newest movement, monotonic [s]
         self.names: dict[int, str] = {}  # RequestRow.number -> id, of recent requests
         self._model: StreamState | None = None
         self._event_seq = 0
@@ -72,11 +61,9 @@ class Activity:
 
     def _reset(self, num_blocks: int) -> None:
         self.since = self.ts
-        self._changed_at: F64 = np.full(num_blocks, self.ts)
-        self._churn: F32 = np.zeros(num_blocks, np.float32)
         self._left_at: F64 = np.full(num_blocks, -np.inf)
         self._arrived_at: F64 = np.full(num_blocks, -np.inf)
-        self.movement = None
+        self._moved_at = -math.inf
         self._ring = np.zeros(
             HISTORY, [("ts", "f8"), ("block", "u4"), ("owner", "u2"), ("what", "u1")]
         )
@@ -84,7 +71,7 @@ class Activity:
 
     @property
     def num_blocks(self) -> int:
-        return len(self._churn)
+        return len(self._left_at)
 
     # ------------------------------------------------------------ observing
 
@@ -120,9 +107,6 @@ class Activity:
         ids = np.flatnonzero((new.live != old.live) | ((new.flags ^ old.flags) & _STEADY != 0))
         if not len(ids):
             return
-        faded = np.exp((self._changed_at[ids] - self.ts) / CHURN_TAU_S)
-        self._churn[ids] = self._churn[ids] * faded + 1 / CHURN_TAU_S
-        self._changed_at[ids] = self.ts
         was, now = old.flags[ids], new.flags[ids]
         used_before, used = was & wire.FLAG_USED != 0, now & wire.FLAG_USED != 0
         self._record(ids[~used_before & used], TAKEN, new.owner)
@@ -142,37 +126,20 @@ class Activity:
         self._written += len(blocks)
 
     def _track_moves(self, model: StreamState, now: float) -> None:
-        requests: dict[str, None] = {}
-        tokens = sources = into = 0
         for event in reversed(model.events):
             if event.seq <= self._event_seq:
                 break
             if event.kind != "relocation" or event.ts < model.ts - FADE_S:
                 continue  # one of a log that was loaded later is past
-            left = _blocks(event.data.get("source_blocks"), self.num_blocks)
-            arrived = _blocks(event.data.get("destination_blocks"), self.num_blocks)
-            self._left_at[left] = now
-            self._arrived_at[arrived] = now
-            requests[str(event.data.get("request_id", ""))] = None
-            tokens += int(event.data.get("moved_tokens", 0))
-            sources, into = sources + len(left), into + len(arrived)
-        if requests:
-            self.movement = Movement(now, tuple(requests), tokens, sources, into)
+            self._left_at[_blocks(event.data.get("source_blocks"), self.num_blocks)] = now
+            self._arrived_at[_blocks(event.data.get("destination_blocks"), self.num_blocks)] = now
+            self._moved_at = now
 
     # ------------------------------------------------------------ reading
 
-    def age_s(self) -> F32:
-        """Seconds since each block last changed, or since observation began [N]."""
-        return np.maximum(self.ts - self._changed_at, 0).astype(np.float32)
-
-    def churn_per_s(self) -> F32:
-        """Changes a second of each block, decayed over CHURN_TAU_S [N]."""
-        rate: F32 = self._churn * np.exp((self._changed_at - self.ts) / CHURN_TAU_S).astype("f4")
-        return rate
-
     def is_moving(self, now: float) -> bool:
         """Whether a movement is still drawn at monotonic time `now` [s]."""
-        return self.movement is not None and now - self.movement.at < FADE_S
+        return now - self._moved_at < FADE_S
 
     def moves(self, now: float) -> tuple[F32, F32]:
         """Freshness of sources and destinations, from 1 (now) to 0 (faded), [N] each."""

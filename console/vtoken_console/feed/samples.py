@@ -15,6 +15,7 @@ NAMES = (
     "f",
     "theta_f",
     "free_blocks",
+    "waiting",  # requests
     "tokens_per_s",
     "moved_per_s",
     "ttft_p95_ms",
@@ -22,6 +23,7 @@ NAMES = (
     "copy_ratio",  # share of wall time spent in copies
     "plan_ratio",  # share of wall time spent in planning
     "given_per_s",  # tokens that died because memory was short
+    "goodput",  # share of requests within the SLO
 )
 
 KEPT = {"kept", "confirmed"}  # in the data of an event that ends a trial for good
@@ -41,6 +43,7 @@ class Sampler:
             point.f,
             point.theta_f,
             point.free_blocks,
+            _nan_if_none(point.waiting),
             self._generated.add(ts, point.generated_tokens),
             self._moved.add(ts, point.moved_tokens),
             _nan_if_none(point.ttft_p95_ms),
@@ -48,6 +51,7 @@ class Sampler:
             self._copy_us.add(ts, point.copy_us) / 1e6,
             self._plan_us.add(ts, point.plan_us) / 1e6,
             math.nan if given is None else self._given.add(ts, given),
+            _nan_if_none(point.goodput),
         )
 
 

@@ -59,7 +59,7 @@ LOOKING: tuple[Step, ...] = (
 )
 CHANGING: tuple[Step, ...] = (
     Step(
-        "Press {key:budget-tokens} for the floor, the least that a request keeps, and left to "
+        "Press {key:floor} for the floor, the least that a request keeps, and left to "
         "lower it. Below is what it would bring. Nothing has happened yet.",
         lambda _, now: now.page == "settings" and now.edited,
     ),
@@ -75,7 +75,7 @@ CHANGING: tuple[Step, ...] = (
     ),
 )
 ELSEWHERE = Step(
-    "On a server that you may change, {key:budget-tokens} sets the floor and shows what it "
+    "On a server that you may change, {key:floor} sets the floor and shows what it "
     "would bring, {key:trial} tries it, {key:undo} takes it back. {key:help} lists every key.",
     lambda _, now: now.page == "help",
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Key:
     """`keys`: Textual's names, comma separated; `rank` 0 is dropped last from the key bar.
 
-    `id`: the action's name in key files.
+    `id`: the action's name in key files. `words`: others by which the command palette finds it.
     """
 
     keys: str
@@ -22,6 +22,7 @@ class Key:
     help: str
     group: str
     rank: int = 9
+    words: str = ""
 
     @property
     def control(self) -> bool:
@@ -42,8 +43,8 @@ class Key:
     def action(self) -> str:
         """Textual's action, of the application or of the dashboard."""
         name = self.id.replace("-", "_")
-        if self.group == "Set":
-            return f"settings('{name}')"
+        if self.group in ("Set", "Panels"):
+            return f"{'settings' if self.group == 'Set' else 'panel'}('{name}')"
         return f"app.{name}" if self.id in APP_ACTIONS else name
 
 
@@ -54,34 +55,47 @@ CONTROL = frozenset(
     }
 )
 KEYS: tuple[Key, ...] = (
-    Key("p", "pause", "pause", "stop planning new relocations, or resume", "Act", 2),
-    Key("c", "compact", "compact", "run one compaction round now", "Act", 1),
-    Key("C", "compact-dry", "dry run", "dry run of a compaction", "Act", 8),
-    Key("u", "undo", "undo", "restore the configuration before the last one", "Act", 3),
-    Key("U", "undo-dry", "undo?", "dry run of undo", "Act"),
-    Key("y", "confirm", "keep", "keep the change that is on trial", "Act", 8),
-    Key("P", "policy", "policy", "choose policy and parameters", "Set", 2),
-    Key("t", "theta-f", "theta", "set the threshold theta_F", "Set", 3),
-    Key("b", "batch-size", "batch", "set B, blocks of one round", "Set", 4),
-    Key("m", "budget-tokens", "more", "all settings, with what-if", "Set", 5),
-    Key("z", "zoom-in", "zoom", "pool, region, blocks, slots of a block", "Look", 4),
+    Key("enter", "open", "open", "open the request or the block under the cursor", "Look", 1),
+    Key("slash", "filter", "filter", "part of an id, policy:h2o, state:waiting", "Look", 4),
+    Key("s", "sort", "sort", "requests by wait, kept, gave up, arrival", "Look", 6, "slow waited"),
+    Key("space,p", "freeze", "freeze", "the picture stands still; nothing is sent", "Look", 3),
+    Key("z", "zoom-in", "zoom", "the map alone, a region, blocks, slots of a block", "Look", 8),
     Key("Z,backspace", "zoom-out", "zoom out", "back out", "Look"),
-    Key("enter", "open", "open", "open the request or the block under the cursor", "Look", 4),
-    Key(
-        "slash",
-        "filter",
-        "filter",
-        "requests and blocks: req:a91f policy:h2o state:shared, or text",
-        "Look",
-        6,
-    ),
-    Key("s", "sort", "sort", "sort requests: arrival, excess blocks, live, dead", "Look"),
-    Key("e", "event-kinds", "events", "log: moves and changes only, or all", "Look", 8),
-    Key("v", "view", "view", "all panels, or one of them alone", "Look", 6),
-    Key("k", "mode", "colour", "heatmap by utilisation, age, owner, churn, state", "Look", 5),
-    Key("K", "ramp", "ramp", "next colour ramp of utilisation", "Look"),
+    Key("o", "mode", "colour", "map by live slots, request, or state", "Look", 8, "owner"),
     Key("T", "theme", "theme", "dark or light", "Look"),
-    Key("f", "fleet", "fleet", "all engines, and back to one", "Look", 1),
+    Key("F", "fleet", "fleet", "all engines, and back to one", "Look", 5, "servers"),
+    Key("1", "requests", "requests", "the requests alone, or all panels", "Panels", 9, "slow wait"),
+    Key("2", "pool", "map", "the map of all blocks alone", "Panels", 9, "memory heatmap"),
+    Key("3", "charts", "charts", "the charts alone", "Panels", 9, "slow latency history"),
+    Key("l,4", "log", "log", "the log alone", "Panels", 5, "events gave changes"),
+    Key("5", "numbers", "numbers", "every figure", "Panels", 9, "slow metrics latency holes gates"),
+    Key(
+        "f",
+        "floor",
+        "floor",
+        "the least that a request keeps",
+        "Set",
+        1,
+        "budget memory slow evict",
+    ),
+    Key("P", "policy", "policy", "choose policy and parameters", "Set", 2, "evict"),
+    Key("m", "settings", "settings", "all settings, with what-if", "Set", 4, "config"),
+    Key(
+        "u",
+        "undo",
+        "undo",
+        "restore the configuration before the last one",
+        "Act",
+        2,
+        "revert back",
+    ),
+    Key("U", "undo-dry", "undo?", "dry run of undo", "Act"),
+    Key("c", "compact", "compact", "run one compaction now", "Act", 7, "holes defragment round"),
+    Key("C", "compact-dry", "dry run", "dry run of a compaction", "Act"),
+    Key(
+        "H", "pause", "pause", "pause or resume reclamation; it asks first", "Act", 7, "stop evict"
+    ),
+    Key("y", "confirm", "keep", "keep the change that is on trial", "Act", 1, "trial"),
     Key("enter", "open-engine", "open", "the dashboard of the engine under the cursor", "Fleet"),
     Key(
         "s",
@@ -107,24 +121,27 @@ KEYS: tuple[Key, ...] = (
         "apply for a time, or under a guard; the engine then reverts it",
         "Settings",
     ),
-    Key("x", "export", "export", "this view as SVG, PNG, CSV or JSON", "Console", 7),
+    Key(
+        "x", "export", "export", "this view as SVG, PNG, CSV or JSON", "Console", 8, "save picture"
+    ),
     Key("r", "retry", "retry", "connect again now", "Console"),
     Key(
         "colon",
         "command-palette",
         "command",
-        "find any command by name (also ctrl+p)",
+        "a setting, policy, request or key (also ctrl+p)",
         "Console",
         3,
     ),
-    Key("question_mark", "help", "help", "this page", "Console", 0),
+    Key("question_mark", "help", "help", "this page", "Console", 0, "legend keys words"),
     Key("ctrl+g", "skip-guide", "skip guide", "end the guided first minute", "Console"),
-    Key("q", "quit", "quit", "leave; the server goes on", "Console", 0),
+    Key("q", "quit", "quit", "leave; the server goes on", "Console", 0, "exit"),
 )
 
 DASHBOARD_KEYS = tuple(key for key in KEYS if not key.page)
+PANELS = tuple(key.id for key in KEYS if key.group == "Panels")  # ids of the dashboard's widgets
 GLOBAL = frozenset({"quit", "help", "command-palette", "skip-guide"})  # work on every page
-APP_ACTIONS = GLOBAL | {"ramp", "theme", "export", "retry", "fleet"}
+APP_ACTIONS = GLOBAL | {"theme", "export", "retry", "fleet"}
 ON_FLEET = APP_ACTIONS - GLOBAL  # work on the dashboard and on the fleet page
 
 
@@ -145,15 +162,15 @@ def shown_key(keys: str) -> str:
 
 MOVES: tuple[tuple[str, str], ...] = (
     ("tab", "next panel"),
-    ("arrows, mouse", "move the cursor of the panel"),
-    ("wheel, double click", "zoom the heatmap (shift+wheel scrolls)"),
+    ("arrows, j k, mouse", "move the cursor of the panel"),
+    ("wheel, double click", "zoom the map (shift+wheel scrolls)"),
     ("page up/down, home, end", "move it far"),
     ("left right, on the charts", "step through the changes"),
     ("left right, in settings", "step a value, shift: by more; or type it; del: reset"),
     ("t, on a request's page", "its text, or its tokens"),
     ("c, on a request's page", "compact this request"),
     ("space . < >, of a replay", "pause or play, one step, slower, faster"),
-    ("[ ], of a replay", "5 s back, 5 s on; digits: go to that moment"),
+    ("[ ], of a replay", "5 s back, 5 s on; digits, on its bar: go to that moment"),
     ("[ ], of several engines", "the engine before, the engine after"),
-    ("escape", "close the page on top, dismiss a message"),
+    ("escape", "close the page on top, show all panels, dismiss a message"),
 )

@@ -5,7 +5,8 @@ One View is built per frame and passed to every widget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vtoken_console.feed.connection import Connection
@@ -54,6 +55,7 @@ class View:
     replay: ReplayStatus | None = None  # None: a live server
     guide: Shown | None = None  # the step of the guided first minute; None: not running
     fleet: FleetView | None = None  # None: one engine
+    frozen_ts: float = 0.0  # Unix seconds of a picture that stands still; 0: it moves
 
     @property
     def is_link_silent(self) -> bool:
@@ -97,3 +99,25 @@ class View:
         if hello is not None and not hello.can_control:
             return hello.read_only_reason or "the server grants this token reading only"
         return ""
+
+
+def still(view: View) -> View:
+    """The view whose data `frozen` shows for as long as the picture stands still."""
+    return replace(view, series=deepcopy(view.series), frozen_ts=view.now)
+
+
+def frozen(picture: View, newest: View) -> View:
+    """The data of `picture` with the viewer's choices and the connection of `newest`.
+
+    Movements are not drawn: `Activity` goes on.
+    """
+    return replace(
+        newest,
+        now=picture.now,
+        monotonic=picture.monotonic,
+        age_s=picture.age_s,
+        model=picture.model,
+        series=picture.series,
+        frozen_ts=picture.frozen_ts,
+        motion=False,
+    )

@@ -72,6 +72,7 @@ class ControlScreen(ModalScreen[None]):
     ) -> None:
         """`first`: the setting under the cursor; `proposed`: a patch to begin with."""
         super().__init__()
+        self._proposed = proposed or {}
         self._read_only_reason = read_only_reason
         self._source = source
         self._watch = watch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
 from textual import events
 from textual.app import ComposeResult
@@ -19,9 +20,8 @@ from vtoken_console.changes import controls
 from vtoken_console.changes.watch import ChangeWatch, HealthWatch
 from vtoken_console.feed.session import Session
 from vtoken_console.frame.filters import EXAMPLE, NO_FILTER, parse
-from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, Key
-from vtoken_console.frame.view import View
-from vtoken_console.widgets.events import Events
+from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, PANELS
+from vtoken_console.frame.view import View, frozen, still
 from vtoken_console.widgets.figures.charts import Charts
 from vtoken_console.widgets.figures.figures import Figures
 from vtoken_console.widgets.figures.gauge import Gauge
@@ -33,15 +33,16 @@ from vtoken_console.widgets.heatmap.colouring import MODES, Mode
 from vtoken_console.widgets.heatmap.heatmap import Heatmap
 from vtoken_console.widgets.keybar import KeyBar, dashboard_hints
 from vtoken_console.widgets.lines import LinesWidget
+from vtoken_console.widgets.log import Log
 from vtoken_console.widgets.outcome import problem_text
 from vtoken_console.widgets.replay_bar import ReplayBar
 from vtoken_console.widgets.requests import Requests
 from vtoken_console.widgets.trial_bar import TrialBar
 
 if TYPE_CHECKING:
+    from vtoken import wire
     from vtoken.client import AsyncClient, OutcomeUnknown
 
-VIEWS = ("all", "pool", "requests", "events", "charts", "figures")
 IGNORED_TOKEN = "The server has no tokens; it did not check yours."
 Call = Callable[["AsyncClient"], Coroutine[Any, Any, str]]
 
@@ -53,7 +54,7 @@ class Dashboard(Screen[None]):
     last repeat.
     """
 
-    AUTO_FOCUS = "#pool"
+    AUTO_FOCUS = "#requests"
     HELD_S = 0.7  # longer than a terminal's delay before it repeats a key
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(k.keys, k.action, k.label, id=k.id, key_display=k.shown, show=False)
@@ -64,14 +65,14 @@ class Dashboard(Screen[None]):
     class FrameRequested(Message):
         """Requests a frame at once, to show a choice of the viewer."""
 
-    def __init__(self, session: Session, keys: tuple[Key, ...]) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
-        self._view_key = next(key.shown for key in keys if key.id == "view")
         self.view: View | None = None  # the newest one
         self.filter = NO_FILTER
+        self.frozen: View | None = None  # the picture that stands still
         self._focus_before: Widget | None = None
-        self.shown = "all"
+        self.shown = ""  # the panel that is shown alone
         self.synced = False
         self.heatmap = Heatmap(id="pool")
         self._trial_bar = TrialBar(id="trial-bar")
@@ -89,13 +90,13 @@ class Dashboard(Screen[None]):
         yield self._trial_bar
         yield Waiting(id="waiting")
         with Container(id="panels"):
-            with Container(id="left"):
-                yield self.heatmap
-                yield Charts(id="charts")
-            with Container(id="right"):
+            with Container(id="top"):
                 yield Requests(id="requests")
-                yield Events(id="events")
-        yield Figures(id="figures")
+                with Container(id="right"):
+                    yield self.heatmap
+                    yield Log(id="log")
+            yield Charts(id="charts")
+            yield Figures(id="numbers")
         yield self._guide
         yield Input(id="filter", placeholder=EXAMPLE, compact=True)
         yield ReplayBar(self._session, id="replay")
@@ -108,14 +109,14 @@ class Dashboard(Screen[None]):
     def show(self, view: View) -> None:
         """Passes the newest view to every visible widget."""
         synced = view.model is not None
-        if view.replay is not None and not self.has_class("-replay"):
-            self.add_class("-replay")
-            self.query_one("#replay").focus()
+        self.set_class(view.replay is not None, "-replay")
         if synced != self.synced:
             self.synced = synced
             self.set_class(synced, "-synced")
             if synced and self.focused is None:
-                self.heatmap.focus()
+                self.query_one(Requests).focus()
+        if self.frozen is not None:
+            view = frozen(self.frozen, view)
         self._trial_bar.show(view)  # these two set their own `display`
         self._guide.show(view)
         for widget in self.query(LinesWidget):
@@ -150,11 +151,24 @@ class Dashboard(Screen[None]):
 
     # ------------------------------------------------------------ changes of the server
 
-    def action_pause(self) -> None:
-        model = self._session.model
+    async def action_pause(self) -> None:
+        """Asks, then pauses reclamation for all clients of the server, or resumes it."""
+        from vtoken_console.screens.confirm import ConfirmScreen
+
+        model, source = self._session.model, self._session.source
         status = model.status if model is not None else None
-        state = status.reclamation.state if status else "auto"
-        self._change("pause", lambda rest: controls.toggle_pause(rest, state, self._changes))
+        if self._refused() or status is None or source is None:
+            return
+        state = status.reclamation.state
+        verb, question = controls.pause_question(status, urlsplit(source.name).netloc)
+
+        def answered(proceed: bool | None) -> None:
+            if proceed:
+                self._change(
+                    "pause", lambda rest: controls.toggle_pause(rest, state, self._changes)
+                )
+
+        await self.app.push_screen(ConfirmScreen(question, "for all clients", verb), answered)
 
     def action_compact(self) -> None:
         self._change("compact", controls.compact)
@@ -176,14 +190,21 @@ class Dashboard(Screen[None]):
         self._change("confirm", lambda rest: controls.confirm(rest, self._changes))
 
     async def action_settings(self, field: str, proposed: Mapping[str, Any] | None = None) -> None:
-        """Opens the settings page with the cursor on `field`; `proposed`: a patch to begin with."""
+        """Opens the settings page at a field, at the floor, or at its first row; `proposed`: a
+        patch to begin with.
+        """
         from vtoken_console.screens.control import ControlScreen
 
         source, view = self._session.source, self.view
-        if not self._refused(dry_run=True) and source is not None and view is not None:
-            reason = view.read_only_reason
-            page = ControlScreen(source, self._changes, field, reason, proposed)
-            await self.app.push_screen(page)
+        if self._refused(dry_run=True) or source is None or view is None:
+            return
+        if field == "floor":
+            config = source.feed.model.config
+            by_ratio = config is not None and config.desired.budget_ratio > 0
+            field = "budget_ratio" if by_ratio else "budget_tokens"
+            proposed = _advised(source.feed.model.status, field)
+        page = ControlScreen(source, self._changes, field, view.read_only_reason, proposed)
+        await self.app.push_screen(page)
 
     def _refused(self, *, dry_run: bool = False) -> bool:
         """Whether controls are off or the connection is down; if so, shows the reason.
@@ -247,11 +268,15 @@ class Dashboard(Screen[None]):
     # ------------------------------------------------------------ pages
 
     async def action_zoom_in(self) -> None:
-        self.heatmap.focus()
-        await self.zoom_step(slots=True)
+        """The map alone, then its levels one by one, then the page of the cursor's block."""
+        if self.shown != "pool":
+            self.show_panel("pool")
+        else:
+            await self.zoom_step(slots=True)
 
     def action_zoom_out(self) -> None:
-        self.heatmap.zoom_out()
+        if not self.heatmap.zoom_out():
+            self.show_panel("")
 
     async def zoom_step(self, *, slots: bool) -> None:
         """Zooms in one level. The level after the last is a block's page, if `slots`."""
@@ -259,16 +284,16 @@ class Dashboard(Screen[None]):
             await self.open_block(self.heatmap.cursor)
 
     async def action_open(self) -> None:
-        """Opens the page of the item under the focused panel's cursor."""
-        focused = self.focused
+        """Opens the item under the focused panel's cursor, else the request under the table's."""
+        focused, row = self.focused, self.query_one(Requests).chosen
         if isinstance(focused, Heatmap):
             await self.action_zoom_in()
-        elif isinstance(focused, Requests) and focused.chosen is not None:
-            await self.open_request(focused.chosen.id)
-        elif isinstance(focused, Events) and focused.chosen is not None:
-            request_id = focused.chosen.data.get("request_id")
-            if request_id:
-                await self.open_request(str(request_id))
+            return
+        request_id = row.id if row is not None else ""
+        if isinstance(focused, Log):
+            request_id = focused.request_id
+        if request_id:
+            await self.open_request(request_id)
 
     async def open_request(self, request_id: str, *, in_place: bool = False) -> None:
         """Opens a request's page. `in_place`: replaces the top page."""
@@ -295,32 +320,33 @@ class Dashboard(Screen[None]):
 
     # ------------------------------------------------------------ panels
 
-    def set_view(self, name: str) -> None:
-        """Shows all panels, or one of them alone."""
-        for other in VIEWS:
+    def show_panel(self, name: str) -> None:
+        """Shows one of PANELS alone; "": all panels."""
+        target = self.query_one(f"#{name or 'requests'}")
+        self.set_focus(target)  # first, since a panel that is hidden passes the focus on
+        for other in PANELS:
             self.set_class(other == name, f"-only-{other}")
+        self.set_class(bool(name), "-alone")
         self.shown = name
-        if name != "all":
-            target = self.query_one(f"#{name}")
-            if target.can_focus:
-                target.focus()
+        self.call_after_refresh(self.set_focus, target)  # one that was hidden until now
+        self.request_frame()
 
-    def action_view(self) -> None:
-        """Cycles through all panels and each panel alone."""
-        at = VIEWS.index(self.shown) + 1
-        name, after = (VIEWS[n % len(VIEWS)] for n in (at, at + 1))
-        self.set_view(name)
-        alone = f"Only {name}; {self._view_key} goes on, to {after}."
-        self.notify("All panels." if name == "all" else alone)
+    def action_panel(self, name: str) -> None:
+        """Shows a panel alone, or all again."""
+        self.show_panel("" if name == self.shown else name)
+
+    def action_freeze(self) -> None:
+        """The picture stands still, or goes on; so does a recording."""
+        if self._session.replay is not None:
+            self._session.replay.toggle_pause()
+        elif self.frozen is not None:
+            self.frozen = None
+        elif self.view is not None and self.view.model is not None:
+            self.frozen = still(self.view)
+        self.request_frame()
 
     def action_sort(self) -> None:
-        self.notify(f"Requests sorted by {self.query_one(Requests).next_order()}.")
-
-    def action_event_kinds(self) -> None:
-        all_kinds = self.query_one(Events).toggle_kinds()
-        self.notify(
-            "The log shows every event." if all_kinds else "The log shows moves and changes."
-        )
+        self.notify(f"Requests by {self.query_one(Requests).next_order()}.")
 
     def action_mode(self) -> None:
         self.set_mode(MODES[(MODES.index(self.heatmap.mode) + 1) % len(MODES)])
@@ -328,11 +354,12 @@ class Dashboard(Screen[None]):
     def set_mode(self, mode: Mode) -> None:
         """Sets the quantity that the heatmap's colours show."""
         self.heatmap.set_mode(mode)
+        self.query_one(Requests).lettered = mode is Mode.OWNER
         model = self._session.model
         if mode is Mode.OWNER and model is not None and not len(model.owner):
             self.notify("This server does not report block owners.", severity="error")
         else:
-            self.notify(f"Colour by {mode.value}: {mode.summary}.")
+            self.notify(f"Map by {mode.value}: {mode.summary}.")
 
     # ------------------------------------------------------------ filter
 
@@ -353,6 +380,10 @@ class Dashboard(Screen[None]):
         self.set_focus(self._focus_before)
 
     def on_key(self, event: events.Key) -> None:
+        if self._session.replay is not None and (event.character or "").isdigit():
+            event.prevent_default()  # in a recording digits are a moment, not panels
+            self.query_one(ReplayBar).begin(event)
+            return
         if event.key != "escape":
             return
         box = self.query_one("#filter", Input)
@@ -361,5 +392,13 @@ class Dashboard(Screen[None]):
             box.value = ""
             box.display = False
             self.set_focus(self._focus_before)
+        elif self.shown:
+            self.show_panel("")
         else:
             self.app.clear_notifications()
+
+
+def _advised(status: wire.Status | None, field: str) -> dict[str, Any]:
+    """The change of a field that the adviser proposes; empty if it proposes none."""
+    advice = status.advice if status is not None else []
+    return next(({field: a.change[field]} for a in advice if field in a.change), {})

@@ -19,12 +19,15 @@ from vtoken_console.widgets.heatmap.text import legend
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, width_of
 
 WORDS = (
-    ("live / dead", "a token that attention reads / one that was evicted"),
-    ("F", "share of slots in used blocks that hold nothing live"),
-    ("theta", "reclamation starts when F exceeds it and free blocks run low"),
-    ("B", "most source blocks in one planning round"),
-    ("bound", "blocks the live tokens would fill, packed: sum of ceil(live / block size)"),
-    ("naive", "blocks held if nothing were reclaimed (naive-evict)"),
+    ("live, dead", "a token that attention reads; one that was evicted"),
+    ("floor", "the live tokens below which a request gives nothing"),
+    ("kept", "live tokens of all that it had: floor, what it can give (▓), dead (░)"),
+    ("gave up", "tokens that died because memory was short"),
+    ("needs", "blocks that must be free before a waiting request starts"),
+    ("missing", "blocks that are needed and not free, with the reserve"),
+    ("holes", "share of slots in used blocks that hold nothing live (F)"),
+    ("compaction", "moves live tokens together; starts at theta_f, below N free blocks"),
+    ("could be", "blocks that the live tokens would fill if packed"),
     ("cell", "upper part: mean live share of its used blocks; lower stripe: its worst block"),
 )
 
@@ -48,19 +51,23 @@ class HelpLines(LinesWidget):
 def page(view: View, width: int) -> list[Line]:
     """All lines of the help page."""
     head, key, text = palette.BOLD_STYLE, palette.KEY_STYLE, palette.TEXT_STYLE
-    lines: list[Line] = []
+    lines: list[Line] = [
+        ((" Keys in this colour change the server.", palette.CONTROL_STYLE),),
+        EMPTY,
+    ]
     reason = view.read_only_reason
     for group in dict.fromkeys(k.group for k in view.keys):
         off = bool(reason) and group in ("Act", "Set", "Settings")
         note = f"   changes are off: {reason}" if off else ""
         lines.append(((f" {group}", head), (note, palette.WARN_STYLE)))
         for k in (k for k in view.keys if k.group == group):
-            lines += _entry(((f"   {k.shown:<8}", key), (f"{k.label:<12}", text)), k.help, width)
+            style = palette.CONTROL_STYLE if k.control else key
+            lines += _entry(((f"   {k.shown:<8}", style), (f"{k.label:<12}", text)), k.help, width)
         lines.append(EMPTY)
     lines.append(((" Move", head),))
     for keys, what in MOVES:
         lines += _entry(((f"   {keys:<26}", key),), what, width)
-    lines += [EMPTY, ((" Heatmap", head),)]
+    lines += [EMPTY, ((" Map", head),)]
     lines += [
         (("  ", text), *legend(view, mode, width - 4, single=single))
         for mode, single in ((Mode.UTILISATION, False), *((mode, True) for mode in MODES))

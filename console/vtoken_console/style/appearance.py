@@ -1,4 +1,4 @@
-"""The viewer's choice of theme, colour depth, ramp, ASCII and motion, as a frozen value."""
+"""The viewer's choice of theme, colour depth, colour at all, ASCII and motion, frozen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from vtoken_console.style.themes import (
     DEPTHS,
     NAMES,
     Theme,
-    choices,
     guess_depth,
     guess_name,
     theme,
@@ -20,7 +19,7 @@ from vtoken_console.style.themes import (
 
 @dataclass(frozen=True, slots=True)
 class Appearance:
-    """`ramp_name`: the ramp of utilisation. `motion`: whether movements are drawn."""
+    """`ramp_name`: of the map's live slots. `motion`: whether movements are drawn."""
 
     theme: Theme
     ramp_name: str
@@ -31,19 +30,8 @@ class Appearance:
     def ramp(self) -> Ramp:
         return self.theme.ramps[self.ramp_name]
 
-    @property
-    def ramp_names(self) -> tuple[str, ...]:
-        """The ramps that the viewer can choose."""
-        return ("ascii",) if self.ascii_only else choices(self.theme)
-
-    def with_ramp(self, name: str) -> Appearance:
-        return replace(self, ramp_name=name)
-
     def with_theme(self, name: str, depth: str) -> Appearance:
-        """A copy with another theme; keeps the ramp if the theme has it."""
-        other = replace(self, theme=theme(name, depth))
-        kept = self.ramp_name in other.ramp_names
-        return other if kept else replace(other, ramp_name=other.ramp_names[0])
+        return replace(self, theme=theme(name, depth))
 
 
 def choose(
@@ -65,9 +53,5 @@ def choose(
         raise ValueError(f"colors {depth!r} is unknown; known: auto, {', '.join(DEPTHS)}")
     name = guess_name(environ) if theme_name == "auto" else theme_name
     found = theme(name, guess_depth(environ) if depth == "auto" else depth)
-    ramp = choices(found)[0]
-    if ascii_only:
-        ramp = "ascii"
-    elif environ.get("NO_COLOR"):
-        ramp = "shade"
+    ramp = "ascii" if ascii_only else "shade" if environ.get("NO_COLOR") else "colour"
     return Appearance(found, ramp, ascii_only, motion)

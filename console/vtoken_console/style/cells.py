@@ -43,19 +43,16 @@ def _rows(values: npt.NDArray[np.generic], per_cell: int, fill: float) -> npt.ND
     return values.reshape(-1, per_cell)
 
 
-def reduce_cells(
-    share: F32, flags: U8, counted: Mask, per_cell: int, *, worst_is_high: bool = False
-) -> Cells:
-    """Mean and worst `share` (0..1) over the `counted` blocks of every cell."""
+def reduce_cells(share: F32, flags: U8, counted: Mask, per_cell: int) -> Cells:
+    """Mean and least `share` (0..1) over the `counted` blocks of every cell."""
     kept = np.where(counted, flags, np.uint8(0))
     if per_cell == 1:
         alone = np.where(counted, share, np.float32(np.nan))
         return Cells(alone, alone, counted.astype(np.int64), kept)
     num = _rows(counted, per_cell, 0).sum(axis=1)
     total = _rows(np.where(counted, share, np.float32(0)), per_cell, 0).sum(axis=1)
-    extreme = np.float32(-np.inf if worst_is_high else np.inf)
-    candidates = _rows(np.where(counted, share, extreme), per_cell, float(extreme))
-    worst = candidates.max(axis=1) if worst_is_high else candidates.min(axis=1)
+    most = np.float32(np.inf)
+    worst = _rows(np.where(counted, share, most), per_cell, float(most)).min(axis=1)
     empty = num == 0
     mean = (total / np.maximum(num, 1)).astype(np.float32)
     mean[empty] = np.nan
@@ -106,25 +103,17 @@ def kinds(kind: U16, counted: Mask, per_cell: int) -> tuple[U16, Ints]:
     return np.where(number == 1, ordered[:, -1], np.uint16(MIXED)), number
 
 
-def levels(share: F32, *, exact_ends: bool = True) -> U8:
-    """The ramp level of each share [C]; FREE_LEVEL for NaN. `exact_ends`: `ramp`'s invariant 1."""
+def levels(share: F32) -> U8:
+    """The ramp level of each share [C]; FREE_LEVEL for NaN."""
     empty = np.isnan(share)
     filled = np.clip(np.where(empty, 0, share), 0, 1)
     near = np.rint(filled * (LEVELS - 1))
     out: U8 = near.astype(np.uint8)
-    if exact_ends:
-        np.clip(out, 1, LEVELS - 2, out=out)
-        out[filled <= 0] = 0
-        out[filled >= 1] = LEVELS - 1
+    np.clip(out, 1, LEVELS - 2, out=out)
+    out[filled <= 0] = 0
+    out[filled >= 1] = LEVELS - 1
     out[empty] = FREE_LEVEL
     return out
-
-
-def log_share(values: F32, low: float, high: float) -> F32:
-    """Maps `values` from `low` (0) to `high` (1) on a logarithmic scale [N]."""
-    bounded = np.clip(values, low, high)
-    share: F32 = np.log(bounded / np.float32(low)) / np.float32(np.log(high / low))
-    return share.astype(np.float32)
 
 
 def in_state(live: U16, flags: U8, block_size: int, state: str) -> Mask:
@@ -145,9 +134,9 @@ def in_state(live: U16, flags: U8, block_size: int, state: str) -> Mask:
     else:
         bit = {
             "shared": wire.FLAG_SHARED,
-            "hashed": wire.FLAG_HASHED,
-            "flight": wire.FLAG_IN_FLIGHT,
-            "tail": wire.FLAG_TAIL,
+            "cached": wire.FLAG_HASHED,
+            "moving": wire.FLAG_IN_FLIGHT,
+            "filling": wire.FLAG_TAIL,
         }[state]
         found = (flags & bit) != 0
     return found

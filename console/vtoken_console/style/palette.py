@@ -54,10 +54,12 @@ def style(
 
 NO_STYLE = style()
 TEXT_STYLE = style(TEXT)
+INVERSE_STYLE = style(BACKGROUND, TEXT)
 MUTED_STYLE = style(MUTED)
 FAINT_STYLE = style(FAINT)
 BOLD_STYLE = style(STRONG, bold=True)
 KEY_STYLE = style(KEY, bold=True)
+CONTROL_STYLE = style(WARN, bold=True)  # a key that changes the server
 GOOD_STYLE = style(GOOD)
 WARN_STYLE = style(WARN)
 BAD_STYLE = style(BAD, bold=True)
@@ -79,4 +81,9 @@ EVENT_STYLES: dict[str, tuple[str, Style]] = {
     "canary": ("!", WARN_STYLE),
     "eviction": ("-", MUTED_STYLE),
     "reclaimed": ("+", GOOD_STYLE),
+}
+MARKER_STYLES: dict[str, tuple[str, Style]] = {  # of a change of the configuration
+    "changed": ("▲", THETA_STYLE),
+    "reverted": ("▼", WARN_STYLE),
+    "kept": ("✓", GOOD_STYLE),
 }

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 
 LEVELS = 17
 FREE_LEVEL = LEVELS  # the level of a cell that holds free blocks only
-DIM_LEVEL = LEVELS + 1  # the level of a cell whose blocks are hidden by a filter
-OTHER_LEVEL = LEVELS + 2  # the level of a cell with blocks of another group of layers, none of ours
+OTHER_LEVEL = LEVELS + 1  # the level of a cell with blocks of another group of layers, none of ours
 
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
     """`colors` [LEVELS] as #rrggbb, or empty for a ramp of glyphs only; `glyphs` [LEVELS]."""
 
-    name: str
-    summary: str
     colors: tuple[str, ...]
     glyphs: str
     free_color: str = "#161b22"
@@ -63,48 +60,16 @@ def _interpolate(anchors: tuple[str, ...]) -> tuple[str, ...]:
 _SHADES = "·░░░░░░▒▒▒▒▒▓▓▓▓█"
 _ASCII = ".:::---===+++***#"
 
-_SUMMARIES = {
-    "amber-blue": "waste is amber, full blocks are blue",
-    "cividis": "blue to yellow, for colour-blind readers",
-    "grey": "shades of grey",
-    "age": "new to old",
-    "heat": "idle to busy",
+# By whether the background is dark: waste is amber, full blocks are blue.
+_ANCHORS = {
+    True: ("#ffd166", "#f2a541", "#b98a6a", "#6f82a0", "#2f6fb5"),
+    False: ("#8f2d00", "#b5642d", "#b98a72", "#a3a9b8", "#9ccbf5"),
 }
-_ANCHORS: dict[tuple[str, bool], tuple[str, ...]] = {  # (name, on a dark background)
-    ("amber-blue", True): ("#ffd166", "#f2a541", "#b98a6a", "#6f82a0", "#2f6fb5"),
-    ("cividis", True): ("#123570", "#4a5170", "#7d7c78", "#b5a96e", "#fee838"),
-    ("grey", True): ("#ffffff", "#4a4a4a"),
-    ("age", True): ("#e8f5a3", "#9ad1a0", "#4f9fa3", "#35648f", "#2b3560"),
-    ("heat", True): ("#27406b", "#6b3f7d", "#b0485f", "#f0704a", "#ffe08a"),
-    ("amber-blue", False): ("#8f2d00", "#b5642d", "#b98a72", "#a3a9b8", "#9ccbf5"),
-    ("cividis", False): ("#0b2a66", "#434d70", "#77766f", "#aa9d5c", "#e6cb00"),
-    ("grey", False): ("#111111", "#c4c4c4"),
-    ("age", False): ("#12306b", "#2a6f97", "#4fa095", "#93c08a", "#d3dd9c"),
-    ("heat", False): ("#b9c9de", "#d0917c", "#c4553f", "#8e1f4a", "#3c0d52"),
-}
-# The same ramps in a terminal's 256 colours: nearest in CIELAB, luminance strictly monotonic.
+# The same in a terminal's 256 colours: nearest in CIELAB, luminance strictly monotonic.
 # fmt: off
-_NUMBERS: dict[tuple[str, bool], tuple[int, ...]] = {
-    ("amber-blue", True): (
-        228, 222, 221, 215, 214, 179, 209, 173, 138, 137, 245, 67, 244, 31, 60, 25, 24),
-    ("cividis", True): (
-        24, 25, 60, 61, 96, 243, 244, 245, 246, 247, 248, 143, 144, 179, 185, 221, 227),
-    ("grey", True): (
-        231, 255, 254, 253, 252, 251, 250, 249, 248, 247, 245, 244, 243, 242, 241, 240, 239),
-    ("age", True): (
-        229, 193, 186, 151, 150, 115, 108, 73, 37, 67, 66, 31, 60, 25, 24, 238, 237),
-    ("heat", True): (
-        24, 25, 60, 61, 96, 97, 131, 132, 167, 168, 203, 173, 209, 215, 216, 222, 229),
-    ("amber-blue", False): (
-        52, 88, 124, 94, 130, 131, 137, 173, 174, 247, 248, 249, 250, 251, 117, 153, 189),
-    ("cividis", False): (
-        17, 24, 25, 60, 61, 95, 242, 243, 244, 101, 245, 137, 107, 143, 178, 184, 220),
-    ("grey", False): (
-        233, 234, 235, 236, 237, 239, 240, 241, 242, 243, 244, 245, 246, 247, 249, 250, 251),
-    ("age", False): (
-        17, 24, 25, 60, 31, 66, 67, 37, 72, 73, 108, 115, 150, 151, 186, 187, 229),
-    ("heat", False): (
-        153, 251, 250, 181, 180, 210, 174, 173, 203, 167, 131, 161, 125, 90, 89, 53, 17),
+_NUMBERS = {
+    True: (228, 222, 221, 215, 214, 179, 209, 173, 138, 137, 245, 67, 244, 31, 60, 25, 24),
+    False: (52, 88, 124, 94, 130, 131, 137, 173, 174, 247, 248, 249, 250, 251, 117, 153, 189),
 }
 # fmt: on
 _OTHER_COLORS = {True: "#41304f", False: "#dccdea"}  # by whether the background is dark
@@ -122,22 +87,21 @@ def of_number(number: int) -> str:
     return f"#{_CUBE[red]:02x}{_CUBE[green]:02x}{_CUBE[blue]:02x}"
 
 
-def _colour_ramp(name: str, *, dark: bool, numbered: bool) -> Ramp:
-    key = (name, dark)
-    colors = tuple(of_number(n) for n in _NUMBERS[key]) if numbered else _interpolate(_ANCHORS[key])
+def _colour_ramp(*, dark: bool, numbered: bool) -> Ramp:
+    colors = (
+        tuple(of_number(n) for n in _NUMBERS[dark]) if numbered else _interpolate(_ANCHORS[dark])
+    )
     free = {(True, False): "#161b22", (True, True): of_number(234)}.get(
         (dark, numbered), "#f1f3f6" if not numbered else of_number(255)
     )
     other = of_number(_OTHER_NUMBERS[dark]) if numbered else _OTHER_COLORS[dark]
-    return Ramp(name, _SUMMARIES[name], colors, _SHADES, free, other)
+    return Ramp(colors, _SHADES, free, other)
 
 
 def ramps(*, dark: bool = True, numbered: bool = False) -> dict[str, Ramp]:
-    """Every ramp by name, for a dark or a light background; `numbered`: from 256 colours."""
-    found = [_colour_ramp(name, dark=dark, numbered=numbered) for name in _SUMMARIES]
-    found.append(Ramp("shade", "glyphs, no colour", (), _SHADES))
-    found.append(Ramp("ascii", "ASCII glyphs, no colour", (), _ASCII))
-    return {ramp.name: ramp for ramp in found}
+    """Every ramp by name, for a dark or a light background; `numbered`: from 256 colours.
 
-
-CHOICES = ("amber-blue", "cividis", "grey", "shade", "ascii")  # for utilisation
+    "shade" and "ascii" are glyphs without colour.
+    """
+    colour = _colour_ramp(dark=dark, numbered=numbered)
+    return {"colour": colour, "shade": Ramp((), _SHADES), "ascii": Ramp((), _ASCII)}

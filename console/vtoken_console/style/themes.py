@@ -18,7 +18,7 @@ from rich.style import Style
 from textual.theme import Theme as TextualTheme
 
 from vtoken_console.style import palette
-from vtoken_console.style.ramp import CHOICES, Ramp, ink_on, mix, of_number, ramps
+from vtoken_console.style.ramp import Ramp, ink_on, mix, of_number, ramps
 
 NAMES = ("dark", "light")
 SCORE_SHADES = 5
@@ -166,7 +166,7 @@ def theme(name: str, depth: str) -> Theme:
         roles = {own: role.dark_16 if dark else role.light_16 for own, role in ROLES.items()}
     found = ramps(dark=dark, numbered=depth == "256")
     if depth == "16":
-        found = dict.fromkeys(found, found["shade"]) | {"ascii": found["ascii"]}
+        found["colour"] = found["shade"]
     return Theme(name, depth, roles, found, hues)
 
 
@@ -179,11 +179,6 @@ def score_shades(current: Theme) -> tuple[str, ...]:
         return tuple(of_number(number) for number in _SHADE_NUMBERS[current.name])
     ground, bar = current.color(palette.BACKGROUND), current.color(palette.BAR)
     return tuple(mix(ground, bar, n * 0.15) for n in range(SCORE_SHADES))
-
-
-def choices(current: Theme) -> tuple[str, ...]:
-    """The ramps of utilisation that this theme distinguishes."""
-    return ("shade", "ascii") if current.depth == "16" else CHOICES
 
 
 def guess_name(environ: Mapping[str, str]) -> str:

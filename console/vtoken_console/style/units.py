@@ -53,15 +53,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def age(seconds: float) -> str:
-    """The age of the last message in seven columns: `+38 ms`, `+2.4 s`."""
-    if seconds < 1:
-        return f"+{seconds * 1000:.0f} ms".rjust(7)
-    if seconds < 100:
-        return f"+{seconds:.1f} s".rjust(7)
-    return f"+{seconds:.0f} s".rjust(7)
-
-
 def latency(ms: float | None, width: int = 7) -> str:
     """A latency in seven columns: `8.43 ms`, `412 ms`, `1.24 s`; a dash for None."""
     return ("–" if ms is None else time_text(ms)).rjust(width)

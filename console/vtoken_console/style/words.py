@@ -18,9 +18,9 @@ BLOCK_STATES: dict[str, str] = {
     "dead": "some slot holds nothing live; the slots after a tail's last token do not count",
     "low": "at most half live: a planning round empties these first",
     "shared": "held by two requests or more",
-    "hashed": "in the prefix cache: never written",
-    "flight": "source or destination of a move of the newest step",
-    "tail": "the block that its request appends to",
+    "cached": "in the prefix cache: never written",
+    "moving": "source or destination of a move of the newest step",
+    "filling": "the block that its request appends to",
     "other": "held by layers with a window, chunks or a state: no policy evicts these",
 }
 OTHERS: dict[str, str] = {"window": "window", "chunked": "chunk", "state": "state"}

@@ -14,8 +14,8 @@ WHEEL_ROWS = 3
 
 class CursorWidget(LinesWidget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(0, -1)", show=False),
-        Binding("down", "move(0, 1)", show=False),
+        Binding("up,k", "move(0, -1)", show=False),
+        Binding("down,j", "move(0, 1)", show=False),
         Binding("left", "move(-1, 0)", show=False),
         Binding("right", "move(1, 0)", show=False),
         Binding("pageup", "page(-1)", show=False),

@@ -1,10 +1,10 @@
-"""Line one: the server, its configuration, and the age of the data."""
+"""Line one: the server, its policy and revision, and what is unusual about the picture."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from vtoken.sentences import budget_text
+from vtoken.sentences import budget_text, clock, span
 from vtoken_console.feed.connection import State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -21,32 +21,34 @@ CONNECTION_STYLES = {
 }
 SILENT = ("×", "silent", palette.BAD_STYLE)  # connected, but no messages or no steps
 STALE_S = 2.0
-COST_FROM = 160  # columns from which the console's own cost is shown
 
 
-def mode_name(view: View) -> str:
-    """The variant and the state of reclamation: vtoken·auto, vtoken·paused, naive-evict."""
+def reclaiming_text(view: View) -> str:
+    """`reclaiming`, or who paused it: `paused by root`."""
     assert view.model is not None
     status = view.model.status
-    if status is None:
-        return ""
-    if status.reclamation.state == "off":
-        return "naive-evict"
-    return f"vtoken·{status.reclamation.state}"
+    if status is None or status.reclamation.state == "auto":
+        return "reclaiming"
+    by = f" by {_person(status.reclamation.by)}" if status.reclamation.by else ""
+    return f"{'paused' if status.reclamation.state == 'paused' else 'off'}{by}"
 
 
-def cost_spans(view: View) -> list[Span]:
-    """The console's own cost: bytes to the terminal and from the server, CPU, memory, frames."""
-    cost, muted = view.cost, palette.MUTED_STYLE
-    spans: list[Span] = [
-        (f"console tty {units.data_size(cost.written_per_s, 7)}/s", muted),
-        (f" net {units.data_size(cost.received_per_s, 7)}/s", muted),
-        (f" cpu {units.percent(cost.cpu_ratio, 5)}", muted),
-        (f" rss {units.data_size(cost.rss_bytes, 6)}", muted),
-    ]
-    if cost.is_dropping:
-        spans.append((f" {units.short_count(cost.dropped)} frames dropped", palette.WARN_STYLE))
-    return [*spans, ("   ", muted)]
+def _person(actor: str) -> str:
+    """`root` of root@127.0.0.1."""
+    return actor.partition("@")[0]
+
+
+def _revision(view: View) -> list[str]:
+    """The revision with who made it and when, and alone."""
+    assert view.model is not None
+    config = view.model.config
+    if config is None:
+        return []
+    alone = f"rev {config.revision}"
+    if config.made is None:
+        return [alone]
+    ago = span(max(0.0, view.server_now - config.made.ts))
+    return [f"{alone}, {_person(config.made.actor)} {ago} ago", alone]
 
 
 def failing_parts(view: View) -> list[str]:
@@ -72,36 +74,39 @@ class Header(LinesWidget):
             badge = " read-only " if view.replay is None else " recording "
             right.append((badge, palette.style("#000000", palette.WARN)))
             right.append((" ", text))
+        if view.frozen_ts:
+            badge = f" frozen at {clock(view.frozen_ts)} "
+            right += [(badge, palette.style("#000000", palette.THETA)), (" ", text)]
+        model = view.model
+        status = model.status if model is not None else None
+        if status is not None and status.reclamation.state != "auto":
+            badge = f" {reclaiming_text(view)} "
+            right += [(badge, palette.style("#000000", palette.WARN)), (" ", text)]
         if view.replay is None:
-            right.append((f"{glyph} {word}", style))
-        if view.model is not None and view.replay is None:
-            stale = view.age_s > STALE_S
-            right.append((" " + units.age(view.age_s), palette.WARN_STYLE if stale else muted))
-            right.append((f" {view.fps:4.1f} fps ", muted))
-            if width >= COST_FROM:
-                right = [*cost_spans(view), *right]
+            right.append((f"{glyph} {word} ", style))
+            if view.age_s > STALE_S and model is not None:
+                right.append((f"data {units.duration(view.age_s)} old ", palette.WARN_STYLE))
         left: list[Span] = [(" vToken ", palette.BOLD_STYLE)]
         parts: list[list[list[Span]]] = []  # alternatives of each part, the longest first
         where = view.server_name or urlsplit(view.url).netloc or view.url
-        model = view.model
-        if model is None or model.status is None:
+        if model is None or status is None:
             parts.append([[(where, text)]])
         else:
-            status = model.status
             parts.append([[(status.model.rsplit("/", 1)[-1], text), (f" @ {where}", muted)]])
             if model.hello is not None and len(model.hello.engines) > 1:
                 rank = f"engine {model.hello.engine}"
                 parts.append([[(rank, text), (f" of {len(model.hello.engines)}", muted)]])
             if view.fleet is not None and view.fleet.num_silent:
                 parts.append([[(f"× {view.fleet.num_silent} silent", palette.BAD_STYLE)]])
-            parts.append([[(mode_name(view), text)]])
             if status.policy.name == "none":
                 parts.append([[("no eviction", text)]])
             else:
                 name, budget = (status.policy.name, text), budget_text(status)
                 texts = (budget, budget.partition(",")[0])
-                parts.append([*([name, (f" {kept}", muted)] for kept in texts), [name]])
-            parts.append([[(f"rev {status.config_revision}", muted)]])
+                parts.append([*([name, (f", {kept}", muted)] for kept in texts), [name]])
+            if status.reclamation.state == "auto":
+                parts.append([[(reclaiming_text(view), muted)]])
+            parts.append([[(f"[{revision}]", muted)] for revision in _revision(view)])
         for forms in parts:
             room = width - width_of(left) - 3 - width_of(right)
             left += next(([("  ", text), *form] for form in forms if width_of(form) <= room), [])

@@ -31,17 +31,22 @@ FLEET_RANKS = {  # of the fleet page's keys, in order
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """`rank`: the highest is dropped first. `key`: Textual's name of what a click presses."""
+    """`rank`: the highest is dropped first. `key`: Textual's name of what a click presses.
+
+    `control`: it changes the server.
+    """
 
     shown: str
     label: str
     rank: int = 0
     key: str = ""
+    control: bool = False
 
     @classmethod
     def of(cls, key: Key, label: str = "", rank: int | None = None) -> Hint:
         rank = key.rank if rank is None else rank
-        return cls(key.shown, label or key.label, rank, key.keys.partition(",")[0])
+        first = key.keys.partition(",")[0]
+        return cls(key.shown, label or key.label, rank, first, key.control)
 
     @property
     def width(self) -> int:
@@ -65,8 +70,9 @@ def hint_spans(hints: Sequence[Hint], width: int) -> list[Span]:
     spans: list[Span] = []
     for hint in shown:
         press = Style(meta={"@click": f"app.simulate_key('{hint.key}')"}) if hint.key else Style()
+        style = palette.CONTROL_STYLE if hint.control else palette.KEY_STYLE
         spans += [
-            (f" {hint.shown}", palette.KEY_STYLE + press),
+            (f" {hint.shown}", style + press),
             (f" {hint.label} ", palette.MUTED_STYLE + press),
         ]
     return spans
@@ -74,8 +80,10 @@ def hint_spans(hints: Sequence[Hint], width: int) -> list[Span]:
 
 def dashboard_hints(view: View) -> list[Hint]:
     """The keys of the dashboard that do something now."""
-    playing = [] if view.replay is None else REPLAY
-    return [*playing, *(Hint.of(key, _label(key, view)) for key in _usable(view))]
+    hints = [Hint.of(key, _label(key, view)) for key in _usable(view)]
+    if view.replay is not None:
+        return [*REPLAY, *(hint for hint in hints if hint.key != "space")]
+    return [replace(h, rank=0) if h.key == "space" and view.frozen_ts else h for h in hints]
 
 
 def fleet_hints(view: View) -> list[Hint]:
@@ -111,6 +119,8 @@ def _label(key: Key, view: View) -> str:
     status = view.model.status if view.model else None
     if key.id == "pause" and status is not None and status.reclamation.state != "auto":
         return "resume"
+    if key.id == "freeze" and view.frozen_ts:
+        return "go on"
     return key.label
 
 

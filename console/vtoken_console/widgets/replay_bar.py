@@ -104,6 +104,11 @@ class ReplayBar(LinesWidget, can_focus=True):
 
     # ------------------------------------------------------------ typing and pointing
 
+    def begin(self, digit: events.Key) -> None:
+        """Takes the focus, and the first digit of a moment."""
+        self.focus()
+        self.on_key(digit)
+
     def on_key(self, event: events.Key) -> None:
         if event.character and (
             event.character.isdigit() or (self.typed and event.character in ":.")

@@ -1,116 +1,103 @@
-"""The request table: live and dead tokens, blocks held, packed bound, blocks of naive-evict."""
+"""The request table: who waits and for how long, who paid, what each can still give."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from vtoken.base.request_ids import short_id
+from vtoken.sentences import span
 from vtoken.sentences.request import gives
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
+from vtoken_console.style.ramp import ink_on
 from vtoken_console.widgets.lines import EMPTY, Line, Span, wrap
-from vtoken_console.widgets.table import FILLS, Column, Table
+from vtoken_console.widgets.table import Column, Table
 
 if TYPE_CHECKING:
     from rich.style import Style
 
     from vtoken.wire import RequestRow
 
-ID: Column[RequestRow] = Column("id", 8, 0, lambda r: r.id, left=True)
-FLOOR_LEGEND = "█ floor ▓ above ░ dead"
-FLOOR: Column[RequestRow] = Column(
-    "▓ above",
-    8,
-    1,
-    None,
-    left=True,
-    pressure=True,
-    most=len(FLOOR_LEGEND),
-    grows=8,
-    legend=FLOOR_LEGEND,
-)
-BLOCKS: Column[RequestRow] = Column(
-    "", 12, FILLS, None, left=True, most=40, legend="█ bound ▓ held ░ naive"
-)
-
-
-def _number(
-    head: str, width: int, rank: int, number: Callable[[RequestRow], int], *, summed: bool = False
-) -> Column[RequestRow]:
-    return Column(
-        head, width, rank, lambda row: units.count(number(row)), total=number if summed else None
-    )
-
-
+ID: Column[RequestRow] = Column("id", 8, 0, lambda r: short_id(r.id), left=True, most=16, grows=2)
+OWNER: Column[RequestRow] = Column("", 1, 0, None)  # the letter of its blocks in the map
+AGE: Column[RequestRow] = Column("age", 6, 3, None)
+WAITED: Column[RequestRow] = Column("waited", 6, 1, None)
+KEPT: Column[RequestRow] = Column("kept", 12, 1, None, left=True, most=24, grows=4)
+BLOCKS: Column[RequestRow] = Column("blocks", 8, 1, None)
+NOTHING = "–"
 COLUMNS: tuple[Column[RequestRow], ...] = (
+    OWNER,
     ID,
-    Column("state", 9, 5, lambda r: r.state, left=True),
-    _number("live", 6, 0, lambda r: r.live, summed=True),
-    _number("dead", 6, 0, lambda r: r.dead, summed=True),
-    FLOOR,
+    Column("state", 9, 0, lambda r: r.state, left=True),
+    AGE,
+    WAITED,
+    Column("prompt+out", 10, 2, lambda r: _lengths(r)),
+    KEPT,
     Column(
-        "gave",
-        5,
+        "can give",
+        8,
         1,
-        lambda r: units.short_count(r.given_tokens),
-        total=lambda r: r.given_tokens,
+        lambda r: _can_give(r),
         pressure=True,
     ),
-    Column(
-        "held",
-        5,
-        0,
-        lambda r: units.count(r.blocks),
-        total=lambda r: r.blocks,
-        warns=lambda r: r.blocks > r.bound_blocks + 1,
-    ),
-    _number("bound", 5, 0, lambda r: r.bound_blocks, summed=True),
-    _number("naive", 5, 1, lambda r: r.naive_blocks, summed=True),
-    _number("output", 7, 4, lambda r: r.output_tokens, summed=True),
-    _number("moved", 7, 6, lambda r: r.moved_tokens, summed=True),
-    Column("policy", 14, 3, lambda r: r.policy, left=True),
-    _number("budget", 7, 7, lambda r: r.budget_tokens),
     BLOCKS,
+    Column("gave up", 7, 4, lambda r: units.short_count(r.given_tokens), pressure=True),
+    Column("floor", 7, 5, lambda r: units.short_count(r.budget_tokens), pressure=True),
+    Column("moved", 7, 7, lambda r: units.short_count(r.moved_tokens)),
+    Column("policy", 14, 5, lambda r: r.policy, left=True),
+    Column("preempted", 9, 6, lambda r: units.count(r.preemptions)),
 )
+
+
+def waits(row: RequestRow) -> bool:
+    return row.state in ("waiting", "preempted")
+
+
+def kept_share(row: RequestRow) -> float | None:
+    """The live share of its tokens; None if it has none."""
+    total = row.live + row.dead
+    return row.live / total if total else None
+
+
+def _by_wait(row: RequestRow) -> float:
+    since = row.waiting_since_ts
+    return -row.waited_s if since is None else since - 1e12  # the waiting ones first
+
 
 SORTS: dict[str, Callable[[RequestRow], float]] = {
     "arrival": lambda _: 0.0,
-    "excess blocks": lambda r: r.bound_blocks - r.blocks,
-    "live": lambda r: -r.live,
-    "dead": lambda r: -r.dead,
+    "wait": _by_wait,
+    "kept": lambda row: 2.0 if (kept := kept_share(row)) is None else kept,
+    "gave up": lambda row: -row.given_tokens,
 }
 
 
-def blocks_bar(row: RequestRow, width: int, scale: int, *, ascii_only: bool) -> list[Span]:
-    """The packed bound, the blocks held above it, and those naive-evict would hold, to scale."""
-    values = (
-        row.bound_blocks,
-        max(row.blocks, row.bound_blocks),
-        max(row.naive_blocks, row.blocks, row.bound_blocks),
-    )
-    return _stacked(values, width, scale, palette.WARN_STYLE, ascii_only=ascii_only)
+def _lengths(row: RequestRow) -> str:
+    """Tokens of prompt and answer: 512+95."""
+    text = f"{row.prompt_tokens}+{row.output_tokens}"
+    if len(text) <= 10:
+        return text
+    return "+".join(units.short_count(n, 0) for n in (row.prompt_tokens, row.output_tokens))
+
+
+def _can_give(row: RequestRow) -> str:
+    return NOTHING if waits(row) else units.count(row.givable_tokens)
 
 
 def floor_bar(row: RequestRow, width: int, *, ascii_only: bool) -> list[Span]:
     """A request's floor, the live tokens above it, and the dead, as shares of all its tokens.
 
-    Blank if it gives no tokens under pressure.
+    One that does not give for others has no floor: its live tokens, and the dead.
     """
-    total = row.live + row.dead if gives(row) else 0
-    values = (min(row.budget_tokens, row.live), row.live, total) if total else (0, 0, 0)
-    return _stacked(values, width, total, palette.GOOD_STYLE, ascii_only=ascii_only)
-
-
-def _stacked(
-    values: tuple[int, int, int], width: int, scale: int, middle: Style, *, ascii_only: bool
-) -> list[Span]:
-    """A bar of three parts that end at `values`, which ascend; `middle` is the second's style."""
+    total = row.live + row.dead
+    floor = min(row.budget_tokens, row.live) if gives(row) else row.live
     glyphs = ("#", "+", ".") if ascii_only else (" ", "▓", "░")
-    ends = [round(width * value / max(scale, 1)) for value in values]
+    ends = [round(width * value / max(total, 1)) for value in (floor, row.live, total)]
     return [
         (glyphs[0] * ends[0], palette.style(palette.BAR, None if ascii_only else palette.BAR)),
-        (glyphs[1] * (ends[1] - ends[0]), middle),
+        (glyphs[1] * (ends[1] - ends[0]), palette.GOOD_STYLE),
         (glyphs[2] * (ends[2] - ends[1]), palette.FAINT_STYLE),
         (" " * (width - ends[2]), palette.TEXT_STYLE),
     ]
@@ -118,20 +105,20 @@ def _stacked(
 
 class Requests(Table["RequestRow"]):
     NOUN = "requests"
+    FOOT = 0
     COLUMNS: ClassVar[tuple[Column[RequestRow], ...]] = COLUMNS
     ORDERS: ClassVar[tuple[str, ...]] = tuple(SORTS)
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
-        self._scale = 1
+        self.order = "wait"
+        self.lettered = False  # with the letter that a request's blocks have in the map
         self.painters = {
-            ID: lambda _, row, width, cursor: [
-                (units.fit(short_id(row.id), width), cursor or self.ink_of(row))
-            ],
-            FLOOR: lambda view, row, width, _: floor_bar(row, width, ascii_only=view.ascii_only),
-            BLOCKS: lambda view, row, width, _: blocks_bar(
-                row, width, self._scale, ascii_only=view.ascii_only
-            ),
+            OWNER: self._owner,
+            AGE: self._age,
+            WAITED: self._waited,
+            KEPT: self._kept,
+            BLOCKS: self._blocks,
         }
 
     def key_of(self, row: RequestRow) -> str:
@@ -141,19 +128,60 @@ class Requests(Table["RequestRow"]):
         if view.model is None:
             return []
         self.set_rows(sorted(view.filter.rows(view.model), key=SORTS[self.order]))
-        self._scale = max((max(r.naive_blocks, r.blocks) for r in self.rows), default=1)
+        self.columns = self.COLUMNS[0 if self.lettered else 1 :]
         status = view.model.status
         self.fit(self.rows, width, pressure=status is not None and status.pressure is not None)
         self.entitle(len(view.model.requests), view.filter.text if view.filter else "")
+        if view.filter.problem:
+            self.set_titles(f"{self.NOUN} · {view.filter.problem}", self.range_text)
         if not self.rows:
             return _empty(view, view.filter.text, width, height)
         return super().build_lines(view, width, height)
 
-    def mark_of(self, row: RequestRow) -> str:
-        return " " if row.state == "running" else "~"
+    def mark_of(self, row: RequestRow) -> Span:
+        return ("!", palette.WARN_STYLE) if waits(row) else super().mark_of(row)
 
     def ink_of(self, row: RequestRow) -> Style:
-        return palette.TEXT_STYLE if row.state == "running" else palette.MUTED_STYLE
+        return palette.MUTED_STYLE if row.state == "idle" else palette.TEXT_STYLE
+
+    # ------------------------------------------------------------ cells
+
+    def _owner(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:
+        from vtoken_console.widgets.heatmap.cell_paint import letter_of
+
+        if not row.number:
+            return [(" ", cursor or palette.TEXT_STYLE)]
+        back = view.theme.hue(row.number)
+        ink = palette.style(ink_on(back), back) if view.ramp.colors else palette.TEXT_STYLE
+        return [(letter_of(row.number), ink)]
+
+    def _age(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:
+        known = row.arrived_ts > 0
+        text = span(max(0.0, view.server_now - row.arrived_ts)) if known else NOTHING
+        return [(text.rjust(width), cursor or self.ink_of(row))]
+
+    def _waited(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:
+        since = row.waiting_since_ts
+        if since is not None:
+            text = span(row.waited_s + max(0.0, view.server_now - since))
+            return [(text.rjust(width), cursor or palette.WARN_STYLE)]
+        text = f"{row.waited_s:.1f} s" if row.waited_s < 100 else span(row.waited_s)
+        return [(text.rjust(width), cursor or self.ink_of(row))]
+
+    def _kept(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:
+        kept = kept_share(row)
+        if kept is None:
+            return [(NOTHING.rjust(4).ljust(width), cursor or palette.MUTED_STYLE)]
+        # Rounded down: a request that gave anything did not keep all.
+        share = (f"{math.floor(kept * 100)}% ".rjust(5), cursor or self.ink_of(row))
+        return [share, *floor_bar(row, width - 5, ascii_only=view.ascii_only)]
+
+    def _blocks(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:
+        if waits(row) and row.needed_blocks:
+            text, style = f"needs {row.needed_blocks}", palette.WARN_STYLE
+        else:
+            text, style = units.count(row.blocks), self.ink_of(row)
+        return [(text.rjust(width), cursor or style)]
 
 
 def _empty(view: View, filter_text: str, width: int, height: int) -> list[Line]:

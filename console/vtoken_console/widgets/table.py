@@ -29,9 +29,8 @@ class Column(Generic[R]):
 
     `rank`: 0 is dropped last from a narrow table. `text`: None for a bar. `most`: a bar, or a text
     that needs it, grows up to this width, before columns of a higher rank than `grows` are added.
-    `legend`: in place of the head, where it fits. `total` is summed over the rows. `warns`: whether
-    a row's text has the colour of a warning, followed by `mark`. `pressure`: shown only where
-    requests give tokens under pressure.
+    `total` is summed over the rows. `warns`: whether a row's text has the colour of a warning,
+    followed by `mark`. `pressure`: shown only where requests give tokens under pressure.
     """
 
     head: str
@@ -43,13 +42,11 @@ class Column(Generic[R]):
     pressure: bool = False
     most: int = 0
     grows: int = FILLS
-    legend: str = ""
     warns: Callable[[R], bool] | None = None
     mark: str = ""
 
     def head_text(self, width: int) -> str:
-        text = self.legend if self.legend and len(self.legend) <= width else self.head
-        text = units.fit(text, width) if self.left else text.rjust(width)
+        text = units.fit(self.head, width) if self.left else self.head.rjust(width)
         return text + " " * len(self.mark)
 
     def cell_text(self, row: R, width: int, *, warns: bool) -> str:
@@ -75,6 +72,7 @@ class Table(Scroller[R]):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.order = self.ORDERS[0]
+        self.columns = self.COLUMNS  # that may be shown
         self.gap = " "  # before each column but the first
         self.widths: dict[Column[R], int] = {}  # of the columns that are shown, in order
         self.painters: dict[Column[R], Painter[R]] = {}
@@ -95,9 +93,9 @@ class Table(Scroller[R]):
     def double_clicked(self) -> None:
         self.app.simulate_key("enter")
 
-    def mark_of(self, row: R) -> str:
+    def mark_of(self, row: R) -> Span:
         """The character before a row that is not under the cursor."""
-        return " "
+        return " ", self.ink_of(row)
 
     def ink_of(self, row: R) -> Style:
         """The style of a row that is not under the cursor."""
@@ -109,7 +107,7 @@ class Table(Scroller[R]):
 
     def fit(self, rows: Sequence[R], width: int, *, pressure: bool) -> None:
         """Chooses the columns and their widths, the most important first."""
-        columns = [c for c in self.COLUMNS if pressure or not c.pressure]
+        columns = [c for c in self.columns if pressure or not c.pressure]
         steps = [(c.rank, False, n) for n, c in enumerate(columns)]
         steps += [(c.grows, True, n) for n, c in enumerate(columns) if c.most]
         widths = [0] * len(columns)
@@ -138,7 +136,7 @@ class Table(Scroller[R]):
         chosen = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
         cursor = chosen if selected else None
         ink = cursor or self.ink_of(row)
-        spans: list[Span] = [("›" if selected else self.mark_of(row), ink)]
+        spans: list[Span] = [("›", ink) if selected else self.mark_of(row)]
         remark = self.remark_on(row)
         for number, (column, wide) in enumerate(self.widths.items()):
             spans.append((self.gap if number else "", ink))

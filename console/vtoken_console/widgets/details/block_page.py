@@ -104,10 +104,7 @@ class BlockPage(LinesWidget):
         activity, muted = view.activity, palette.MUTED_STYLE
         if activity is None:
             return []
-        since = f"seen since {clock(activity.since)}"
-        age = units.duration(float(activity.age_s()[self.block]))
-        churn = float(activity.churn_per_s()[self.block])
-        head = f" history, {since}: unchanged for {age}, {churn:.1f} changes/s"
+        head = f" history, seen since {clock(activity.since)}"
         lines: list[Line] = [merge(cut([(head, muted)], width))]
         seen = activity.history(self.block, model.events)
         for entry in seen[:MAX_HISTORY]:

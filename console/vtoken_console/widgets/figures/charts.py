@@ -1,6 +1,4 @@
-"""Memory and latency over time: F, free blocks, inter-token latency, tokens a second, TTFT.
-
-Where requests give tokens under pressure, also how many a second.
+"""Memory, waiting and latency over time.
 
 Curves with a time axis, or bars if a curve does not fit or in ASCII. Marks on each axis show
 configuration changes (▲) and trials that the engine reverted (▼) or kept (✓); the last line
@@ -19,8 +17,10 @@ from textual.binding import Binding, BindingType
 from vtoken.sentences import clock
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
+from vtoken_console.style.breakpoints import WIDE_FROM
 from vtoken_console.widgets.figures import plot
 from vtoken_console.widgets.figures.bars import bars, nice_top
+from vtoken_console.widgets.figures.gauge import used_share
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, cut, facts, merge, width_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 AXIS = 7  # columns of the scale on the left
 GAP = 2
-NUM_CHARTS = 5
+NUM_CHARTS = {False: 4, True: 6}  # by whether the panel is wide
 MIN_WIDTH = 20  # columns of a chart
 MIN_HEIGHT = 5  # lines of a chart
 ASPECT = 3  # preferred columns per line of a chart
@@ -94,14 +94,12 @@ class Charts(LinesWidget, can_focus=True):
         span = view.series.span()
         name = f"last {span} s" if span < 60 else f"last {span // 60} min"
         self.set_titles(f"{name} · ▲ changed ▼ reverted")
-        (given,) = view.series.window(span, 1).row("given_per_s").tolist()
-        pressure = not math.isnan(given)
-        rows, columns = arrange(NUM_CHARTS + pressure, width, height - 1)
+        rows, columns = arrange(NUM_CHARTS[width >= WIDE_FROM], width, height - 1)
         each = (width - GAP * (columns - 1)) // columns
         tall = (height - 1) // rows
         is_curve = not view.ascii_only and tall >= plot.MIN_LINES + 3  # title, axis, its labels
         window = view.series.window(span, (each - AXIS) * (plot.DOTS_X if is_curve else 1))
-        charts = make_charts(view, window, pressure=pressure)[: rows * columns]
+        charts = make_charts(view, window)[: rows * columns]
         draw = self._curve if is_curve else self._bars
         blank = palette.TEXT_STYLE
         lines: list[Line] = []
@@ -125,7 +123,7 @@ class Charts(LinesWidget, can_focus=True):
         room = height - 3
         values = plot.bridged(chart.values, math.ceil(BRIDGED_S * num / window.span_s))
         markers = {x // plot.DOTS_X: marker for x, marker in window.markers.items()}
-        body = plot.plot(values, room, chart.top, theta=chart.line, marks=markers)
+        body = plot.plot(values, room, chart.top, theta=chart.line)
         parts = 4 if room >= 12 else 2 if room >= 4 else 1
         scale = {
             room - 1 - int(n / parts * (room * plot.DOTS_Y - 1)) // plot.DOTS_Y: n / parts
@@ -167,14 +165,15 @@ class Charts(LinesWidget, can_focus=True):
             if marker is None:
                 spans.append(("┴" if x in ticks else "─", faint))
             else:
-                glyph, style = _glyph(marker)
+                glyph, style = palette.MARKER_STYLES[marker.kind]
                 spans.append((glyph, palette.CURSOR_STYLE if marker == chosen else style))
         return merge(spans)
 
 
 def _title(chart: Chart, columns: int) -> Line:
     """The title above `columns` columns of values; its first two parts if it does not fit."""
-    title = chart.title if width_of(chart.title) <= AXIS + columns else chart.title[:2]
+    fits = width_of(chart.title) <= AXIS + columns
+    title = [span for span in (chart.title if fits else chart.title[:2]) if span[0]]
     indent = max(0, min(AXIS, AXIS + columns - width_of(title)))
     return merge([(" " * indent, palette.FAINT_STYLE), *title])
 
@@ -188,45 +187,42 @@ def _labels(ticks: list[tuple[int, str]], indent: int, width: int) -> str:
     return text[:width]
 
 
-def make_charts(view: View, window: Window, *, pressure: bool) -> list[Chart]:
-    """All charts, the most important first; `pressure`: with the tokens that requests gave."""
+def make_charts(view: View, window: Window) -> list[Chart]:
+    """All charts of what the server reports, the most important first."""
     assert view.model is not None
     assert view.series is not None
     status = view.model.status
     assert status is not None
-    fragmentation, total = status.fragmentation, status.blocks.total
-    f, theta = window.row("f"), window.row("theta_f")
-    word = "theta" if view.ascii_only else "θ"
-    free = units.count(status.blocks.free, len(units.count(total)))
-    return [
+    total = max(1, status.blocks.total)
+    used = (1 - window.row("free_blocks") / total) * 100
+    waiting, newest = window.row("waiting"), status.requests.waiting
+    charts = [
+        Chart(facts(("KV used ", f"{used_share(status.blocks):.0%}")), used, 100, _percent),
         Chart(
-            facts(
-                ("F ", f"{fragmentation.f:.2f}"),
-                (f"  {word} ", f"{fragmentation.theta_f:.2f}", palette.THETA_STYLE),
-            ),
-            f,
-            min(1.0, nice_top(_highest(max(0.1, fragmentation.f), f, theta) * 1.05)),
-            lambda value: f"{value:.2f}",
-            theta,
-        ),
-        Chart(
-            [*facts(("free ", free)), (" blocks", palette.MUTED_STYLE)],
-            window.row("free_blocks"),
-            total,
+            facts(("waiting ", units.count(newest))),
+            waiting,
+            nice_top(_highest(max(4.0, newest), waiting)),
             _count,
         ),
-        *([_rate(view.series, window, "gave ", "given_per_s")] if pressure else []),
-        _latency(view, window, "ITL p95", "inter_token_p95_ms"),
+    ]
+    if status.pressure is not None:
+        charts.append(_rate(view.series, window, "given ", "given_per_s"))
+    if status.slo is not None:
+        share = status.slo.share
+        met = "–" if share is None else f"{share:.0%}"
+        charts.append(Chart(facts(("goodput ", met)), window.row("goodput") * 100, 100, _percent))
+    return [
+        *charts,
+        _latency(view, window, "first token p95", "ttft_p95_ms"),
+        _latency(view, window, "between tokens p95", "inter_token_p95_ms"),
         _rate(view.series, window, "", "tokens_per_s"),
-        _latency(view, window, "TTFT p95", "ttft_p95_ms"),
     ]
 
 
 def _rate(series: Series, window: Window, label: str, name: str) -> Chart:
     """Tokens a second."""
     values, rate = window.row(name), series.newest(name)
-    spans = [*facts((label, units.count(rate, 6))), (" tok/s", palette.MUTED_STYLE)]
-    title = [span for span in spans if span[0]]
+    title = [*facts((label, units.count(rate))), (" tok/s", palette.MUTED_STYLE)]
     return Chart(title, values, nice_top(_highest(max(1.0, rate), values)), _count)
 
 
@@ -245,7 +241,7 @@ def _latency(view: View, window: Window, label: str, name: str) -> Chart:
     top = nice_top(_highest(max(bound or 1.0, newest or 0.0), values))
     over = bound is not None and newest is not None and newest > bound
     style = palette.WARN_STYLE if over else palette.BOLD_STYLE
-    title = facts((f"{label} ", units.latency(newest), style))
+    title = facts((f"{label} ", units.latency(newest, 0), style))
     if bound is not None:
         title.append((f" guard {units.latency(bound, 0)}", palette.THETA_STYLE))
     line = values * 0 + bound if bound is not None else None
@@ -262,16 +258,12 @@ def _count(value: float) -> str:
     return units.short_count(value).strip()
 
 
+def _percent(value: float) -> str:
+    return f"{value:.0f}%"
+
+
 def _milliseconds(value: float) -> str:
     return f"{value / 1000:.3g}s" if value >= 1000 else f"{value:.3g}ms"
-
-
-def _glyph(marker: Marker) -> Span:
-    return {
-        "changed": ("▲", palette.THETA_STYLE),
-        "reverted": ("▼", palette.WARN_STYLE),
-        "kept": ("✓", palette.GOOD_STYLE),
-    }[marker.kind]
 
 
 def marker_line(view: View, chosen: Marker | None, width: int) -> Line:
@@ -284,7 +276,7 @@ def marker_line(view: View, chosen: Marker | None, width: int) -> Line:
         return ((f" no configuration change {since}", palette.FAINT_STYLE),)
     spans: list[Span] = []
     for marker in [chosen] if chosen is not None else reversed(markers):
-        glyph, style = _glyph(marker)
+        glyph, style = palette.MARKER_STYLES[marker.kind]
         one: list[Span] = [
             (f" {glyph}{marker.revision} ", style),
             (marker.actor, palette.TEXT_STYLE),

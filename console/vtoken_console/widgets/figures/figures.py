@@ -27,17 +27,17 @@ class Figures(LinesWidget):
         status = view.model.status if view.model else None
         if status is None:
             return []
-        self.set_titles("gates · moves · shadow · latency · own cost")
+        self.set_titles("numbers")
         num = max(1, min(NUM_SECTIONS, width // (COLUMN + 1)))
         room = (width - 1) // num
         sections = [
-            relocation_section(view, status),
-            gates_section(status, room - 1),
             pressure_section(status),
-            shadow_section(status),
             latency_section(status),
+            gates_section(status, room - 1),
+            relocation_section(view, status),
             canary_section(status),
             price_section(status),
+            shadow_section(status),
             cost_section(view),
         ]
         columns = flow([s for s in sections if s], num, height)

@@ -1,4 +1,4 @@
-"""Curves of braille dots, with a threshold line and vertical marks behind the curve.
+"""Curves of braille dots, with a threshold line behind the curve.
 
 W columns and H lines of characters are 2W x 4H dots.
 """
@@ -6,7 +6,6 @@ W columns and H lines of characters are 2W x 4H dots.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from vtoken_console.style import palette
@@ -67,11 +66,10 @@ def plot(
     top: float,
     *,
     theta: F64 | None = None,
-    marks: Collection[int] = (),
 ) -> list[Line]:
     """The curve through `values` [2W] as `height` lines of W columns, scale 0..top.
 
-    `theta` [2W] draws a line; the curve above it has the warning colour. `marks` are columns.
+    `theta` [2W] draws a line; the curve above it has the warning colour.
     """
     curve = dots(values, height, top).tolist()
     below, above = palette.style(palette.BAR), palette.style(palette.WARN)
@@ -91,8 +89,6 @@ def plot(
                 spans.append((chr(BRAILLE + bits), above if over else below))
             elif row == at:
                 spans.append(("─", palette.THETA_STYLE))
-            elif x in marks:
-                spans.append(("┊", palette.FAINT_STYLE))
             else:
                 spans.append((" ", below))
         lines.append(merge(spans))

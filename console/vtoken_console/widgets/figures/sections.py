@@ -1,4 +1,4 @@
-"""The sections of the metrics panel: gates, moves, pressure, shadow, latency, quality, own cost.
+"""The sections of the panel of numbers: moves, compaction, memory, latency, quality, own cost.
 
 A section is a title line and rows of at most COLUMN columns. A value that the server does not
 report is a dash.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from vtoken.base.quantities import time_text
-from vtoken.sentences import MANY_WASTED_MOVES
+from vtoken.sentences import MANY_WASTED_MOVES, counted
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
@@ -36,40 +36,38 @@ def _row(label: str, value: str, remark: str = "", style: Style = palette.TEXT_S
     return merge(cut(spans, COLUMN))
 
 
-def closed_gates(gates: list[wire.Gate]) -> list[str]:
-    """The names of the closed gates of an automatic round."""
-    return [gate.name for gate in gates if not gate.open]
-
-
 def gate_lines(gates: list[wire.Gate], width: int = COLUMN) -> list[Line]:
-    """A line per gate: open or closed, both numbers, and the name if all names fit."""
+    """A line per gate: open or closed, both numbers, and the name if all names fit.
+
+    A closed gate is no fault: most of the time there is nothing to compact.
+    """
     lines: list[Line] = []
     name_width = max((len(gate.name) for gate in gates), default=0) + 1
     if any(2 + name_width + len(gate.detail) > width for gate in gates):
         name_width = 0  # the details name what they compare
     for gate in gates:
-        glyph, style = ("✓", palette.GOOD_STYLE) if gate.open else ("×", palette.WARN_STYLE)
+        glyph, style = ("✓", palette.GOOD_STYLE) if gate.open else ("·", palette.TEXT_STYLE)
         spans: list[Span] = [
             (f"{glyph} ", style),
-            (units.fit(gate.name, name_width), palette.TEXT_STYLE if gate.open else style),
-            (gate.detail, palette.MUTED_STYLE if gate.open or name_width else style),
+            (units.fit(gate.name, name_width), palette.TEXT_STYLE),
+            (gate.detail, palette.MUTED_STYLE if gate.open else palette.TEXT_STYLE),
         ]
         lines.append(merge(cut(spans, width)))
     return lines
 
 
 def gates_section(status: wire.Status, width: int = COLUMN) -> list[Line]:
-    gates = status.fragmentation.gates
-    if not gates:
-        return [_title("automatic round"), _row("gates", "–", "not reported")]
-    closed = closed_gates(gates)
-    remark = f"held back by {len(closed)}" if closed else "all gates open"
-    style = palette.WARN_STYLE if closed else palette.GOOD_STYLE
-    return [_title("automatic round", remark, style), *gate_lines(gates, width)]
+    """The holes, and what an automatic compaction waits for."""
+    found = status.fragmentation
+    lines = [
+        _title("compaction", f"holes {found.f:.0%}, compacts at {found.theta_f:.0%}"),
+        *gate_lines(found.gates, width),
+    ]
+    return lines if found.gates else [*lines, _row("waits for", "–", "not reported")]
 
 
 def relocation_section(view: View, status: wire.Status) -> list[Line]:
-    """The cost and gain of relocation, and its wasted moves; cumulative."""
+    """What compactions moved, gained and wasted, and what packing could still gain; cumulative."""
     done = status.reclamation
     megabytes = done.moved_bytes / 1e6
     rate = f"{done.relocation_freed_blocks / megabytes:8.1f}" if megabytes else "–".rjust(8)
@@ -83,6 +81,9 @@ def relocation_section(view: View, status: wire.Status) -> list[Line]:
     plan = series.newest("plan_ratio") if series is not None else 0.0
     lines = [
         _title("moves", "since the server started"),
+        _row("held", units.count(done.held_blocks, 8), "blocks"),
+        _row("could be", units.count(done.packed_bound_blocks, 8), "blocks"),
+        _row("without vToken", units.count(done.blocks_without_reclaim, 8), "blocks"),
         _row("freed by moves", units.count(done.relocation_freed_blocks, 8), "blocks"),
         _row(
             "moved", units.data_size(done.moved_bytes, 8), f"{units.count(done.moved_tokens)} tok"
@@ -94,16 +95,15 @@ def relocation_section(view: View, status: wire.Status) -> list[Line]:
             f"in {done.payback_steps} steps" if known else "",
             wasted_style,
         ),
-        _row("relocated", units.count(done.moved_tokens, 8), "tokens"),
         _row("recycled", units.count(done.recycled_slots, 8), "slots"),
         _row("time in copies", units.percent(copy, 8), f"plans {units.percent(plan, 0)}"),
     ]
     reasons = sorted((item for item in done.deferrals.items() if item[1]), key=lambda i: -i[1])
     if reasons:
-        lines.append(_row("held back by", ""))
+        lines.append(_row("waited for", ""))
         lines += [_row(name, units.count(steps, 8), "steps") for name, steps in reasons]
     elif done.deferred:
-        lines.append(_row("no headroom", units.count(done.deferred, 8), "rounds"))
+        lines.append(_row("no reserve", units.count(done.deferred, 8), "compactions"))
     return lines
 
 
@@ -113,16 +113,18 @@ def pressure_section(status: wire.Status) -> list[Line]:
     if pressure is None:
         return []
     ended = sum(pressure.kept_shares.values())
-    remark, style = "no block is short", palette.MUTED_STYLE
+    remark, style = "no block is missing", palette.MUTED_STYLE
     if pressure.short_blocks:
-        remark, style = f"{units.count(pressure.short_blocks)} blocks short", palette.WARN_STYLE
+        missing = counted(pressure.short_blocks, "block")
+        remark, style = f"{missing} missing", palette.WARN_STYLE
     lines = [
-        _title("memory pressure", remark, style),
-        _row("to grow", units.count(pressure.growth_blocks, 8), "blocks"),
-        _row("a waiting one", units.count(pressure.asked_blocks, 8), "blocks asked"),
+        _title("memory", remark, style),
+        _row("for running", units.count(pressure.growth_blocks, 8), "blocks next"),
+        _row("for waiting", units.count(pressure.asked_blocks, 8), "blocks"),
+        _row("reserve", units.count(pressure.headroom_blocks, 8), "blocks"),
         _row("can give", units.count(pressure.givable_blocks, 8), f"blocks of {pressure.givers}"),
-        _row("gave", units.count(pressure.given_tokens, 8), "tokens so far"),
-        _row("spared", units.count(pressure.spared_tokens, 8), "over budget"),
+        _row("gave up", units.count(pressure.given_tokens, 8), "tokens so far"),
+        _row("kept, as free", units.count(pressure.spared_tokens, 8), "tokens"),
         _row(
             "kept at the end",
             units.percent(pressure.kept_share_sum / ended if ended else None, 8),
@@ -202,7 +204,7 @@ def latency_section(status: wire.Status) -> list[Line]:
     lines = [_title("latency", window), ((head, palette.MUTED_STYLE),)]
     for label, one in (
         ("first token", latency.ttft if latency else None),
-        ("inter-token", latency.inter_token if latency else None),
+        ("between", latency.inter_token if latency else None),
     ):
         values = (one.p50_ms, one.p95_ms, one.p99_ms) if one else (None, None, None)
         text = "".join(units.latency(value, 8) for value in values)
@@ -217,14 +219,13 @@ def latency_section(status: wire.Status) -> list[Line]:
 
 def cost_section(view: View) -> list[Line]:
     cost = view.cost
-    dropped = palette.WARN_STYLE if cost.dropped else palette.TEXT_STYLE
     drawn = f"{units.short_count(cost.drawn).strip()} drawn"
     return [
         _title("this console", "what it costs"),
         _row("to terminal", units.data_size(cost.written_per_s, 8) + "/s"),
         _row("from server", units.data_size(cost.received_per_s, 8) + "/s"),
         _row("frames", f"{cost.drawn_per_s:8.1f}", "fps"),
-        _row("frames dropped", units.count(cost.dropped, 8), drawn, dropped),
+        _row("frames dropped", units.count(cost.dropped, 8), drawn),
         _row("CPU", units.percent(cost.cpu_ratio, 8), "of one core"),
         _row("memory", units.data_size(cost.rss_bytes, 8), "RSS"),
     ]

@@ -1,4 +1,4 @@
-"""The sentence below the header: the planner's advice, or why the data is not current."""
+"""The sentence below the header, with what would help; or why the data is not current."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from vtoken.sentences import clock
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
-from vtoken_console.widgets.figures.sections import closed_gates
-from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, Span, spread, width_of, wrap
+from vtoken_console.widgets.lines import (
+    Line,
+    LinesWidget,
+    Span,
+    cut,
+    merge,
+    spread,
+    width_of,
+    wrap,
+)
 
 if TYPE_CHECKING:
     from vtoken import wire
@@ -28,7 +36,7 @@ def waiting_text(connection: Connection, now: float) -> str:
 
 class Sentence(LinesWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
-        """The sentence, wrapped; closed gates and the key that acts on it at its end."""
+        """The sentence, wrapped, and the first advice with its key."""
         connection = view.connection
         if not connection.is_live:
             if not connection.ever_live:
@@ -64,38 +72,29 @@ class Sentence(LinesWidget):
             text = f" {status.invariants.violations} INVARIANT VIOLATIONS, see the log "
             alarm: list[Span] = [(text, palette.style("#000000", palette.BAD, bold=True))]
             return [spread(sentence, alarm, width, palette.TEXT_STYLE)]
-        key: list[Span] = []
-        helps = _key_that_helps(status)
-        if helps and not view.read_only_reason:
-            key = [
-                (f" [{view.key('pause' if helps == 'resume' else helps)}]", palette.KEY_STYLE),
-                (f" {helps} ", palette.MUTED_STYLE),
-            ]
-        closed = closed_gates(fragmentation.gates)
-        waits: list[Span] = []
-        if closed and fragmentation.cause == "fragmented":
-            names = ", ".join(closed)
-            waits = [("  a round waits for ", palette.MUTED_STYLE), (names, palette.WARN_STYLE)]
+        remedy = _remedy(view, status, width)
         lines = wrap(sentence, width, height)
-        end = len(lines) - 1
-        lines += [EMPTY] * (height - len(lines))
-        # What does not fit is dropped: the key bar has the key, the metrics panel every gate.
-        for right in ([*waits, ("  ", palette.MUTED_STYLE), *key], waits, key):
-            for at in (end, len(lines) - 1):
-                if width_of(lines[at]) + width_of(right) <= width:
-                    lines[at] = spread(lines[at], right, width, palette.TEXT_STYLE)
-                    return lines
-        return lines
+        if not remedy:
+            return lines
+        if len(lines) == height and width_of(lines[-1]) + width_of(remedy) > width:
+            lines = wrap(sentence, width, height - 1)  # what is to be done is never cut
+        if width_of(lines[-1]) + width_of(remedy) > width:
+            return [*lines, merge(remedy)]
+        return [*lines[:-1], spread(lines[-1], remedy, width, palette.TEXT_STYLE)]
 
 
-def _key_that_helps(status: wire.Status) -> str:
-    """What would end the shortage: `compact` if that frees enough, or `resume`; "" if neither."""
-    fragmentation, pressure = status.fragmentation, status.pressure
-    if pressure is not None and pressure.waits_for == "resume":
-        return "resume"
-    if pressure is None or fragmentation.cause == "fragmented":
-        return "compact" if fragmentation.reclaimable_blocks else ""
-    return ""
+def _remedy(view: View, status: wire.Status, width: int) -> list[Span]:
+    """The first advice with its key; what a recording or an observer cannot do has none."""
+    keys = {key.id: key for key in view.keys}
+    for advice in status.advice[:1]:
+        key = keys.get(advice.action)
+        off = key is None or view.replay is not None or (key.control and view.read_only_reason)
+        spans: list[Span] = []
+        if key is not None and not off:
+            style = palette.CONTROL_STYLE if key.control else palette.KEY_STYLE
+            spans = [(f" [{key.shown}]", style)]
+        return cut([*spans, (f" {advice.text} ", palette.TEXT_STYLE)], width)
+    return []
 
 
 def _silence(view: View) -> list[Span]:

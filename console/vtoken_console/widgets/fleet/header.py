@@ -5,7 +5,6 @@ from __future__ import annotations
 from vtoken.sentences import counted
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette
-from vtoken_console.widgets.header import COST_FROM, cost_spans
 from vtoken_console.widgets.lines import Line, LinesWidget, Span, spread
 
 
@@ -33,8 +32,5 @@ class FleetHeader(LinesWidget):
         if silent:
             right.append((f"× {silent} silent  ", palette.BAD_STYLE))
         live = number - silent - starting
-        right.append((f"● {live} live", palette.GOOD_STYLE if live else muted))
-        right.append((f"  {view.fps:4.1f} fps ", muted))
-        if width >= COST_FROM:
-            right = [*cost_spans(view), *right]
+        right.append((f"● {live} live ", palette.GOOD_STYLE if live else muted))
         return [spread(left, right, width, text)]

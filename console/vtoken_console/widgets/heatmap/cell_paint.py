@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 from rich.style import Style
 
-from vtoken.wire import FLAG_HASHED, FLAG_IN_FLIGHT, FLAG_SHARED, FLAG_TAIL
+from vtoken.wire import FLAG_IN_FLIGHT, FLAG_SHARED, FLAG_TAIL
 from vtoken_console.style import palette
-from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL, OTHER_LEVEL, Ramp, ink_on, mix
+from vtoken_console.style.ramp import FREE_LEVEL, LEVELS, OTHER_LEVEL, Ramp, ink_on, mix
 from vtoken_console.style.themes import Theme, nearest_number
 from vtoken_console.widgets.heatmap.colouring import STATE_KINDS, Mode
 from vtoken_console.widgets.lines import Line, Span, merge
 
 # (first bit, bits) of every field of a code
 _FIELDS = {
-    "mean": (0, 5),  # ramp level, FREE_LEVEL, DIM_LEVEL or OTHER_LEVEL
+    "mean": (0, 5),  # ramp level, FREE_LEVEL or OTHER_LEVEL
     "worst": (5, 5),
     "mark": (10, 3),  # index in MARKS
     "move": (13, 2),  # 1 source, 2 destination, 3 both
@@ -34,17 +34,19 @@ _FIELDS = {
     "kind": (18, 16),  # 0 mixed
     "kinds": (34, 4),  # number of kinds, at most MANY; 0: the cell shows an amount
     "live": (38, 16),  # live slots of a single block
+    "dim": (54, 1),  # none of its blocks matches the filter
 }
 MANY = 10
-MARKS = " *sht"
-_FLAG_MARKS = ((FLAG_TAIL, 4), (FLAG_HASHED, 3), (FLAG_SHARED, 2), (FLAG_IN_FLIGHT, 1))
+MARKS = " *sf"  # moving, shared, being filled; most others are in the prefix cache
+_FLAG_MARKS = ((FLAG_TAIL, 3), (FLAG_SHARED, 2), (FLAG_IN_FLIGHT, 1))
 
 Codes = npt.NDArray[np.uint64]
 
 
 STRIPE = "▂"  # the lower quarter of a cell, for its worst block
 UPPER_HALF = "▀"
-FREE, HIDDEN, OTHER = "·", "-", "~"
+FREE, OTHER = "·", "~"
+DIMMED = 0.75  # the share of the background in the colour of a dim cell
 SOURCE, DESTINATION, BOTH = 1, 2, 3
 # (glyph, ASCII glyph) of a move by phase: a source fades out, a destination brightens.
 MOVES = {
@@ -101,6 +103,7 @@ class Cell:
     kind: int = 0
     kinds: int = 0
     live: int = 0
+    dim: int = 0
 
 
 def unpack(code: int) -> Cell:
@@ -147,6 +150,8 @@ class CellPainter:
         if self.text:
             return self._text_cell(cell, line)
         text, style = self._body(cell)
+        if cell.dim:
+            style = self._dimmed(style)
         if cell.move and line == 0:
             text, style = self._moved(cell, text, style)
         if cell.cursor:
@@ -156,8 +161,6 @@ class CellPainter:
 
     def _body(self, cell: Cell) -> Span:
         width, coloured = self.width, bool(self.ramp.colors)
-        if cell.mean == DIM_LEVEL:
-            return HIDDEN.ljust(width), palette.style(palette.BORDER, palette.BACKGROUND)
         if cell.mean == FREE_LEVEL:
             if not coloured:
                 return " " * width, palette.TEXT_STYLE
@@ -170,7 +173,10 @@ class CellPainter:
         if not coloured:
             glyphs = self.ramp.glyphs
             if width > 1 and cell.mark:
-                return (glyphs[cell.mean] * (width - 1) + MARKS[cell.mark]), palette.TEXT_STYLE
+                full = cell.mean > LEVELS // 2 and not self.ascii_only
+                return MARKS[cell.mark].rjust(width) if full else (
+                    glyphs[cell.mean] * (width - 1) + MARKS[cell.mark]
+                ), palette.INVERSE_STYLE if full else palette.TEXT_STYLE
             return glyphs[cell.mean] + glyphs[cell.worst] * (width - 1), palette.TEXT_STYLE
         back = self.ramp.colors[cell.mean]
         if width > 1 and cell.mark:
@@ -185,11 +191,26 @@ class CellPainter:
             text = "+" if cell.kinds >= MANY else str(cell.kinds)
             return text, palette.MUTED_STYLE
         owner = self.mode is Mode.OWNER
-        text = letter_of(cell.kind) if owner else STATE_KINDS[cell.kind - 1][0]
+        text = letter_of(cell.kind) if owner else STATE_KINDS[cell.kind - 1].letter
         if not self.ramp.colors:
             return text, palette.TEXT_STYLE
-        back = self.theme.hue(cell.kind)
+        back = self._hue(cell)
         return text, palette.style(ink_on(back), back)
+
+    def _hue(self, cell: Cell) -> str:
+        """The colour of the only kind in a cell."""
+        owner = self.mode is Mode.OWNER
+        return self.theme.hue(cell.kind if owner else STATE_KINDS[cell.kind - 1].hue)
+
+    def _dimmed(self, style: Style) -> Style:
+        """The style of a cell that a filter does not find."""
+        if not self.ramp.colors:
+            return palette.style(palette.BORDER)
+        ground = self.theme.color(palette.BACKGROUND)
+        back = mix(self._back(style), ground, DIMMED)
+        if self.theme.depth == "256":
+            back = nearest_number(back)
+        return palette.style(palette.FAINT, back)
 
     def _moved(self, cell: Cell, text: str, style: Style) -> Span:
         glyph = MOVES[cell.move][cell.phase][self.ascii_only]
@@ -225,18 +246,14 @@ class CellPainter:
         """The mark in the upper right corner; the live count beside it, or centred below."""
         room = self.width - 1
         gap = (" ", palette.NO_STYLE)
-        hidden, free = cell.mean == DIM_LEVEL, cell.mean == FREE_LEVEL
+        free = cell.mean == FREE_LEVEL
         coloured = bool(self.ramp.colors)
         mark, fill = MARKS[cell.mark], " "
         if cell.move:
             mark = MOVES[cell.move][cell.phase][self.ascii_only]
-        elif hidden:
-            mark = " "
         elif cell.kinds:
             mark = self._kind(cell)[0]
-        if hidden:
-            body, style = HIDDEN, palette.style(palette.BORDER)
-        elif free:
+        if free:
             body = FREE if coloured else ""
             style = palette.style(palette.FAINT, self.ramp.free_color if coloured else None)
         elif cell.mean == OTHER_LEVEL:
@@ -245,9 +262,11 @@ class CellPainter:
             fill = " " if cell.kinds else self.ramp.glyphs[cell.mean]
             body, style = str(cell.live), palette.TEXT_STYLE
         else:
-            back = self.theme.hue(cell.kind) if cell.kinds else self.ramp.colors[cell.mean]
+            back = self._hue(cell) if cell.kinds else self.ramp.colors[cell.mean]
             body = str(cell.live)
             style = palette.style(ink_on(back), back, bold=bool(cell.move))
+        if cell.dim:
+            style = self._dimmed(style)
         if cell.cursor:
             style = self._cursor()
         middle = self.height // 2 if self.ids else 0

@@ -14,7 +14,7 @@ from textual.message import Message
 
 from vtoken_console.frame.view import View
 from vtoken_console.style.grid import Grid, Zoom, fit, has_ids, next_zoom, previous_zoom, text_width
-from vtoken_console.style.ramp import DIM_LEVEL, FREE_LEVEL, OTHER_LEVEL
+from vtoken_console.style.ramp import FREE_LEVEL, OTHER_LEVEL
 from vtoken_console.widgets.cursor import CursorWidget
 from vtoken_console.widgets.heatmap.colouring import Mode
 from vtoken_console.widgets.lines import EMPTY, Line
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
     from vtoken_console.widgets.heatmap.cell_paint import CellPainter
+
+
+LEGEND_FROM = 12  # lines
 
 
 class Heatmap(CursorWidget):
@@ -73,18 +76,29 @@ class Heatmap(CursorWidget):
         lines = self._paint(view, mode, codes, room)
         lines += [EMPTY] * (room - len(lines))
         shown = text.Shown(grid, self.zoom, self.mode, self.matching, self.top, self.cursor)
-        title, place = text.titles(shown, view, model)
-        self.set_titles(title, place)
+        title, place = text.title(shown, view, model), ""
         if self.zoom is not Zoom.POOL:
             lines.append(text.overview(shown, view, model, width, room))
-        lines.append(text.legend(view, mode, width, single=self._is_text(size)))
-        lines.append(text.under_cursor(shown, model, activity, width))
+        cursor = text.under_cursor(shown, model, activity, width)
+        if self._has_legend:
+            lines.append(text.legend(view, mode, width, single=self._is_text(size)))
+            lines.append(cursor)
+        elif self.has_focus:
+            place = "".join(part for part, _ in cursor).strip()
+        self.set_titles(title, place)
         return lines
 
     @property
+    def _has_legend(self) -> bool:
+        """Whether there is room for it; in a low map the lower border tells what the cursor is on,
+        and the help page has the legend.
+        """
+        return self.content_size.height >= LEGEND_FROM
+
+    @property
     def foot(self) -> int:
-        """Lines below the map: legend, cursor and, when zoomed in, the overview."""
-        return 2 if self.zoom is Zoom.POOL else 3
+        """Lines below the map: legend and cursor, and, when zoomed in, the overview."""
+        return 2 * self._has_legend + (self.zoom is not Zoom.POOL)
 
     def mode_shown(self, model: StreamState) -> Mode:
         """The mode in force; utilisation instead of owner if the server reports no owners."""
@@ -114,22 +128,20 @@ class Heatmap(CursorWidget):
         part = slice(blocks.start, blocks.stop)
         flags = model.flags[part]
         counted = used = (flags & FLAG_USED) != 0
-        other = (flags & FLAG_OTHER) != 0
-        hidden_free: Any = None
+        fields: dict[str, Any] = {}
         self.matching = None
         if view.filter:
             mask = filters.block_mask(view.filter, model)
             self.matching = int(mask.sum())
-            counted, other = used & mask[part], other & mask[part]
-            hidden_free = cells.count_cells(~used & mask[part], grid.per_cell) == 0
-        coloured = colouring.colour(mode, model, activity, part)
-        fields: dict[str, Any] = {}
+            dim = cells.count_cells(mask[part], grid.per_cell) == 0
+            # A cell shows the blocks that match; one that has none is dim, and shows all.
+            counted = used & (mask[part] | np.repeat(dim, grid.per_cell)[: len(flags)])
+            fields["dim"] = dim
+        coloured = colouring.colour(mode, model, part)
         if coloured.share is not None:
-            found = cells.reduce_cells(
-                coloured.share, flags, counted, grid.per_cell, worst_is_high=coloured.worst_is_high
-            )
-            mean = cells.levels(found.mean, exact_ends=coloured.exact_ends)
-            fields["worst"] = cells.levels(found.worst, exact_ends=coloured.exact_ends)
+            found = cells.reduce_cells(coloured.share, flags, counted, grid.per_cell)
+            mean = cells.levels(found.mean)
+            fields["worst"] = cells.levels(found.worst)
             if grid.per_cell == 1:
                 fields["mark"] = cell_paint.mark_of(found.flags)
         else:
@@ -137,10 +149,8 @@ class Heatmap(CursorWidget):
             fields["kind"], number = cells.kinds(coloured.kind, counted, grid.per_cell)
             fields["kinds"] = number
             mean = np.where(number > 0, 0, FREE_LEVEL)
-        others = cells.count_cells(other, grid.per_cell) > 0
+        others = cells.count_cells((flags & FLAG_OTHER) != 0, grid.per_cell) > 0
         mean = np.where((mean == FREE_LEVEL) & others, OTHER_LEVEL, mean)
-        if hidden_free is not None:
-            mean = np.where((mean == FREE_LEVEL) & hidden_free, DIM_LEVEL, mean)
         if self._is_text(model.block_size):
             fields["live"] = model.live[part]
         if activity.is_moving(view.monotonic) and view.motion:
@@ -160,12 +170,9 @@ class Heatmap(CursorWidget):
         key = (view.theme, view.ramp, mode, grid, self.has_focus, view.ascii_only)
         if self._painter is None or key != self._painter_key:
             self._painter_key, self._rows = key, {}
-            ramp = view.ramp
-            if ramp.colors and mode in (Mode.AGE, Mode.CHURN):
-                ramp = view.theme.ramps["age" if mode is Mode.AGE else "heat"]
             self._painter = cell_paint.CellPainter(
                 view.theme,
-                ramp,
+                view.ramp,
                 mode,
                 grid.cell_width,
                 grid.cell_height,
@@ -287,10 +294,12 @@ class Heatmap(CursorWidget):
         self._go(nearer)
         return True
 
-    def zoom_out(self) -> None:
-        """Zooms out one level, keeping the cursor's block."""
-        if self.pool is not None:
-            self._go(previous_zoom(self.zoom, self.pool))
+    def zoom_out(self) -> bool:
+        """Zooms out one level, keeping the cursor's block; False if the pool is shown."""
+        if self.pool is None or self.zoom is Zoom.POOL:
+            return False
+        self._go(previous_zoom(self.zoom, self.pool))
+        return True
 
     def _go(self, zoom: Zoom) -> None:
         if zoom is not self.zoom:

@@ -1,4 +1,4 @@
-"""The text around the heatmap: titles, legend, cell under the cursor, overview of the pool.
+"""The text around the heatmap: title, legend, cell under the cursor, overview of the pool.
 
 Reads the widget without changing it.
 """
@@ -15,11 +15,11 @@ from vtoken.sentences import flag_words
 from vtoken.wire import FLAG_NULL, FLAG_OTHER, FLAG_USED
 from vtoken_console.frame.filters import shortfall
 from vtoken_console.frame.view import View
-from vtoken_console.style import palette, units
+from vtoken_console.style import palette
 from vtoken_console.style.grid import Grid, Zoom
 from vtoken_console.style.ramp import FREE_LEVEL, Ramp, ink_on
 from vtoken_console.style.words import other_words
-from vtoken_console.widgets.heatmap.colouring import AGE_S, CHURN_PER_S, STATE_KINDS, Mode
+from vtoken_console.widgets.heatmap.colouring import STATE_KINDS, Mode
 from vtoken_console.widgets.lines import Line, Span, cut, merge, width_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 NAMES = {Zoom.POOL: "pool", Zoom.REGION: "region", Zoom.BLOCKS: "blocks"}
 SIGHT = (("·", "█"), (".", "#"))  # [ASCII only][in sight]
-MOVED_SHOWN_S = 3.0  # how long the line about a movement is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +42,21 @@ class Shown:
     cursor: int
 
 
-def titles(shown: Shown, view: View, model: StreamState) -> tuple[str, str]:
-    """The title, and the newest movement or nothing for the lower border."""
+def title(shown: Shown, view: View, model: StreamState) -> str:
+    """What is shown, or how much of it the filter finds."""
     grid = shown.grid
     total = f"{model.num_blocks - 1:,} blocks"  # without the null block
-    per = "one block a cell" if grid.per_cell == 1 else f"{grid.per_cell} blocks a cell"
-    if shown.zoom is Zoom.BLOCKS:
-        per = f"{model.block_size} slots each"
-    title = f"{NAMES[shown.zoom]} · {total} · {per}"
-    if shown.mode is not Mode.UTILISATION:
-        title += f" · by {shown.mode.value}"
+    text = f"{NAMES[shown.zoom]} · {total}"
     if shown.matching is not None:
-        title += f" · {shown.matching:,} match “{view.filter.text}”"
-    problem = view.filter.problem or shortfall(view.filter, model)
-    if problem:
-        title += f" · {problem}"
-    return title, _movement(view)
-
-
-def _movement(view: View) -> str:
-    """412 tok a91f 17 blk → 5 blk; empty without a recent move."""
-    newest = view.activity.movement if view.activity else None
-    if newest is None or view.monotonic - newest.at > MOVED_SHOWN_S:
-        return ""
-    requests = f"{len(newest.requests)} requests"
-    if len(newest.requests) == 1:
-        requests = short_id(newest.requests[0])
-    tokens = f"{newest.moved_tokens:,} tok"
-    return f"» {tokens} {requests} {newest.sources:,} blk → {newest.destinations:,} blk"
+        return f"{NAMES[shown.zoom]} · {shown.matching:,} of {total} match"
+    if shown.zoom is Zoom.BLOCKS:
+        text += f" · {model.block_size} slots each"
+    elif grid.per_cell > 1:
+        text += f" · {grid.per_cell} a cell"
+    if shown.mode is not Mode.UTILISATION:
+        text += f" · by {shown.mode.value}"
+    problem = shortfall(view.filter, model)
+    return f"{text} · {problem}" if problem else text
 
 
 def overview(shown: Shown, view: View, model: StreamState, width: int, room: int) -> Line:
@@ -103,49 +89,38 @@ def overview(shown: Shown, view: View, model: StreamState, width: int, room: int
 
 
 def legend(view: View, mode: Mode, width: int, *, single: bool) -> Line:
-    """The legend of this mode in one line, truncated at the end."""
+    """The legend of this mode in one line: as many of its parts as fit, the plainest last."""
     muted = palette.MUTED_STYLE
-    spans: list[Span] = [(" ", muted)]
+    coloured = bool(view.ramp.colors)
+    parts: list[list[Span]] = []
     if others := _others(view.model):
-        back = view.ramp.other_color if view.ramp.colors else None
-        spans += [("~", palette.style(palette.MUTED, back)), (f" {others}  ", muted)]
+        back = view.ramp.other_color if coloured else None
+        parts.append([("~", palette.style(palette.MUTED, back)), (f" {others}", muted)])
     if mode is Mode.UTILISATION:
-        spans += [("dead ", muted), *_scale(view.ramp), (" live  ", muted)]
-    elif mode is Mode.AGE:
-        low, high = f"{AGE_S[0]:g} s", f"{AGE_S[1] / 60:g} min"
-        ramp = view.theme.ramps["age"] if view.ramp.colors else view.ramp
-        spans += [(f"changed {low} ", muted), *_scale(ramp), (f" {high} ago  ", muted)]
-    elif mode is Mode.CHURN:
-        ramp = view.theme.ramps["heat"] if view.ramp.colors else view.ramp
-        spans += [("calm ", muted), *_scale(ramp)]
-        spans.append((f" {CHURN_PER_S[1]:g} changes/s  ", muted))
+        parts.append([("dead ", muted), *_scale(view.ramp), (" live", muted)])
     elif mode is Mode.OWNER:
         hues = [_hue(view, letter, n) for n, letter in enumerate("abcdefg", 1)]
-        spans += [*hues, ("  a colour and letter for each request  2.. that many  ", muted)]
+        parts.append([*hues, (" a request, by its letter in the table", muted)])
     else:
-        for number, (letter, word) in enumerate(STATE_KINDS, 1):
-            spans += [_hue(view, letter, number), (f" {word} ", muted)]
-        spans.append(("2.. that many  ", muted))
-    if view.ramp.colors:
-        free = palette.style(palette.BORDER, view.ramp.free_color)
-        spans += [("·", free), (" free  ", muted)]
+        kinds = [(_hue(view, kind.letter, kind.hue), kind.word) for kind in STATE_KINDS]
+        parts += [[letter, (f" {word}", muted)] for letter, word in kinds]
+    dot = palette.style(palette.BORDER, view.ramp.free_color)
+    parts.append([("·", dot) if coloured else ("blank", muted), (" free", muted)])
+    if mode.is_kind:
+        parts.append([("2.. that many", muted)])
+    elif single:
+        parts.append([("s shared  f being filled  * moving", muted)])
+    elif coloured:
+        sample = palette.style(view.ramp.colors[2], view.ramp.colors[-3])
+        parts.append([("▂", sample), (" mean over worst", muted)])
     else:
-        spans.append(("blank free  ", muted))
-    if view.filter:
-        spans += [("-", palette.style(palette.BORDER)), (" hidden  ", muted)]
-    if single and not mode.is_kind:
-        spans.append(("s shared h hashed * in flight t tail  ", muted))
-    elif not single and not mode.is_kind:
-        worst = {Mode.AGE: "oldest", Mode.CHURN: "busiest"}.get(mode, "worst")
-        if view.ramp.colors:
-            sample = palette.style(view.ramp.colors[2], view.ramp.colors[-3])
-            spans += [("▂", sample), (f" mean over {worst}  ", muted)]
-        else:
-            spans.append((f"left mean, right {worst}  ", muted))
-    moves = "o moved from @ to" if view.ascii_only else "○ moved from ● to"
-    if width_of(spans) + len(moves) <= width:
-        spans.append((moves, muted))
-    return merge(cut(spans, width))
+        parts.append([("left mean, right worst", muted)])
+    parts.append([("o moved from @ to" if view.ascii_only else "○ moved from ● to", muted)])
+    spans: list[Span] = []
+    for part in parts:
+        if width_of(spans) + 2 + width_of(part) <= width:
+            spans += [("  " if spans else " ", muted), *part]
+    return merge(spans)
 
 
 def _others(model: StreamState | None) -> str:
@@ -176,7 +151,6 @@ def under_cursor(shown: Shown, model: StreamState, activity: Activity, width: in
         spans = [name, *block_spans(shown.cursor, model, activity)]
     else:
         spans = _some_blocks(model, blocks)
-    spans += _extra(shown.mode, activity, slice(blocks.start, blocks.stop))
     if len(blocks) == 1:
         spans.append(("   enter slots", palette.FAINT_STYLE))
     return merge(cut(spans, width))
@@ -223,14 +197,3 @@ def _some_blocks(model: StreamState, blocks: range) -> list[Span]:
         union = reduce(or_, flags[used].tolist())
         spans += [(f"  {word}", text) for word in flag_words(union)]
     return spans
-
-
-def _extra(mode: Mode, activity: Activity, part: slice) -> list[Span]:
-    text = palette.TEXT_STYLE
-    if mode is Mode.AGE:
-        oldest = float(activity.age_s()[part].max())
-        return [(f"  unchanged for {units.duration(oldest)}", text)]
-    if mode is Mode.CHURN:
-        busiest = float(activity.churn_per_s()[part].max())
-        return [(f"  {busiest:.1f} changes/s", text)]
-    return []
