@@ -78,7 +78,6 @@ async def test_metrics_fit_80x24_and_match_the_status(core: LiveEngine, served: 
             f"{done.relocation_freed_blocks / done.moved_bytes * 1e6:.1f} blocks/MB",
             f"in {done.payback_steps} steps",
             "watermark",
-            "costs",
             "p99",
         ):
             assert part in text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
@@ -18,9 +18,6 @@ from vtoken.wire.request_names import short_id
 from vtoken_console.frame.keys import pages
 from vtoken_console.style.themes import DEPTHS, NAMES
 from vtoken_console.widgets.heatmap.colouring import MODES
-
-if TYPE_CHECKING:
-    from vtoken_console.app.app import ConsoleApp
 
 GROUPS = ("key", "setting", "policy", "request", "look")
 # Words by which settings are looked for, beside their names and the server's summaries.
@@ -79,7 +76,7 @@ class Commands(Provider):
 
     def entries(self) -> Iterator[Entry]:
         """All entries, by GROUPS."""
-        app = cast("ConsoleApp", self.app)
+        app: Any = self.app
         view, on_fleet = app.view(), self.screen is app.fleet.page
         read_only = bool(view.read_only_reason)
         run: Callable[..., Any]

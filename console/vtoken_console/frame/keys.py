@@ -170,7 +170,7 @@ MOVES: tuple[tuple[str, str], ...] = (
     ("t, on a request's page", "its text, or its tokens"),
     ("c, on a request's page", "compact this request"),
     ("space . < >, of a replay", "pause or play, one step, slower, faster"),
-    ("[ ], of a replay", "5 s back, 5 s on; digits, on its bar: go to that moment"),
+    ("[ ], of a replay", "5 s back, 5 s on; digits: go to that moment"),
     ("[ ], of several engines", "the engine before, the engine after"),
     ("escape", "close the page on top, show all panels, dismiss a message"),
 )

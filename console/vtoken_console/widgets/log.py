@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vtoken.sentences import clock, counted
-from vtoken.wire.request_names import short_id
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
@@ -87,6 +86,8 @@ class Second:
 
     @property
     def names(self) -> str:
+        from vtoken.wire.request_names import short_id  # here, to keep the first frame fast
+
         most = (f"{short_id(name)} {count:,}" for name, count in self.lost.most_common(NAMED))
         return ", ".join(most)
 

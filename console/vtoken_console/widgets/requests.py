@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from vtoken.wire import RequestRow
 
-ID: Column[RequestRow] = Column("id", 8, 0, lambda r: short_id(r.id), left=True, most=16, grows=2)
+ID: Column[RequestRow] = Column("id", 8, 0, lambda r: _short_id(r), left=True, most=16, grows=2)
 OWNER: Column[RequestRow] = Column("", 1, 0, None)  # the letter of its blocks in the map
 AGE: Column[RequestRow] = Column("age", 6, 3, None)
 WAITED: Column[RequestRow] = Column("waited", 6, 1, None)
@@ -49,6 +49,12 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
     Column("policy", 14, 5, lambda r: r.policy, left=True),
     Column("preempted", 9, 6, lambda r: units.count(r.preemptions)),
 )
+
+
+def _short_id(row: RequestRow) -> str:
+    from vtoken.wire.request_names import short_id  # here, to keep the first frame fast
+
+    return short_id(row.id)
 
 
 def waits(row: RequestRow) -> bool:
@@ -166,6 +172,7 @@ class Requests(Table["RequestRow"]):
             text = span(row.waited_s + max(0.0, view.server_now - since))
             return [(text.rjust(width), cursor or palette.WARN_STYLE)]
         text = f"{row.waited_s:.1f} s" if row.waited_s < 100 else span(row.waited_s)
+        text = text if row.waited_s >= 0.05 else NOTHING
         return [(text.rjust(width), cursor or self.ink_of(row))]
 
     def _kept(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:

@@ -156,10 +156,7 @@ def price_section(status: wire.Status) -> list[Line]:
 def shadow_section(status: wire.Status) -> list[Line]:
     shadow = status.shadow
     if shadow is None:
-        return [
-            _title("shadow policy", "none"),
-            _row("choose one", "in the settings"),
-        ]
+        return []
     share = shadow.agreed / shadow.victims if shadow.victims else None
     lines = [
         _title("shadow policy", shadow.policy.name, palette.TEXT_STYLE),

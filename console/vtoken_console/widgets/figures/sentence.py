@@ -20,6 +20,8 @@ from vtoken_console.widgets.lines import (
 )
 
 if TYPE_CHECKING:
+    from rich.style import Style
+
     from vtoken import wire
 
 
@@ -77,24 +79,31 @@ class Sentence(LinesWidget):
         if not remedy:
             return lines
         if len(lines) == height and width_of(lines[-1]) + width_of(remedy) > width:
-            lines = wrap(sentence, width, height - 1)  # what is to be done is never cut
+            lines = [_clauses(fragmentation.sentence, width, style)]  # a line is the remedy's
         if width_of(lines[-1]) + width_of(remedy) > width:
             return [*lines, merge(remedy)]
         return [*lines[:-1], spread(lines[-1], remedy, width, palette.TEXT_STYLE)]
 
 
+def _clauses(sentence: str, width: int, style: Style) -> Line:
+    """As many of a sentence's clauses as fit a line."""
+    clauses = sentence.rstrip(".").split("; ")
+    fitting = (f" {'; '.join(clauses[:n])}" for n in range(len(clauses), 0, -1))
+    text = next((text for text in fitting if len(text) <= width), f" {clauses[0]}")
+    return merge(cut([(text, style)], width))
+
+
 def _remedy(view: View, status: wire.Status, width: int) -> list[Span]:
     """The first advice with its key; what a recording or an observer cannot do has none."""
-    keys = {key.id: key for key in view.keys}
-    for advice in status.advice[:1]:
-        key = keys.get(advice.action)
-        off = key is None or view.replay is not None or (key.control and view.read_only_reason)
-        spans: list[Span] = []
-        if key is not None and not off:
-            style = palette.CONTROL_STYLE if key.control else palette.KEY_STYLE
-            spans = [(f" [{key.shown}]", style)]
-        return cut([*spans, (f" {advice.text} ", palette.TEXT_STYLE)], width)
-    return []
+    if not status.advice:
+        return []
+    first = status.advice[0]
+    spans: list[Span] = [(f" {first.text} ", palette.TEXT_STYLE)]
+    key = next((key for key in view.keys if key.id == first.action), None)
+    if key is not None and view.replay is None and not (key.control and view.read_only_reason):
+        style = palette.CONTROL_STYLE if key.control else palette.KEY_STYLE
+        spans.insert(0, (f" [{key.shown}]", style))
+    return cut(spans, width)
 
 
 def _silence(view: View) -> list[Span]:
