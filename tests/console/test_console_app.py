@@ -25,9 +25,9 @@ from tests.support.core.live import SESSION, LiveEngine
 from tests.support.scripted import ScriptedEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served
+from vtoken.base.request_ids import short_id
 from vtoken.core.config.request_rules import request_rules
 from vtoken.wire import commands
-from vtoken.wire.request_names import short_id
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.app.commands import Commands
 from vtoken_console.feed.connection import State

@@ -30,10 +30,10 @@ from tests.support.recorded import record
 from tests.support.served_core import serving
 from tests.support.serving import Served, serve
 from vtoken import wire
+from vtoken.base.request_ids import short_id
 from vtoken.policies import describe_policies
 from vtoken.sentences.request import given_words, wait_words
 from vtoken.sentences.what_if import difference
-from vtoken.wire.request_names import short_id
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.changes.fields import make_fields, step_value
 from vtoken_console.feed.samples import NAMES, Sampler

@@ -18,8 +18,8 @@ from tests.support.console_harness import messages, screen_text, until
 from tests.support.recorded import START_TS, record
 from tests.support.waiting import LIMIT_S
 from vtoken import wire
+from vtoken.base.request_ids import short_id
 from vtoken.recording import RecordingReader, RecordingWriter
-from vtoken.wire.request_names import short_id
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.feed.data import FeedData
 from vtoken_console.feed.replay import Replay

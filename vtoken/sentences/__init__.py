@@ -128,8 +128,6 @@ def change_text(changes: Mapping[str, list[Any]], arrow: str = "->") -> str:
 
 def audit_text(entry: wire.AuditEntry, arrow: str = "->") -> str:
     """What a call that is entered changed, that it changed nothing, or what it was about."""
-    from vtoken.wire.request_names import short_id  # here, to keep the first frame fast
-
     if entry.action in ("config", "undo", "sync"):
         return change_text(entry.changes, arrow) or "nothing to change"
     if entry.action not in ("compact", "forget", "end"):
@@ -169,8 +167,6 @@ def since_text(result: wire.PatchResult) -> str:
 
 def operation_text(operation: wire.Operation) -> str:
     """The outcome of a compaction, or the plan of a dry run."""
-    from vtoken.wire.request_names import short_id  # here, to keep the first frame fast
-
     scope = f"request {short_id(operation.request_id)}" if operation.request_id else "all requests"
     plan, result = operation.plan, operation.result
     deferred = f"; deferred: {plan.deferred_reason}" if plan and plan.deferred_reason else ""

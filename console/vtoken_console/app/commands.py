@@ -14,7 +14,7 @@ from typing import Any
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
-from vtoken.wire.request_names import short_id
+from vtoken.base.request_ids import short_id
 from vtoken_console.frame.keys import pages
 from vtoken_console.style.themes import DEPTHS, NAMES
 from vtoken_console.widgets.heatmap.colouring import MODES

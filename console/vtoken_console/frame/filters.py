@@ -50,8 +50,6 @@ class Filter:
 
     def matches(self, row: RequestRow) -> bool:
         """Whether a request matches the terms about requests."""
-        from vtoken.wire.request_names import short_id  # here, to keep the first frame fast
-
         if self.problem:
             return True
         name, policy = f"{row.id} {short_id(row.id)}".lower(), row.policy.lower()

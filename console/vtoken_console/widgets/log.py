@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vtoken.base.request_ids import short_id
 from vtoken.sentences import clock, counted
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -86,8 +87,6 @@ class Second:
 
     @property
     def names(self) -> str:
-        from vtoken.wire.request_names import short_id  # here, to keep the first frame fast
-
         most = (f"{short_id(name)} {count:,}" for name, count in self.lost.most_common(NAMED))
         return ", ".join(most)
 

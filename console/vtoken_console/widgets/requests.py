@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from vtoken.wire import RequestRow
 
-ID: Column[RequestRow] = Column("id", 8, 0, lambda r: _short_id(r), left=True, most=16, grows=2)
+ID: Column[RequestRow] = Column("id", 8, 0, lambda r: short_id(r.id), left=True, most=16, grows=2)
 OWNER: Column[RequestRow] = Column("", 1, 0, None)  # the letter of its blocks in the map
 AGE: Column[RequestRow] = Column("age", 6, 3, None)
 WAITED: Column[RequestRow] = Column("waited", 6, 1, None)
@@ -49,12 +49,6 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
     Column("policy", 14, 5, lambda r: r.policy, left=True),
     Column("preempted", 9, 6, lambda r: units.count(r.preemptions)),
 )
-
-
-def _short_id(row: RequestRow) -> str:
-    from vtoken.wire.request_names import short_id  # here, to keep the first frame fast
-
-    return short_id(row.id)
 
 
 def waits(row: RequestRow) -> bool:
