@@ -23,9 +23,9 @@ from tests.support.torch_kernels import signals_in_torch
 from tests.support.two_workers import SIGNALS, DeviceWorker, Life, Worker
 from vtoken.base.arrays import Floats
 from vtoken.core.protocol.step import WorkerReport
-from vtoken.policies.signals import Accumulator, Signal
+from vtoken.policies.signals import Signal
 from vtoken.vllm.cuda.copies.streams import Streams
-from vtoken.vllm.cuda.signals.accumulators import DeviceArrays
+from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator
 from vtoken.vllm.worker.delivery import attach_report
 from vtoken.vllm.worker.heads import RankHeads
 from vtoken.vllm.worker.ranks import Ranks
@@ -133,7 +133,7 @@ def test_control_ranks_that_reduce_nothing_are_noticed() -> None:
     ids=str,
 )
 def test_device_memory_follows_the_live_tokens(signal: Signal, bytes_a_token: int) -> None:
-    accumulator: Any = Accumulator(signal, DeviceArrays(torch.device("cpu")))
+    accumulator: Any = DeviceAccumulator(signal, torch.device("cpu"))
     ids = np.arange(8000)
     accumulator.add(ids, torch.zeros(1, 8000), 1)
     assert accumulator.data.nbytes <= 1.3 * 8000 * bytes_a_token

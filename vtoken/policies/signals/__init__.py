@@ -6,9 +6,7 @@ Importing this package registers the built-in kinds.
 from vtoken.base.arrays import namespace
 from vtoken.policies.signals import kinds  # noqa: F401  (registers them)
 from vtoken.policies.signals.accumulators import (
-    HOST,
     Accumulator,
-    Arrays,
     by_id,
 )
 from vtoken.policies.signals.kind import (
@@ -26,7 +24,6 @@ from vtoken.policies.signals.seen import SeenKeys
 from vtoken.policies.signals.signal import Aggregate, Anchor, Signal
 
 __all__ = [
-    "HOST",
     "SIMILAR",
     "WARM_QUERIES",
     "Accumulator",
@@ -34,7 +31,6 @@ __all__ = [
     "Anchor",
     "AnchoredKeyKind",
     "Array",
-    "Arrays",
     "AttentionKind",
     "KeyKind",
     "Kind",

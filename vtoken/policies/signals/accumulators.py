@@ -1,7 +1,7 @@
 """What a worker keeps of one request's attention: the rows of the queries that a signal rests on.
 
-One accumulator serves every kind of attention signal, on the host and on a device; `Arrays` is
-where they differ.
+One accumulator serves every kind of attention signal. It keeps arrays of numpy; a subclass with
+those of a device defines `_zeros`, `_take` and `_pooled`.
 
 Column j of an accumulator's `data` belongs to the live token `ids[j]`; slots in the cache do not
 matter. Memory follows the number of live tokens: 4 bytes a token for a signal over all queries, for
@@ -10,8 +10,6 @@ zero, because earlier queries give a new token no attention.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import numpy as np
 
@@ -23,34 +21,6 @@ from vtoken.policies.signals.signal import Signal
 NO_IDS: Ints = np.empty(0, dtype=np.int64)
 
 
-class Arrays(Protocol):
-    """The arrays of one device."""
-
-    def zeros(self, num_rows: int, num_columns: int, dtype: str) -> Array: ...
-
-    def take(self, data: Array, columns: Ints) -> Array:
-        """The `columns` [k] of `data` [rows, n], copied."""
-
-    def pooled(self, signal: Signal, values: Array) -> Array:
-        """`vtoken.policies.signals.pooled`."""
-
-
-class HostArrays:
-    """Arrays of numpy."""
-
-    def zeros(self, num_rows: int, num_columns: int, dtype: str) -> Array:
-        return np.zeros((num_rows, num_columns), dtype=dtype)
-
-    def take(self, data: Array, columns: Ints) -> Array:
-        return data[:, columns]
-
-    def pooled(self, signal: Signal, values: Floats) -> Floats:
-        return pooled(signal, values)
-
-
-HOST = HostArrays()
-
-
 class Accumulator:
     """Accumulates the attention rows of one request.
 
@@ -58,20 +28,31 @@ class Accumulator:
     `num_queries`: queries probed so far. `data`: `num_rows` rows of at least n columns.
     """
 
-    def __init__(self, signal: Signal, arrays: Arrays = HOST) -> None:
+    def __init__(self, signal: Signal) -> None:
         kind = signal.definition
         assert isinstance(kind, AttentionKind)
         self.signal = signal
         self.ids: Ints = NO_IDS
         self.num_tokens = 0
         self.num_queries = 0
-        self._kind, self._arrays = kind, arrays
+        self._kind = kind
         self._complete = True  # every query since the first token was probed
         self._sums = kind.queries == "all"
         self.num_rows = 1 if self._sums else signal.window_queries or 1
         self._dtype = "float32" if self._sums else kind.keeps
-        self.data = arrays.zeros(self.num_rows, 0, self._dtype)
+        self.data = self._zeros(0)
         self._next = 0  # the row of the window that is written next
+
+    def _zeros(self, num_columns: int) -> Array:
+        return np.zeros((self.num_rows, num_columns), dtype=self._dtype)
+
+    def _take(self, data: Array, columns: Ints) -> Array:
+        """The `columns` [k] of `data` [rows, n], copied."""
+        return data[:, columns]
+
+    def _pooled(self, values: Array) -> Array:
+        """`values` [n], each aggregated with its neighbours."""
+        return pooled(self.signal, values)
 
     def add(self, ids: Ints, rows: Array, num_queries: int) -> None:
         """Add one step's `rows` [k, n] over the live `ids` [n].
@@ -101,7 +82,7 @@ class Accumulator:
         if not self.is_warm:
             return None
         columns = self.data[:, : len(self.ids)]
-        return self._arrays.pooled(self.signal, columns[0] if self._sums else self._read(columns))
+        return self._pooled(columns[0] if self._sums else self._read(columns))
 
     def _count(self, num_tokens: int, num_queries: int) -> None:
         """Take a step's queries, those of the newest of `num_tokens` tokens."""
@@ -124,9 +105,9 @@ class Accumulator:
         kept = self.data[:, : len(before)]
         tokens_died = known < len(before)
         if tokens_died:
-            kept = self._arrays.take(kept, np.searchsorted(before, ids[:known]))
+            kept = self._take(kept, np.searchsorted(before, ids[:known]))
         if not self._fits(num_ids, self.data.shape[1]):
-            self.data = self._arrays.zeros(self.num_rows, self._room(num_ids), self._dtype)
+            self.data = self._zeros(self._room(num_ids))
             self.data[:, :known] = kept
         elif tokens_died:
             self.data[:, :known] = kept

@@ -7,8 +7,6 @@ added in torch. Single queries of the other kinds are added by one launch for al
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
@@ -16,37 +14,6 @@ from vtoken.base.arrays import Ints
 from vtoken.policies.signals import Accumulator, Signal
 from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.worker.probe import pooled
-
-
-class DeviceArrays:
-    """Tensors on `device`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def zeros(self, num_rows: int, num_columns: int, dtype: str) -> torch.Tensor:
-        return torch.zeros(
-            (num_rows, num_columns), dtype=getattr(torch, dtype), device=self._device
-        )
-
-    def take(self, data: torch.Tensor, columns: Ints) -> torch.Tensor:
-        return data.index_select(1, upload(columns, self._device))
-
-    def pooled(self, signal: Signal, values: torch.Tensor) -> torch.Tensor:
-        return pooled(signal, values)
-
-
-class Addition(NamedTuple):
-    """What the kernel does to one accumulator, see `Additions`.
-
-    It writes all of the accumulator's `data` where that is not `before`. `columns` [known]: where
-    the `known` tokens were that stay; None: where they are.
-    """
-
-    before: torch.Tensor
-    known: int
-    columns: Ints | None
-    row: int
 
 
 class DeviceAccumulator(Accumulator):
@@ -58,6 +25,20 @@ class DeviceAccumulator(Accumulator):
 
     _ids: Ints
     _num_ids: int  # of `ids`, also while the newest are not in `_ids`
+
+    def __init__(self, signal: Signal, device: torch.device) -> None:
+        self._device = device
+        super().__init__(signal)
+
+    def _zeros(self, num_columns: int) -> torch.Tensor:
+        dtype: torch.dtype = getattr(torch, self._dtype)
+        return torch.zeros((self.num_rows, num_columns), dtype=dtype, device=self._device)
+
+    def _take(self, data: torch.Tensor, columns: Ints) -> torch.Tensor:
+        return data.index_select(1, upload(columns, self._device))
+
+    def _pooled(self, values: torch.Tensor) -> torch.Tensor:
+        return pooled(self.signal, values)
 
     @property
     def data(self) -> torch.Tensor:
@@ -85,11 +66,15 @@ class DeviceAccumulator(Accumulator):
         """
         return self._num_ids + num_tokens - self.num_tokens != num_live
 
-    def advance(self, num_live: int, num_tokens: int, ids: Ints | None) -> Addition:
-        """Account for a row over `num_live` tokens, which the kernel adds.
+    def advance(
+        self, num_live: int, num_tokens: int, ids: Ints | None
+    ) -> tuple[torch.Tensor, int, Ints | None, int]:
+        """Account for a row over `num_live` tokens, which the kernel adds, see `Additions`.
 
         The query is that of the newest of `num_tokens` tokens. `ids` [num_live]: the live ones;
-        None if none has died since the last row.
+        None if none has died since the last row. Returns the `data` of before, and if that is not
+        `data` now, the kernel writes all of it; how many of its tokens stay, and where those were
+        [known], None: where they are; and the row that is written.
         """
         before, row, known, columns = self._data, self._next, self._num_ids, None
         if ids is not None:
@@ -102,4 +87,4 @@ class DeviceAccumulator(Accumulator):
         self._count(num_tokens, 1)
         self._num_ids = num_live
         self._next = (row + 1) % self.num_rows
-        return Addition(before, known, columns, row)
+        return before, known, columns, row

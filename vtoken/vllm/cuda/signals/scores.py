@@ -28,7 +28,7 @@ from vtoken.vllm.cuda.copies.staging import Staging
 from vtoken.vllm.cuda.copies.streams import Stream, Streams
 from vtoken.vllm.cuda.copies.transfer import download, upload
 from vtoken.vllm.cuda.pages import PageTables
-from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator, DeviceArrays
+from vtoken.vllm.cuda.signals.accumulators import DeviceAccumulator
 from vtoken.vllm.cuda.signals.constants import Constants
 from vtoken.vllm.cuda.signals.layers import AttentionLayer
 from vtoken.vllm.cuda.signals.probing import DeviceProbe
@@ -57,14 +57,13 @@ class DeviceScores(Scores):
         self._layers, self._tables = layers, tables
         self._staging, self._streams = staging, streams
         self._device = layers[0].key.device
-        self._arrays = DeviceArrays(self._device)
         self._constants = Constants(self._device)
         self._anchors: dict[Signal, torch.Tensor] = {}
         self.probe: DeviceProbe | None = None  # of the step whose forward has not ended
         self._readings: SignalReadings | None = None
 
     def make_accumulator(self, signal: Signal) -> Accumulator:
-        return DeviceAccumulator(signal, self._arrays)
+        return DeviceAccumulator(signal, self._device)
 
     def put(
         self,
