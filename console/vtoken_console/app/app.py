@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from vtoken_console.feed.activity import Activity
     from vtoken_console.screens.fleet import FleetScreen
 
-FPS_WINDOW_S = 2.0  # frames a second are the mean over this window
 SEEK_S = 5.0
 SHOWN_S = 12.0  # how long the result of an action is shown
 UNTIL_ESCAPE_S = 1e6
@@ -157,7 +155,7 @@ class ConsoleApp(App[int]):
         self.alerts: list[str] = []  # until escape, oldest first
         self._failed = False  # the answer to the newest key that was answered is an error
         self._activity: Activity | None = None
-        self._drawn: deque[float] = deque(maxlen=64)  # monotonic [s]
+        self._drawn_at = 0.0  # monotonic [s]; 0: no frame was drawn
         self._dimmed_drawn_at = 0.0  # when the dashboard was last drawn behind a page
         self._key_queue = KeyQueue(self, super().on_event)
 
@@ -215,23 +213,20 @@ class ConsoleApp(App[int]):
 
     def _count_frame(self, now: float) -> None:
         """Counts a frame drawn at monotonic time `now` [s], and those dropped before it."""
-        cost, drawn = self.cost, self._drawn
-        if drawn:
-            cost.dropped += max(0, round((now - drawn[-1]) * self.max_fps) - 1)
+        cost = self.cost
+        if self._drawn_at:
+            cost.dropped += max(0, round((now - self._drawn_at) * self.max_fps) - 1)
         cost.drawn += 1
         cost.written_bytes = self.terminal.written_bytes
         cost.received_bytes = self.fleet.received_bytes
         if self.source is not None:
             cost.received_bytes += self.source.feed.received_bytes
-        drawn.append(now)
-        while now - drawn[0] > FPS_WINDOW_S:
-            drawn.popleft()
+        self._drawn_at = now
 
     def view(self) -> View:
         """The newest state as one value."""
         source, now, fleet = self.source, time.monotonic(), self.fleet.view()
         server = self.session.server
-        spread = now - self._drawn[0] if self._drawn else 0.0
         feed = source.feed if source is not None else None
         filled = feed if feed is not None and feed.connection.ever_live else None
         replay = source.replay if source is not None else None
@@ -242,7 +237,6 @@ class ConsoleApp(App[int]):
             now=time.time() if replay is None else replay.ts,
             monotonic=now,
             age_s=now - feed.received if feed and replay is None else 0.0,
-            fps=(len(self._drawn) - 1) / spread if spread > 0 else 0.0,
             ramp=self.appearance.ramp,
             theme=self.appearance.theme,
             ascii_only=self.appearance.ascii_only,

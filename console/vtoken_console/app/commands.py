@@ -15,24 +15,12 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
 
 from vtoken.base.request_ids import short_id
+from vtoken_console.changes.fields import WORDS
 from vtoken_console.frame.keys import pages
 from vtoken_console.style.themes import DEPTHS, NAMES
 from vtoken_console.widgets.heatmap.colouring import MODES
 
 GROUPS = ("key", "setting", "policy", "request", "look")
-# Words by which settings are looked for, beside their names and the server's summaries.
-WORDS = {
-    "budget_ratio": "floor memory slow",
-    "budget_tokens": "floor memory slow",
-    "budget_floor_tokens": "floor memory",
-    "evict_when": "memory short always",
-    "evict_after_wait_ms": "patience slow",
-    "theta_f": "holes fragmentation compaction",
-    "batch_size": "b blocks a round compaction",
-    "headroom_blocks": "reserve memory",
-    "low_watermark_blocks": "start below free memory",
-    "reclamation": "pause resume stop compaction",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +79,7 @@ class Commands(Provider):
         if not on_fleet and model is not None and model.config is not None:
             settings, hello = app.dashboard.action_settings, model.hello
             for name, bound in model.config.bounds.items():
-                words = WORDS.get(name, "")
+                words = " ".join(WORDS.get((name,), ()))
                 yield Entry("setting", name, bound.summary, partial(settings, name), words)
             for info in hello.policies if hello is not None else ():
                 words = f"policy evict {info.source}"

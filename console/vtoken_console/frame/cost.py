@@ -13,16 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SAMPLE_S = 1.0
-RECENT_S = 10.0
 _STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
 class CostSample:
-    """`cpu_ratio`: of one core. `dropped`: frames not drawn since the start.
-
-    `is_dropping`: frames were dropped within the last RECENT_S.
-    """
+    """`cpu_ratio`: of one core. `dropped`: frames not drawn since the start."""
 
     written_per_s: float = 0.0  # bytes to the terminal
     received_per_s: float = 0.0  # bytes from the server
@@ -31,7 +27,6 @@ class CostSample:
     rss_bytes: int = 0
     drawn: int = 0
     dropped: int = 0
-    is_dropping: bool = False
 
 
 NO_COST = CostSample()
@@ -47,7 +42,6 @@ class Cost:
         self.dropped = 0
         self.newest = NO_COST
         self._last: tuple[float, float, int, int, int] | None = None
-        self._dropped_at = -RECENT_S  # monotonic time of the last sample with dropped frames
 
     def sample(self, now: float) -> CostSample:
         """The newest sample, refreshed every SAMPLE_S; `now` is monotonic [s]."""
@@ -61,8 +55,6 @@ class Cost:
         if spent < SAMPLE_S:
             return self.newest
         self._last = counts
-        if self.dropped > self.newest.dropped:
-            self._dropped_at = now
         self.newest = CostSample(
             written_per_s=(self.written_bytes - written) / spent,
             # `received_bytes` restarts at 0 if the source is replaced.
@@ -72,7 +64,6 @@ class Cost:
             rss_bytes=rss_bytes(),
             drawn=self.drawn,
             dropped=self.dropped,
-            is_dropping=now - self._dropped_at < RECENT_S,
         )
         return self.newest
 

@@ -39,7 +39,6 @@ class View:
     now: float
     monotonic: float
     age_s: float
-    fps: float
     ramp: Ramp
     theme: Theme
     ascii_only: bool

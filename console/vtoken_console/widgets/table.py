@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.style import Style
 
 
-FILLS = 99  # the rank of a column that gets what the others leave
 NAMING = 2  # columns that a row without figures has, too
 
 
@@ -41,7 +40,7 @@ class Column(Generic[R]):
     left: bool = False
     pressure: bool = False
     most: int = 0
-    grows: int = FILLS
+    grows: int = 99
     warns: Callable[[R], bool] | None = None
     mark: str = ""
 
@@ -113,13 +112,13 @@ class Table(Scroller[R]):
         widths = [0] * len(columns)
         room = width - 1 + len(self.gap)  # the first has a mark before it, and no gap
         is_full = False
-        for rank, is_growth, n in sorted(steps):
+        for _, is_growth, n in sorted(steps):
             column = columns[n]
             if is_growth and widths[n]:
                 more = max(0, min(_wish(column, rows) - column.width, room))
                 widths[n] += more
                 room -= more
-            elif not is_growth and (not is_full or rank == FILLS):
+            elif not is_growth and not is_full:
                 needed = len(self.gap) + column.width + len(column.mark)
                 if needed <= room:
                     widths[n] = column.width
