@@ -219,7 +219,7 @@ class TextPanel(CursorWidget):
             spans += [("protected", palette.style(palette.TEXT, underline=True)), ("  ", muted)]
             if shades := score_shades(view.theme):
                 spans += [(" ", palette.style(palette.TEXT, shade)) for shade in shades]
-                spans.append((" score, low to high", muted))
+                spans.append((" score", muted))
             if self._shadow is not None:
                 spans += [("  ", muted), ("dead", DIFFERENT_DEAD_STYLE), (" or ", muted)]
                 spans += [("live", DIFFERENT_LIVE_STYLE), (" in one only", muted)]
