@@ -35,7 +35,7 @@ class Scenario:
 
 
 LOWER_THETA = ("colon", *"theta_f", "enter", *("left",) * 5)
-ON_TRIAL = ("f", "left", "left", "ctrl+t", "tab", *"500", "tab", "0", "enter")
+ON_TRIAL = ("f", "left", "left", "ctrl+t", "tab", *"500ms", "tab", "0", "enter")
 
 SHADOW = {"shadow": {"name": "streaming_llm"}}
 TO_EVICTION_S = 15.0
