@@ -1,7 +1,7 @@
 """Rows of facts: one record per row, in an array that grows; rows are reused.
 
-Independent of tokens and requests. A subclass names its fields; each is an attribute, an array by
-row. The arrays are replaced when they grow: read them anew.
+Independent of tokens and requests. A subclass annotates its fields with `Ints` or `Bools`; each is
+an attribute, an array by row. The arrays are replaced when they grow: read them anew.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 MIN_ROWS = 8
+TYPES = {"Ints": np.int64, "Bools": np.bool_}  # of a field, by its annotation
 
 
 class Rows:
@@ -21,11 +22,17 @@ class Rows:
     as a field.
     """
 
-    def __init__(self, dtype: np.dtype[Any], *, unused: int = 0) -> None:
+    _record: np.dtype[Any]
+
+    def __init_subclass__(cls) -> None:
+        fields = [(name, TYPES[of]) for name, of in cls.__annotations__.items() if of in TYPES]
+        cls._record = np.dtype(fields, align=True)
+
+    def __init__(self, *, unused: int = 0) -> None:
         self.num_rows = 0  # ever taken
         self._unused = unused  # every field of a row that nobody uses
         self._free: list[int] = []
-        self._set(np.full(MIN_ROWS, unused, dtype=dtype))
+        self._set(np.full(MIN_ROWS, unused, dtype=self._record))
 
     def _set(self, facts: npt.NDArray[Any]) -> None:
         self.facts = facts

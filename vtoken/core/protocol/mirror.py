@@ -35,15 +35,6 @@ from vtoken.policies.signals import Accumulator, SeenKeys, Signal
 MakeAccumulator = Callable[[Signal], Accumulator]
 Ints32 = npt.NDArray[np.int32]
 
-MIRROR_FACTS = np.dtype(
-    [
-        ("num_tokens", np.int64),  # dead ones included
-        ("num_live", np.int64),
-        ("first_token", np.int64),
-        ("token_capacity", np.int64),
-        ("version", np.int64),
-    ]
-)
 # Slack of a new segment, in tokens: MIN_SLACK and one for every SLACK_SHARE tokens of the request.
 MIN_SLACK = 64
 SLACK_SHARE = 8
@@ -87,7 +78,7 @@ class MirrorArrays(NamedTuple):
 class MirrorColumns(Rows):
     """The columns of the token tables that a worker needs: counts, and the slot of each token."""
 
-    num_tokens: Ints
+    num_tokens: Ints  # dead ones included
     num_live: Ints
     first_token: Ints
     token_capacity: Ints
@@ -95,7 +86,7 @@ class MirrorColumns(Rows):
 
     def __init__(self) -> None:
         self._tokens = Arena(Column(np.int32, fill=-1))
-        super().__init__(MIRROR_FACTS)
+        super().__init__()
 
     @property
     def slots(self) -> Ints32:

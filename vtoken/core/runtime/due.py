@@ -27,22 +27,6 @@ from vtoken.wire import MAX_TOKENS
 
 NEVER = MAX_TOKENS << 1  # of a limit or a floor: above every number of tokens
 
-DUE_FACTS = np.dtype(
-    [
-        ("limit", np.int64),  # budget + interval
-        ("floor", np.int64),  # the budget of requests that give under pressure, else `NEVER`
-        ("target", np.int64),  # the live tokens that a due request is cut down to
-        ("interval", np.int64),
-        ("priority", np.int64),  # vLLM's, lower is more important
-        ("prefill_end", np.int64),  # tokens to compute before it decodes
-        ("in_flight", np.int64),  # step of its relocation that is not reported yet; 0: none
-        ("in_prefill", np.bool_),
-        ("in_decode", np.bool_),
-        ("waits", np.bool_),  # it had no scores at its prompt's end
-    ],
-    align=True,
-)
-
 
 def phases(rules: VTokenConfig) -> tuple[int, bool, bool]:
     """budget + interval of `rules`, whether they evict in prefill, and whether in decode.
@@ -61,21 +45,24 @@ class DueArrays(NamedTuple):
 
 
 class DueColumns(Rows):
-    """`DUE_FACTS` by row of the tables. `protection`: only rows that protect tokens."""
+    """What decides whether a request is due, by row of the tables.
 
-    limit: Ints
-    floor: Ints
-    target: Ints
+    `protection`: only rows that protect tokens.
+    """
+
+    limit: Ints  # budget + interval
+    floor: Ints  # the budget of requests that give under pressure, else `NEVER`
+    target: Ints  # the live tokens that a due request is cut down to
     interval: Ints
-    priority: Ints
-    prefill_end: Ints
-    in_flight: Ints
+    priority: Ints  # vLLM's, lower is more important
+    prefill_end: Ints  # tokens to compute before it decodes
+    in_flight: Ints  # step of its relocation that is not reported yet; 0: none
     in_prefill: Bools
     in_decode: Bools
-    waits: Bools
+    waits: Bools  # it had no scores at its prompt's end
 
     def __init__(self) -> None:
-        super().__init__(DUE_FACTS, unused=NEVER)
+        super().__init__(unused=NEVER)
         self.protection: dict[int, Protection] = {}
 
     def _set(self, facts: npt.NDArray[Any]) -> None:

@@ -27,28 +27,6 @@ from vtoken.base.rows import Rows
 from vtoken.core.tables import kernels
 
 Int32s = npt.NDArray[np.int32]
-ROW_FACTS = np.dtype(
-    [
-        ("num_tokens", np.int64),  # T, dead ones included
-        ("num_live", np.int64),
-        ("extent", np.int64),  # E
-        ("num_blocks", np.int64),
-        ("num_full", np.int64),  # blocks full of live tokens
-        ("num_dead_slots", np.int64),  # dead tokens whose slot is held and not overwritten
-        ("num_naive", np.int64),  # naive blocks with a live token: what naive eviction would hold
-        ("front", np.int64),  # every place below is live
-        ("hole", np.int64),  # place of the next single token; -1: behind the last one
-        ("num_recycled", np.int64),  # tokens written into a hole
-        ("virtual", np.int64),  # 1: the layout is no longer the identity
-        ("number", np.int64),  # identifies the request in `pool.owner`; 0: none assigned
-        ("first_token", np.int64),
-        ("token_capacity", np.int64),
-        ("first_block", np.int64),
-        ("gap", np.int64),  # blocks between `first_block` and the first one that is held
-        ("block_capacity", np.int64),
-    ],
-    align=True,
-)
 MIN_GROWTH_BLOCKS = 8
 
 
@@ -67,18 +45,22 @@ class TableArrays(NamedTuple):
 class Columns(Rows):
     """The arrays. This class allocates rows and capacity; the kernels own the contents."""
 
-    num_tokens: Ints
+    num_tokens: Ints  # T, dead ones included
     num_live: Ints
-    extent: Ints
+    extent: Ints  # E
     num_blocks: Ints
-    num_full: Ints
-    virtual: Ints
-    hole: Ints
-    number: Ints
+    num_full: Ints  # blocks full of live tokens
+    num_dead_slots: Ints  # dead tokens whose slot is held and not overwritten
+    num_naive: Ints  # naive blocks with a live token: what naive eviction would hold
+    front: Ints  # every place below is live
+    hole: Ints  # place of the next single token; -1: behind the last one
+    num_recycled: Ints  # tokens written into a hole
+    virtual: Ints  # 1: the layout is no longer the identity
+    number: Ints  # identifies the request in `pool.owner`; 0: none assigned
     first_token: Ints
     token_capacity: Ints
     first_block: Ints
-    gap: Ints
+    gap: Ints  # blocks between `first_block` and the first one that is held
     block_capacity: Ints
 
     def __init__(self, block_size: int) -> None:
@@ -86,7 +68,7 @@ class Columns(Rows):
         self.block_size = block_size
         self._tokens = Arena(Column(i4, fill=-1), Column(i4, group=s))
         self._blocks = Arena(Column(i4, fill=-1, width=s), Column(i4), Column(i4), Column(np.bool_))
-        super().__init__(ROW_FACTS)
+        super().__init__()
 
     def _set(self, facts: npt.NDArray[Any]) -> None:
         super()._set(facts)
