@@ -68,6 +68,18 @@ async def test_a_proposed_change_is_there_with_what_it_would_do(served: Served) 
         await until(lambda: not app.screen.patch, "cannot be taken back")
 
 
+async def test_f_proposes_all_of_the_advised_change(core: LiveEngine, served: Served) -> None:
+    change = {"budget_ratio": 0.22, "budget_floor_tokens": 113}
+    core.configure(budget_ratio=0.5)
+    async with running(served.url) as (app, pilot):
+        app.source.feed.model.status.advice = [
+            wire.Advice("floor", "short", "a lower floor", change, action="floor")
+        ]
+        await pilot.press("f")
+        await until(lambda: app.screen.patch == change, "not proposed")
+        assert app.screen.query_one(Form).field.path == ("budget_ratio",)
+
+
 async def test_a_setting_without_effect_says_why_and_loses_it_with_the_edit(served: Served) -> None:
     async with running(served.url) as (app, pilot):
         await app.dashboard.action_settings("budget_ratio")

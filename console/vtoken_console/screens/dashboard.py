@@ -399,6 +399,6 @@ class Dashboard(Screen[None]):
 
 
 def _advised(status: wire.Status | None, field: str) -> dict[str, Any]:
-    """The change of a field that the adviser proposes; empty if it proposes none."""
+    """The change that the adviser proposes, with this field; empty if it proposes none."""
     advice = status.advice if status is not None else []
-    return next(({field: a.change[field]} for a in advice if field in a.change), {})
+    return next((each.change for each in advice if field in each.change), {})

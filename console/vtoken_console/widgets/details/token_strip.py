@@ -30,7 +30,8 @@ class TokenStrip(CursorWidget):
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
         table = self.table
         if table is None or not len(table) or height < 3:
-            return [EMPTY, ((" loading …", palette.MUTED_STYLE),)]
+            text = " loading …" if table is None else " it holds no tokens now"
+            return [EMPTY, ((text, palette.MUTED_STYLE),)]
         narrowest = 1 if view.ramp.colors else 2
         grid = fit_pool(len(table), width, height - 2, min_cell_width=narrowest)
         # Cells of one line keep the reading order from left to right.
