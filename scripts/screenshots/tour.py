@@ -24,6 +24,7 @@ from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
+from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.widgets.requests import Requests
 
 SIZE = (100, 30)
@@ -55,6 +56,24 @@ def somebody_waits(app: ConsoleApp) -> bool:
     return status.requests.waiting > 0 and min(pressure.short_blocks, pressure.recent_tokens) > 0
 
 
+def on_trial(app: ConsoleApp) -> bool:
+    config = None if app.source is None else app.source.feed.model.config
+    return config is not None and config.trial is not None
+
+
+def asked_or_on_trial(app: ConsoleApp) -> bool:
+    return isinstance(app.screen, ConfirmScreen) or on_trial(app)
+
+
+def yes(app: ConsoleApp) -> Keys:
+    """To the question whether a change is meant, if there is one."""
+    return ("right", "enter") if isinstance(app.screen, ConfirmScreen) else ()
+
+
+def close(app: ConsoleApp) -> Keys:
+    return () if app.screen is app.dashboard else ("escape",)
+
+
 def open_a_giver(app: ConsoleApp) -> Keys:
     """Puts the cursor on the request that gave most; the key opens its page."""
     table = app.dashboard.query_one(Requests)
@@ -84,8 +103,10 @@ TOUR = (
     Scene("memory is short: some wait, running requests give", 9.0, when=somebody_waits),
     Scene("what one gave, word by word", 6.0, open_a_giver),
     Scene("a lower floor, and what it would bring", 4.0, ("escape", "f", *"0.33")),
-    Scene("on trial: the engine takes it back by itself", 2.5, ("ctrl+t",)),
-    Scene("on trial: the engine takes it back by itself", 6.0, ("enter", "escape")),
+    Scene("on trial, with a guard", 2.5, ("ctrl+t", "tab", "tab", *"20")),
+    Scene("on trial, with a guard", 0.5, ("enter",)),
+    Scene("on trial, with a guard", 0.5, yes, when=asked_or_on_trial),
+    Scene("on trial: the engine takes it back by itself", 6.0, close, when=on_trial),
     Scene("undone by one key", 4.0, ("u",)),
     Scene("memory is ample again", 5.0, when=is_ample, crowd=False),
 )
