@@ -321,7 +321,7 @@ def test_control_without_forgotten_tokens_nobody_gives_without_scores() -> None:
 def test_a_policy_that_failed_evicts_nothing_even_of_the_forgotten() -> None:
     policy = Watching()
     engine = make()
-    engine.runtime.active.suspend(policy)
+    engine.runtime.active.suspended.append(policy)
     engine.add("a", 40, rules=RequestRules(policy=policy, forget=((0, 30),)))
     engine.run(4)
     assert engine.runtime.tables["a"].num_dead == 0
@@ -463,7 +463,7 @@ def test_a_note_says_that_nothing_is_evicted(started: Start) -> None:
     engine.steps(1)
     assert engine.runtime.tables["a"].live_ids().tolist()[:2] == [43, 44]
     failed = make_policy("tova", {})
-    engine.runtime.active.suspend(failed)
+    engine.runtime.active.suspended.append(failed)
     engine.configure(policy={"name": "tova"})
     assert "has failed" in engine.call("forget", request_id="a", spans=[[0, 1]]).notes[0]
 

@@ -173,7 +173,7 @@ def test_a_compaction_that_waits_is_settled_when_the_last_request_ends(holes: Li
     assert failed.state == "failed"
     assert "req-0" in failed.error
     assert holes.call("operation", id=everything.id).state == "done"
-    assert not holes.core.runtime.operations.pending
+    assert not holes.core.runtime.operations.list_pending()
 
 
 # ---------------------------------------------------------------- requests that do not come back

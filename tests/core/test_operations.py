@@ -204,7 +204,7 @@ def test_a_bad_compaction_is_refused_and_queues_nothing(
     reply = engine.ask("compact", **args)
     assert reply.problem is not None
     assert (reply.problem.status, reply.problem.field) == (status, field)
-    assert not engine.core.runtime.operations.pending
+    assert not engine.core.runtime.operations.list_pending()
 
 
 def test_an_unknown_operation_is_a_404(engine: LiveEngine) -> None:

@@ -15,15 +15,14 @@ class Progress:
         self._terminal = sys.stderr.isatty()
         self._shown_s = -1
 
-    def tick(self, detail: str = "") -> None:
-        """Show the elapsed seconds and `detail`. Cheap to call often."""
+    def tick(self) -> None:
+        """Show the elapsed seconds. Cheap to call often."""
         seconds = int(time.monotonic() - self._start)
         step = 1 if self._terminal else 10
         if seconds // step != self._shown_s:
             self._shown_s = seconds // step
             start, end = ("\r\033[K", "") if self._terminal else ("", "\n")
-            more = f", {detail}" if detail else ""
-            print(f"{start}{self._text}: {seconds} s{more}", end=end, file=sys.stderr, flush=True)
+            print(f"{start}{self._text}: {seconds} s", end=end, file=sys.stderr, flush=True)
 
     def done(self, text: str) -> None:
         start = "\r\033[K" if self._terminal else ""

@@ -28,7 +28,3 @@ class ActiveConfig:
     def begin_step(self) -> None:
         """A step begins, which runs entirely with the current configuration."""
         self.of_step = self.config, self.revision
-
-    def suspend(self, policy: Policy) -> None:
-        """Mark `policy` as failed; it evicts nothing more under these parameters."""
-        self.suspended.append(policy)

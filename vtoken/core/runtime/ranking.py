@@ -109,7 +109,7 @@ class Ranking:
         self._suspend(policy, InvariantViolation("policy", why))
 
     def _suspend(self, policy: Policy, error: Exception) -> None:
-        self._active.suspend(policy)
+        self._active.suspended.append(policy)
         detail = f"policy {policy.name} failed and evicts nothing from now on: {error!r}"
         self._current.counters.invariants.violations += 1
         self._current.note("violation", detail, {"invariant": "policy", "detail": detail})

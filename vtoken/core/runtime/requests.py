@@ -6,7 +6,7 @@ Independent of policies' choices and of the block store.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,7 +71,7 @@ class Requests:
 
     `forgotten`: spans of tokens that die first, of requests that have such; `num_forgets`: changes
     of it besides arrivals and ends. `own_policies`: of requests with their own policy. `idle`:
-    sessions that wait for their clients. `without_words(request_id, policy)` is called when a
+    sessions that wait for their clients now. `without_words(request_id, policy)` is called when a
     request evicts nothing because `policy` needs words that its prompt does not have.
     """
 
@@ -134,10 +134,6 @@ class Requests:
         """Remove what is known of a request that has ended."""
         for known in (self.announced, self.own_policies, self.forgotten):
             known.pop(request_id, None)
-
-    def set_idle(self, request_ids: Iterable[str]) -> None:
-        """Record which sessions wait for their clients now."""
-        self.idle = frozenset(request_ids)
 
     # ------------------------------------------------------------ rules
 

@@ -344,8 +344,9 @@ class VTokenSchedulerMixin(Scheduler):
         self._facts.running, self._facts.waiting = self.get_request_counts()
         any_idle = self.num_waiting_for_streaming_input
         known = self.requests.values() if any_idle else ()
-        self.vtoken.requests.set_idle(r.request_id for r in known if is_idle(r))
-        self._facts.waiting -= len(self.vtoken.requests.idle)
+        idle = frozenset(request.request_id for request in known if is_idle(request))
+        self.vtoken.requests.idle = idle
+        self._facts.waiting -= len(idle)
         self._facts.withheld_blocks = self._num_withheld()
 
     def _num_withheld(self) -> int:

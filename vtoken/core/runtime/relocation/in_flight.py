@@ -13,7 +13,7 @@ import numpy.typing as npt
 from vtoken.base.request_ids import short_id
 from vtoken.core.planning.planner import RelocationPlan
 from vtoken.sentences import counted
-from vtoken.wire import ReclamationCounters, Relocation
+from vtoken.wire import Geometry, ReclamationCounters, Relocation
 
 
 @dataclass(slots=True)
@@ -36,9 +36,8 @@ class InFlight:
         plan: RelocationPlan,
         bound: RelocationPlan,
         destinations: list[int],
+        geometry: Geometry,
         *,
-        bytes_per_token: int,
-        block_size: int,
         holders: npt.NDArray[np.uint16],
         plan_us: int,
         operation_id: str | None,
@@ -49,7 +48,7 @@ class InFlight:
         relocation = Relocation(
             request_id=plan.request_id,
             moved_tokens=plan.num_moved_tokens,
-            moved_bytes=plan.num_moved_tokens * bytes_per_token,
+            moved_bytes=plan.num_moved_tokens * geometry.bytes_per_token,
             source_blocks=plan.source_blocks.tolist(),
             destination_blocks=destinations,
             freed_blocks=plan.num_freed_blocks,
@@ -61,7 +60,7 @@ class InFlight:
         )
         moving = cls(bound, relocation, operation_id)
         if plan.shared_blocks:
-            from_shared = np.isin(plan.source_slots // block_size, plan.shared_blocks)
+            from_shared = np.isin(plan.source_slots // geometry.block_size, plan.shared_blocks)
             moving.shared_tokens = int(np.count_nonzero(from_shared))
             moving.shared_freed_blocks = sum(int(holders[b] == 0) for b in plan.shared_blocks)
         return moving

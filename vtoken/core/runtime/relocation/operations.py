@@ -53,10 +53,6 @@ class Operations:
         self._all: OrderedDict[str, Operation] = OrderedDict()
         self._running: dict[str, _Running] = {}
 
-    @property
-    def pending(self) -> bool:
-        return any(op.state == "pending" for op in self._all.values())
-
     def add(
         self,
         actor: str,

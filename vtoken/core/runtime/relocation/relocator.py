@@ -89,7 +89,7 @@ class Relocator:
         self._short_blocks = short_blocks
         if new_holes:
             self._last_round_empty = False
-        if self._operations.pending:
+        if self._operations.list_pending():
             return self._run_operations()
         if not self._requests.tables.any_virtual:
             return []  # only the last block of a request can have free slots
@@ -313,8 +313,7 @@ class Relocator:
             plan,
             bound,
             destinations,
-            bytes_per_token=self._shape.geometry.bytes_per_token,
-            block_size=size,
+            self._shape.geometry,
             holders=self._requests.tables.pool.holders,
             plan_us=plan_us,
             operation_id=operation_id,
