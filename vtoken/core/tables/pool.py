@@ -114,27 +114,25 @@ class PoolLiveness:
         """Recompute every count; raises InvariantViolation with both numbers."""
         grid = self.readers.reshape(self.num_blocks, self.block_size)
         live = np.count_nonzero(grid, axis=1)
-        unheld = self.holders == 0
-        for wrong, text in (
-            (live != self.live, "live[{b}] = {live}, but {counted} of its slots have a reader"),
-            (unheld & (live > 0), "block {b} has readers but no holder"),
-            (unheld & (self.owner > 0), "owner[{b}] = {owner}, but no request holds it"),
-            (
-                _usage(self.holders) != self.usage,
-                "usage[{b}] = {usage}, but {holders} requests hold it",
-            ),
-        ):
-            if wrong.any():
-                b = int(wrong.argmax())
-                detail = text.format(
-                    b=b,
-                    live=self.live[b],
-                    counted=live[b],
-                    owner=self.owner[b],
-                    usage=self.usage[b],
-                    holders=self.holders[b],
-                )
-                raise InvariantViolation("I2", detail)
+        wrong = np.flatnonzero(live != self.live)
+        if len(wrong):
+            b = int(wrong[0])
+            raise InvariantViolation(
+                "I2", f"live[{b}] = {self.live[b]}, but {live[b]} of its slots have a reader"
+            )
+        orphans = np.flatnonzero((self.holders == 0) & (live > 0))
+        if len(orphans):
+            raise InvariantViolation("I2", f"block {orphans[0]} has readers but no holder")
+        owned = np.flatnonzero((self.holders == 0) & (self.owner > 0))
+        if len(owned):
+            b = int(owned[0])
+            raise InvariantViolation("I2", f"owner[{b}] = {self.owner[b]}, but no request holds it")
+        wrong = np.flatnonzero(_usage(self.holders) != self.usage)
+        if len(wrong):
+            b = int(wrong[0])
+            raise InvariantViolation(
+                "I2", f"usage[{b}] = {self.usage[b]}, but {self.holders[b]} requests hold it"
+            )
         for name, counted in (
             ("num_used", int(np.count_nonzero(self.holders))),
             ("num_live", int(live.sum())),
