@@ -20,12 +20,13 @@ import asyncio
 import math
 import time
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from vtoken import wire
 from vtoken.wire import commands
+from vtoken_api.limits import EngineTime
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 
@@ -37,18 +38,8 @@ MAX_WAITING = 64  # beyond that: 429
 T = TypeVar("T")
 
 
-class Bill(Protocol):
-    """Who pays for the engine's time of one call."""
-
-    def require_no_debt(self) -> None:
-        """Raises 429 while the payer owes time."""
-
-    def charge(self, seconds: float) -> None:
-        """Charge `seconds` of the engine's thread."""
-
-
 # Of the call that the current task serves; None: a change, or the server's own work.
-BILL: ContextVar[Bill | None] = ContextVar("vtoken.bill", default=None)
+BILL: ContextVar[EngineTime | None] = ContextVar("vtoken.bill", default=None)
 
 
 def engines_of(engine_client: Any) -> list[EngineBus]:

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from vtoken import sentences, wire
+from vtoken.base.errors import StaleRevisionError
 from vtoken.wire import commands
 from vtoken.wire.fleet import common
 from vtoken_api.bus import EngineBus, unavailable
@@ -349,15 +350,8 @@ class Changes:
 def _require_newest(expected: int | None, revisions: Sequence[int]) -> None:
     """Raises 412 unless `expected` is None or the highest of the engines' revisions."""
     newest = max(revisions)
-    if expected not in (None, newest):
-        raise refuse(
-            412,
-            f"the configuration is at revision {newest}, the call was made for {expected}",
-            title="Refused",
-            field="If-Match",
-            value=expected,
-            bound=f"{newest}",
-        )
+    if expected is not None and expected != newest:
+        raise StaleRevisionError(expected, newest)
 
 
 def _require_same(changes: Mapping[int, dict[str, list[Any]]]) -> None:

@@ -116,14 +116,16 @@ class RateLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """The bill for the engine's time of one call (`vtoken_api.bus.Bill`)."""
+    """The bill for the engine's time of one call: `payer` has `kind` to spend."""
 
     limits: RateLimits
     payer: str
     kind: str
 
     def require_no_debt(self) -> None:
+        """Raises 429 while the payer owes time."""
         self.limits.require_no_debt(self.payer, self.kind)
 
     def charge(self, seconds: float) -> None:
+        """Charge `seconds` of the engine's thread."""
         self.limits.charge(self.payer, self.kind, seconds)

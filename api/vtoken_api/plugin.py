@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Mount, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from vtoken import wire
 from vtoken.base.credentials import read_token_file, readable_by_others
 from vtoken.base.errors import RefusedError
 from vtoken_api import scrape
@@ -37,7 +38,7 @@ from vtoken_api.fanout.hub import Hub
 from vtoken_api.fleet import Fleet
 from vtoken_api.forwarding import ForwardedCalls, Forwarder
 from vtoken_api.log import logger
-from vtoken_api.problems import ProblemError, problem_response, refuse, refused
+from vtoken_api.problems import ProblemError, fault, problem_response, refuse
 from vtoken_api.rest import changes as rest_changes
 from vtoken_api.rest import downloads, openapi, reads
 from vtoken_api.rest.serving import served
@@ -218,31 +219,25 @@ def build_app() -> Starlette:
     }
     app = Starlette(
         routes=[*served(handlers), WebSocketRoute("/stream", stream)],
-        exception_handlers={
-            ProblemError: _on_problem,
-            RefusedError: _on_refused,
-            HTTPException: _on_http_exception,
-            Exception: _on_fault,
-        },
+        exception_handlers=dict.fromkeys(
+            (ProblemError, RefusedError, HTTPException, Exception), _on_error
+        ),
     )
     app.router.redirect_slashes = False
     return app
 
 
-async def _on_problem(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    return problem_response(error)
+async def _on_error(request: Request, error: Exception) -> Response:
+    """A problem document, also of invalid queries and bodies and of unknown routes."""
+    if isinstance(error, HTTPException):
+        error = _unknown(request, error)
+    elif isinstance(error, RefusedError):
+        error = ProblemError(wire.Problem.of(error))
+    return problem_response(error if isinstance(error, ProblemError) else fault())
 
 
-async def _on_refused(_: Request, error: Exception) -> Response:
-    """Invalid queries and bodies."""
-    assert isinstance(error, RefusedError)
-    return problem_response(refused(error))
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Unknown routes (404) and methods (405)."""
-    assert isinstance(error, HTTPException)
+def _unknown(request: Request, error: HTTPException) -> ProblemError:
+    """The problem of an unknown route (404) or method (405)."""
     headers = dict(error.headers or {})
     if "Allow" in headers:
         detail = f"{request.url.path} accepts {headers['Allow']}, not {request.method}"
@@ -250,8 +245,4 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         detail = f"{request.url.path} does not exist, see /docs"
         if "/requests/" in request.url.path:
             detail += "; write %2F for a / within an id"
-    return problem_response(refuse(error.status_code, detail, headers=headers))
-
-
-async def _on_fault(_: Request, __: Exception) -> Response:
-    return problem_response(refuse(500, "internal server error; see the server's log"))
+    return refuse(error.status_code, detail, headers=headers)

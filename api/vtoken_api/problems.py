@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from vtoken import wire
-from vtoken.base.errors import MAX_DETAIL, RefusedError, shown
+from vtoken.base.errors import MAX_DETAIL, shown
 
 PROBLEM_JSON = "application/problem+json"
 
@@ -48,16 +48,9 @@ def refuse(
     return ProblemError(problem, headers)
 
 
-def refused(error: RefusedError) -> ProblemError:
-    """The problem of invalid input."""
-    return refuse(
-        error.status,
-        error.detail,
-        title=error.title,
-        field=error.field,
-        value=error.value,
-        bound=error.bound,
-    )
+def fault() -> ProblemError:
+    """500: a bug of this server."""
+    return refuse(500, "internal server error; see the server's log")
 
 
 def problem_response(error: ProblemError) -> Response:

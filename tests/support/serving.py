@@ -140,7 +140,7 @@ class EngineLine:
         try:
             command = commands.read_command(payload)
         except RefusedError as error:
-            return msgspec.msgpack.encode(commands.refused(error))
+            return msgspec.msgpack.encode(wire.Reply(problem=wire.Problem.of(error)))
         self.calls.append(command)
         return msgspec.msgpack.encode(self._handle(command))
 

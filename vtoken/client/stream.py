@@ -58,7 +58,6 @@ class AsyncStream:
         self.reconnect = reconnect
         self.place = resume  # EPOCH:SEQ
         self.raw: str | bytes = b""
-        self.received_bytes = 0
         self.token_ignored = False  # by the server of the newest connection
         self._query = {"topics": ",".join(topics), "fps": f"{fps:g}", "format": format}
         self._decoder: Decoder[wire.StreamMessage] = Decoder(wire.StreamMessage, format)
@@ -68,18 +67,9 @@ class AsyncStream:
         self._closed = False
         self._socket: ClientConnection | None = None
 
-    def _address(self) -> str:
-        resume = {} if self.place is None else {"resume": self.place}
-        return self.server.stream_url(self._query | resume)
-
-    def _opened(self) -> None:
-        self._seq = None
-        self._ever_open = True
-
     def _take(self, raw: str | bytes) -> wire.StreamMessage:
         """Decode a message and check that it is the next one; raises NotVToken, StreamGap."""
         self.raw = raw
-        self.received_bytes += len(raw)
         try:
             message = self._decoder.decode(raw)
         except MalformedError as error:
@@ -145,7 +135,7 @@ class AsyncStream:
 
         if self._socket is None:
             self._socket = await self._connect()
-            self._opened()
+            self._seq, self._ever_open = None, True
         try:
             return await self._socket.recv()
         except ConnectionClosed as closed:
@@ -155,8 +145,10 @@ class AsyncStream:
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidStatus, WebSocketException
 
+        resume = {} if self.place is None else {"resume": self.place}
+        url = self.server.stream_url(self._query | resume)
         try:
-            socket = await connect(self._address(), **_options(self.server))
+            socket = await connect(url, **_options(self.server))
         except InvalidStatus as invalid:
             raise _refused(self.server, invalid.response) from invalid
         except (OSError, WebSocketException) as error:
@@ -187,11 +179,6 @@ class Stream:
     def raw(self) -> str | bytes:
         """The newest message as received."""
         return self._stream.raw
-
-    @property
-    def received_bytes(self) -> int:
-        """Of all messages."""
-        return self._stream.received_bytes
 
     @property
     def place(self) -> str | None:

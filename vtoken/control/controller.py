@@ -32,13 +32,14 @@ from vtoken.wire import (
     PatchResult,
     Point,
     PolicyInfo,
+    Problem,
     Reply,
     Status,
     commands,
     pack_array,
 )
 from vtoken.wire.bounds import check
-from vtoken.wire.commands import AnyCall, Command, read_command, refused
+from vtoken.wire.commands import AnyCall, Command, read_command
 
 POINT_S = 0.95  # between two points of the history
 NUM_POINTS = 900
@@ -97,7 +98,7 @@ class Controller:
         try:
             self.outcomes.require_new(change_id)
         except RefusedError as error:
-            return refused(error)
+            return Reply(problem=Problem.of(error))
         reply = self._reply(command)
         self.outcomes.note(change_id, reply)
         return reply
@@ -112,14 +113,14 @@ class Controller:
                 )
             return Reply(value=self._answer(command.call, command.actor))
         except RefusedError as error:
-            return refused(error)
+            return Reply(problem=Problem.of(error))
 
     def handle_bytes(self, payload: bytes) -> bytes:
         """`handle` over msgpack, as the bus carries it."""
         try:
             command = read_command(payload)
         except RefusedError as error:
-            return msgspec.msgpack.encode(refused(error))
+            return msgspec.msgpack.encode(Reply(problem=Problem.of(error)))
         reply = self.handle(command)
         started = time.thread_time()
         reply.value = msgspec.Raw(msgspec.msgpack.encode(reply.value))

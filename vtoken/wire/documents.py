@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from vtoken.base.errors import RefusedError
 from vtoken.wire.doc import Doc, OfEngine, PackedArray
 from vtoken.wire.settings import (
     ConfigValues,
@@ -413,6 +414,18 @@ class Problem(Doc):
     value: Any = None
     bound: str | None = None
     change: str | None = None  # the outcome of this change is unknown; GET /changes/{id} tells it
+
+    @staticmethod
+    def of(error: RefusedError) -> Problem:
+        """The document of refused input."""
+        return Problem(
+            status=error.status,
+            title=error.title,
+            detail=error.detail,
+            field=error.field,
+            value=error.value,
+            bound=error.bound,
+        )
 
 
 class Change(Doc):

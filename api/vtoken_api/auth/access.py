@@ -103,29 +103,17 @@ class Access:
         return cls(tokens, host is not None and is_loopback(host), unix_socket)
 
     @property
-    def local(self) -> bool:
-        """Whether only users of this machine can reach the server."""
-        return self.loopback or self.unix_socket
-
-    @property
     def needs_token(self) -> bool:
         """Whether anonymous callers are refused."""
-        held = self._held
-        if Credential.API_KEY in held or Credential.READ in held:
-            return True
-        return Credential.CONTROL in held and not self.local
+        held = {*self.tokens.values()}
+        return bool(held) and not (self._local and held == {Credential.CONTROL})
 
     @property
     def server_read_only_reason(self) -> str:
         """Why no caller can have control; empty if some caller can."""
-        held = self._held
-        if Credential.CONTROL in held:
-            return ""
-        if not self.local:
-            return READ_ONLY_SERVER
-        if Credential.READ in held and Credential.API_KEY not in held:
-            return READ_ONLY_NO_CONTROL
-        return ""
+        callers = [*self.tokens.values(), *([] if self.needs_token else [Credential.ANONYMOUS])]
+        reasons = [self._read_only_reason(caller) for caller in callers]
+        return reasons[0] if all(reasons) else ""
 
     def grant(self, authorization: str | None) -> Grant:
         """The rights of an Authorization header; raises 401."""
@@ -153,19 +141,21 @@ class Access:
     def _grant_of(self, credential: Credential) -> Grant:
         if credential is Credential.ANONYMOUS and self.needs_token:
             raise unauthorized("this server needs a token")
+        return Grant(self._read_only_reason(credential))
+
+    def _read_only_reason(self, credential: Credential) -> str:
         if credential is Credential.CONTROL:
-            return Grant()
-        if Credential.CONTROL in self._held:
-            return Grant(READ_ONLY_TOKEN)
-        if not self.local:
-            return Grant(READ_ONLY_SERVER)
-        if credential is Credential.READ:
-            return Grant(READ_ONLY_NO_CONTROL)
-        return Grant()
+            return ""
+        if Credential.CONTROL in self.tokens.values():
+            return READ_ONLY_TOKEN
+        if not self._local:
+            return READ_ONLY_SERVER
+        return READ_ONLY_NO_CONTROL if credential is Credential.READ else ""
 
     @property
-    def _held(self) -> frozenset[Credential]:
-        return frozenset(self.tokens.values())
+    def _local(self) -> bool:
+        """Whether only users of this machine can reach the server."""
+        return self.loopback or self.unix_socket
 
     def check_browser(self, headers: Headers) -> None:
         """Raises 403 for a page of another site, and for another Host on a loopback server."""

@@ -31,7 +31,7 @@ from vtoken_api.limits import (
     RateLimits,
 )
 from vtoken_api.log import logger
-from vtoken_api.problems import ProblemError, problem_response, refuse
+from vtoken_api.problems import ProblemError, fault, problem_response, refuse
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 DRY_RUNS = frozenset(route.path.strip("/") for route in ROUTES if route.dry_run)
@@ -113,8 +113,7 @@ class AccessCheck:
         except Exception:
             logger.exception("vtoken: %s failed", scope["path"])
             if not started:
-                fault = refuse(500, "internal server error; see the server's log")
-                await deny(fault, scope, receive, tracked_send)
+                await deny(fault(), scope, receive, tracked_send)
 
 
 def _status(message: Message) -> int:

@@ -78,7 +78,9 @@ class Subscriber:
     # ------------------------------------------------------------ called by the hub
 
     def offer(self, events: list[wire.Event], lost: int) -> None:
-        """Queue events; when the queue overflows, drop the frequent kinds."""
+        """Queue new events; `lost` earlier ones are no longer available. When the queue overflows,
+        drop the frequent kinds.
+        """
         if not self._wants_events:
             return
         events = [event for event in events if event.seq > self._replayed]

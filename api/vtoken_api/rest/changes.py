@@ -61,13 +61,12 @@ async def compact(asked: Asked, query: routes.AllEngines) -> Response:
 
 
 async def forget(asked: Asked, query: routes.AnyEngine) -> wire.Forgotten:
-    call = commands.Forget(request_id=asked.names["request_id"], spans=asked.body.spans)
-    changes = asked.service.changes
+    call, changes = commands.Forget(spans=asked.body.spans, **asked.names), asked.service.changes
     return await changes.of_request(call, query.engine, asked.caller(), wire.Forgotten)
 
 
 async def end(asked: Asked, query: routes.AnyEngine) -> wire.Ended:
-    call, changes = commands.End(request_id=asked.names["request_id"]), asked.service.changes
+    call, changes = commands.End(**asked.names), asked.service.changes
     return await changes.of_request(call, query.engine, asked.caller(), wire.Ended)
 
 

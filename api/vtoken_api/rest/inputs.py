@@ -15,14 +15,15 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
+from vtoken.wire import Problem
 from vtoken.wire.bounds import fault, read_json
 from vtoken.wire.routes import CHANGE_HEADER, JSON, MERGE_PATCH, Route
 from vtoken_api.limits import BODY_TIMEOUT_S, MAX_BODY_BYTES
-from vtoken_api.problems import refuse, refused
+from vtoken_api.problems import ProblemError, refuse
 
 JSON_TYPES = (JSON, MERGE_PATCH)
 CHANGE_ID = "[0-9A-Za-z-]{8,64}"
-_ETAG = re.compile(r'\s*"([0-9]{1,18})"\s*')
+_ETAG = re.compile(r'\s*"([0-9]{1,15})"\s*')
 _INTEGER = re.compile(r"[0-9]{1,18}")
 _NUMBER = re.compile(r"[0-9]{1,9}\.[0-9]{1,6}")
 
@@ -34,7 +35,7 @@ def read_model(values: dict[str, Any], kind: type[M]) -> M:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise refused(fault(error, values, kind)) from None
+        raise ProblemError(Problem.of(fault(error, values, kind))) from None
 
 
 def read_query(connection: HTTPConnection, kind: type[M]) -> M:

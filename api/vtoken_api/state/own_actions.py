@@ -75,16 +75,13 @@ class OwnActions:
             entries = (await self._journal.entries(RECENT_ENTRIES)).entries
             self._enter_ended(entries, described.started_ts)
             self._seen = 0
-        page = await self._hub.config_events(self._seen)
-        while page.events:
-            for event in page.events:
-                self._seen = event.seq
-                if (end := wire.TrialEnd.of(event)) is not None:
-                    if end.confirmed is None:
-                        self._journal.enter(_entry(event, end, described.epoch, self._hub.rank))
-                    self._on_end(end)
-            page = await self._hub.config_events(self._seen)
-        self._seen = max(self._seen, page.last_seq)
+        missed = await self._hub.events_after(self._seen, "config")
+        for event in missed.events:
+            if (end := wire.TrialEnd.of(event)) is not None:
+                if end.confirmed is None:
+                    self._journal.enter(_entry(event, end, described.epoch, self._hub.rank))
+                self._on_end(end)
+        self._seen = missed.last_seq
 
     def _enter_ended(self, entries: Sequence[wire.AuditEntry], started_ts: float) -> None:
         """Enter the end of a trial that began before this engine and that nothing has ended."""

@@ -28,8 +28,8 @@ from vtoken.control.waiting import QueuedRequest
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.config.values import merge_patch
 from vtoken.policies import make_policy
-from vtoken.wire import Reply
-from vtoken.wire.commands import Command, read_command, refused
+from vtoken.wire import Problem, Reply
+from vtoken.wire.commands import Command, read_command
 
 # A configuration that leaves holes in requests, and no round fills them.
 HOLES: dict[str, Any] = {
@@ -150,7 +150,7 @@ class LiveEngine:
         try:
             return self.handle(read_command(payload))
         except RefusedError as error:
-            return refused(error)
+            return Reply(problem=Problem.of(error))
 
     def call(self, op: str, *, actor: str = "local", **args: Any) -> Any:
         """The value of a command; fails if it is refused."""
