@@ -7,10 +7,12 @@ errors are problem documents and the rest of the server is unaffected.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 from argparse import Namespace
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,8 +93,7 @@ class VTokenEndpointPlugin:
             self._forwarder = Forwarder(shared, access)
             for hub in hubs:
                 hub.tell("server", ending.take)
-                hub.start()
-                close_later(hub.close)
+                self._begin(hub.run())
             return
         state_dir = _state_dir(args, settings)
         self._running.callback(state_dir.close)
@@ -113,12 +114,21 @@ class VTokenEndpointPlugin:
             hub.tell("server", ending.take)
             own_actions = OwnActions(hub, journal, partial(changes.follow, hub.rank))
             for part in (hub, Recorder(hub, journal), own_actions):
-                part.start()
-                close_later(part.close)
+                self._begin(part.run())
         close_later(changes.close)
         self.app.state.service = state.vtoken = service
         if shared is not None:
             self.listening = await ForwardedCalls(self._answer_forwarded).listen(shared)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` in the background until `close`."""
+        task = asyncio.create_task(work)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._running.push_async_callback(end)
 
     async def close(self) -> None:
         """Stop the background tasks and release the state directory; clients stay connected.

@@ -235,7 +235,7 @@ async def test_operation_that_does_not_end_is_answered_as_it_is(either: Either) 
 
 
 async def test_all_pages_hold_every_token_once(either: Either) -> None:
-    pages = await either.all("token_pages", "a", limit=30)
+    pages = await either.ask("token_pages", "a", limit=30)
     assert [len(page.rows) for page in pages] == [30, 30, 30, 12]
     assert [row.token_id for page in pages for row in page.rows] == list(range(102))
 

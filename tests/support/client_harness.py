@@ -24,13 +24,6 @@ class Either:
             return await method(*args, **kwargs)
         return await asyncio.to_thread(method, *args, **kwargs)
 
-    async def all(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """All items of an iterating method."""
-        found = getattr(self.client, name)(*args, **kwargs)
-        if isinstance(self.client, AsyncClient):
-            return [item async for item in found]
-        return await asyncio.to_thread(list, found)
-
     def stream(self, *topics: Any, **query: Any) -> Streaming:
         return Streaming(self.client.stream(*topics, **query))
 

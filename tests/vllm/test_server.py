@@ -424,7 +424,7 @@ async def test_command_line_and_client_work_together_on_a_busy_server(
             running = [row for row in await client.requests() if row.state == "running"]
             youngest = min(running, key=lambda row: row.output_tokens)
             with contextlib.suppress(ProblemError):  # it has ended meanwhile
-                pages = [page async for page in client.token_pages(youngest.id, limit=64)]
+                pages = await client.token_pages(youngest.id, limit=64)
                 assert sum(len(page.rows) for page in pages) >= youngest.prompt_tokens
                 return True
             return False

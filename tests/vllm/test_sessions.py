@@ -200,7 +200,7 @@ async def test_the_client_of_a_session_that_is_ended_gets_its_end(demo_model: Pa
         (bus,) = engines_of(client)
         hub = Hub(bus)
         hub.tell("server", Ending(client).take)
-        hub.start()
+        following = asyncio.create_task(hub.run())
         params = SamplingParams(
             temperature=0, max_tokens=4, ignore_eos=True, output_kind=RequestOutputKind.DELTA
         )
@@ -215,7 +215,8 @@ async def test_the_client_of_a_session_that_is_ended_gets_its_end(demo_model: Pa
         assert (reasons[-1], finished[-1], finished[:-1].count(True)) == ("abort", True, 0)
         (row,) = [await bus.ask(commands.Status(), wire.Status)]
         assert (row.requests.sessions, row.requests.idle) == (0, 0)
-        await hub.close()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
     finally:
         context = client.engine_core.resources.ctx
         client.shutdown()

@@ -131,8 +131,7 @@ def no_answer(
     if call.change_id is None or isinstance(error, never_sent):
         return failed
     detail = f"{failed.problem.detail}; the change {call.change_id} may have been applied"
-    title = OutcomeUnknown.title
-    return OutcomeUnknown(wire.Problem(status=0, title=title, detail=detail, change=call.change_id))
+    return OutcomeUnknown.of(detail, change=call.change_id)
 
 
 def refusal(server: Server, status: int, content_type: str | None, content: bytes) -> ProblemError:

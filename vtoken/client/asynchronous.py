@@ -6,12 +6,12 @@ httpx is imported on first use.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from vtoken.client.answers import no_answer
 from vtoken.client.base import BaseClient
-from vtoken.client.call import Call, Pages, Steps
+from vtoken.client.call import Call, Steps
 from vtoken.client.errors import OutcomeUnknown, ProblemError
 from vtoken.client.sequences import looked_up
 from vtoken.client.stream import ALL_TOPICS, AsyncStream, Format, Topic
@@ -93,14 +93,3 @@ class AsyncClient(BaseClient):
                     failed = error
             else:
                 await asyncio.sleep(step)
-
-    async def pages(self, sequence: Pages[T]) -> AsyncIterator[T]:
-        """Yield the answers to the calls of a sequence."""
-        call = next(sequence, None)
-        while call is not None:
-            page = await self.send(call)
-            yield page
-            try:
-                call = sequence.send(page)
-            except StopIteration:
-                return

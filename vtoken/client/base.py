@@ -10,7 +10,7 @@ from vtoken.client.answers import answer, token_ignored
 from vtoken.client.call import Call
 from vtoken.client.calls import Calls
 from vtoken.client.errors import OutcomeUnknown
-from vtoken.client.methods import paged, run
+from vtoken.client.methods import run
 from vtoken.client.server import TIMEOUT_S, Server
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class BaseClient(Calls):
 
     wait_operation = run(sequences.wait_operation)
     wait_change = run(sequences.wait_change)
-    token_pages = paged(sequences.token_pages)
+    token_pages = run(sequences.token_pages)
     refresh_text = run(request_text.refresh_text)
     newest_events = run(sequences.newest_events)
 

@@ -36,4 +36,3 @@ class Call(Generic[T]):
 
 Pause: TypeAlias = float  # seconds to sleep before the next call
 Steps: TypeAlias = Generator[Call[Any] | Pause, Any, T]  # is sent the answer; returns the result
-Pages: TypeAlias = Generator[Call[T], T, None]  # is sent the requested page

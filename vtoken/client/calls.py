@@ -149,7 +149,7 @@ def request(request_id: str) -> Call[wire.RequestDetail]:
 
 
 def tokens(request_id: str, start: int = 0, limit: int = 256) -> Call[wire.TokenPage]:
-    """One page of a request's token table, at most 4096 rows; `token_pages` yields all pages."""
+    """One page of a request's token table, at most 4096 rows; `token_pages` reads all pages."""
     query = routes.TokensQuery(start=start, limit=limit)
     return _call(routes.TOKENS, query, request_id=request_id)
 

@@ -36,9 +36,9 @@ class ProblemError(VTokenError):
         self.problem = problem
 
     @classmethod
-    def of(cls, detail: str, *, status: int = 0) -> Self:
+    def of(cls, detail: str, *, status: int = 0, change: str | None = None) -> Self:
         """An error of this kind without a problem document from a server."""
-        return cls(wire.Problem(status=status, title=cls.title, detail=detail))
+        return cls(wire.Problem(status=status, title=cls.title, detail=detail, change=change))
 
 
 class Unauthorized(ProblemError):  # noqa: N818 - named for what happened

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
-from vtoken.client.call import Call, Pages, Steps
+from vtoken.client.call import Call, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,19 +33,6 @@ class Answering(Protocol[P, T_co]):
     ) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
 
 
-class Paging(Protocol[P, T_co]):
-    """A method that iterates over Ts."""
-
-    @overload
-    def __get__(
-        self, client: AbstractContextManager[Any], owner: Any = None
-    ) -> Callable[P, Iterator[T_co]]: ...
-    @overload
-    def __get__(
-        self, client: AbstractAsyncContextManager[Any], owner: Any = None
-    ) -> Callable[P, AsyncIterator[T_co]]: ...
-
-
 def sent(make: Callable[P, Call[T]]) -> Answering[P, T]:
     """The method that sends a call."""
     return cast("Answering[P, T]", _method(make, "send"))
@@ -54,11 +41,6 @@ def sent(make: Callable[P, Call[T]]) -> Answering[P, T]:
 def run(make: Callable[P, Steps[T]]) -> Answering[P, T]:
     """The method that makes all calls of a sequence."""
     return cast("Answering[P, T]", _method(make, "run"))
-
-
-def paged(make: Callable[P, Pages[T]]) -> Paging[P, T]:
-    """The method that yields the answers to all calls of a sequence."""
-    return cast("Paging[P, T]", _method(make, "pages"))
 
 
 def _method(make: Callable[..., Any], how: str) -> Any:

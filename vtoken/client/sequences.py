@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from vtoken import wire
 from vtoken.client import calls
-from vtoken.client.call import Pages, Steps
+from vtoken.client.call import Steps
 from vtoken.client.errors import NotApplied, OutcomeUnknown, ProblemError, Unreachable
 from vtoken.wire.routes import MAX_EVENTS, MAX_TOKENS
 
@@ -51,14 +51,11 @@ def wait_change(change_id: str, *, timeout_s: float = 60.0) -> Steps[wire.Change
             detail = error.problem.detail
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            problem = wire.Problem(
-                status=0,
-                title=OutcomeUnknown.title,
-                detail=f"nobody told within {timeout_s:g} s whether the change {change_id} was "
-                f"applied: {detail}; ask again: GET /vtoken/v1/changes/{change_id}",
+            raise OutcomeUnknown.of(
+                f"nobody told within {timeout_s:g} s whether the change {change_id} was applied: "
+                f"{detail}; ask again: GET /vtoken/v1/changes/{change_id}",
                 change=change_id,
             )
-            raise OutcomeUnknown(problem)
         yield min(pause_s, left_s)
         pause_s = min(2 * pause_s, POLL_S[1])
 
@@ -96,10 +93,12 @@ def newest_events(limit: int = 100) -> Steps[list[wire.Event]]:
 
 def token_pages(
     request_id: str, *, start: int = 0, limit: int = MAX_TOKENS
-) -> Pages[wire.TokenPage]:
+) -> Steps[list[wire.TokenPage]]:
     """Every page of a request's token table; pages may be of different steps."""
+    pages: list[wire.TokenPage] = []
     while True:
-        page = yield calls.tokens(request_id, start, limit)
+        page: wire.TokenPage = yield calls.tokens(request_id, start, limit)
+        pages.append(page)
         start = page.start + len(page.rows)
         if not page.rows or start >= page.total:
-            return
+            return pages

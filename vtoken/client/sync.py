@@ -6,12 +6,12 @@ httpx is imported on first use.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from vtoken.client.answers import no_answer
 from vtoken.client.base import BaseClient
-from vtoken.client.call import Call, Pages, Steps
+from vtoken.client.call import Call, Steps
 from vtoken.client.errors import OutcomeUnknown, ProblemError
 from vtoken.client.sequences import looked_up
 from vtoken.client.stream import ALL_TOPICS, AsyncStream, Format, Stream, Topic
@@ -101,14 +101,3 @@ class Client(BaseClient):
                     failed = error
             else:
                 time.sleep(step)
-
-    def pages(self, sequence: Pages[T]) -> Iterator[T]:
-        """Yield the answers to the calls of a sequence."""
-        call = next(sequence, None)
-        while call is not None:
-            page = self.send(call)
-            yield page
-            try:
-                call = sequence.send(page)
-            except StopIteration:
-                return

@@ -41,44 +41,39 @@ class MissedEvents:
 
 
 class Hub:
-    """One per engine and API server process; `start` once, inside the event loop.
+    """One per engine and API server process; `run` follows the engine.
 
     `complete` adds the fields of this process to every new status.
     """
 
     def __init__(self, bus: EngineBus) -> None:
         self._bus = bus
+        self.rank = bus.rank
+        self.state: EngineState | None = None  # the newest; None before the first frame
+        self.last_event = 0  # `seq` of the newest one that was passed on
         self.complete: Callable[[wire.Status], None] = lambda _: None
         self.num_dropped = 0  # events missed, summed over clients, cumulative
         self._listeners: set[Subscriber] = set()
         self._told: list[tuple[wire.EventKind, Callable[[wire.Event], None]]] = []
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
-        self._state: EngineState | None = None
         self._state_at = 0.0
-        self._last_event: int | None = None
         self._refresh = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to follow the engine, in the background."""
-        self._task = asyncio.create_task(self._run(), name="vtoken-hub")
-
-    async def close(self) -> None:
-        """Stop; clients keep their connections."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+    async def run(self) -> None:
+        """Follow the engine until cancelled; clients keep their connections."""
+        while True:
+            try:
+                await self._follow()
+            except ProblemError as error:
+                logger.warning("vtoken: the engine does not answer; retrying: %s", error)
+            except Exception:
+                logger.exception("vtoken: the telemetry reader failed; restarting it")
+            await asyncio.sleep(RETRY_S)
 
     @property
     def num_clients(self) -> int:
         return sum(listener.is_client for listener in self._listeners)
-
-    @property
-    def rank(self) -> int:
-        """The rank of the engine."""
-        return self._bus.rank
 
     @property
     def alive(self) -> bool:
@@ -86,19 +81,9 @@ class Hub:
         return self._bus.alive
 
     @property
-    def state(self) -> EngineState | None:
-        """The newest state; None before the first frame."""
-        return self._state
-
-    @property
     def state_age_s(self) -> float | None:
         """The age of the newest state; None before the first frame."""
-        return None if self._state is None else self._age()
-
-    @property
-    def last_event(self) -> int:
-        """`seq` of the newest event that was passed on; 0 before the first."""
-        return self._last_event or 0
+        return None if self.state is None else self._age()
 
     async def describe(self) -> wire.Describe:
         """The engine's description, fetched once; raises ProblemError."""
@@ -109,13 +94,13 @@ class Hub:
     async def current(self) -> EngineState:
         """A state no older than FRESH_S, fetched if necessary; raises ProblemError."""
         async with self._refresh:
-            before = self._state
+            before = self.state
             if before is None or self._age() >= FRESH_S:
                 frame = await self._bus.ask(commands.Frame(), wire.Frame)
-                if self._state is before:  # otherwise a published frame has superseded it
+                if self.state is before:  # otherwise a published frame has superseded it
                     self._take(frame)
-            assert self._state is not None
-            return self._state
+            assert self.state is not None
+            return self.state
 
     async def history(self) -> list[wire.Point]:
         """What charts need of the last minutes; raises ProblemError."""
@@ -154,21 +139,11 @@ class Hub:
 
     # ------------------------------------------------------------ inside
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._follow()
-            except ProblemError as error:
-                logger.warning("vtoken: the engine does not answer; retrying: %s", error)
-            except Exception:
-                logger.exception("vtoken: the telemetry reader failed; restarting it")
-            await asyncio.sleep(RETRY_S)
-
     async def _follow(self) -> None:
         endpoint = (await self.describe()).telemetry_endpoint
         # Read before the subscription, so that an event missed in between shows as a gap.
         newest = await self._bus.ask(commands.Events(limit=1), wire.EventPage)
-        self._last_event = newest.last_seq
+        self.last_event = newest.last_seq
         self._reader = TelemetryReader(endpoint, self._on_frame, self._on_events)
         self._update_subscription()
         try:
@@ -187,7 +162,7 @@ class Hub:
                     await self.current()
 
     def _on_frame(self, frame: wire.Frame) -> None:
-        if self._state is not None or frame.status is not None:
+        if self.state is not None or frame.status is not None:
             self._take(frame)
 
     def _take(self, frame: wire.Frame) -> None:
@@ -195,20 +170,19 @@ class Hub:
             self.complete(frame.status)
         if frame.config is not None:
             frame.config.engine = self.rank
-        self._state = (self._state or EngineState()).after(Difference.of(frame))
+        self.state = (self.state or EngineState()).after(Difference.of(frame))
         self._state_at = asyncio.get_running_loop().time()
         for listener in self._listeners:
             listener.wake()
 
     async def _on_events(self, events: list[wire.Event]) -> None:
         lost = 0
-        last = self._last_event
-        if last is not None:
-            events = [event for event in events if event.seq > last]
-            if events and events[0].seq > last + 1:
-                events, lost = await self._fill(last, events)
+        last = self.last_event
+        events = [event for event in events if event.seq > last]
+        if events and events[0].seq > last + 1:
+            events, lost = await self._fill(last, events)
         if events:
-            self._last_event = events[-1].seq
+            self.last_event = events[-1].seq
             for listener in tuple(self._listeners):
                 listener.offer(events, lost)
             for event in events:

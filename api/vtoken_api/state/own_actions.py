@@ -26,9 +26,7 @@ PERIOD_S = 5.0  # between two fetches without an event
 
 
 class OwnActions:
-    """Of one engine; `start` once, inside the event loop. `on_end`: called with the end of each
-    trial, in order.
-    """
+    """Of one engine. `on_end`: called with the end of each trial, in order."""
 
     def __init__(self, hub: Hub, journal: Journal, on_end: Callable[[wire.TrialEnd], None]) -> None:
         self._hub = hub
@@ -36,25 +34,15 @@ class OwnActions:
         self._on_end = on_end
         self._seen: int | None = None  # `seq` of the newest event; None before the first look
         self._acted = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin, in the background."""
-        self._hub.tell("config", self.take)
-        self._task = asyncio.create_task(self._run(), name="vtoken-own-actions")
-
-    async def close(self) -> None:
-        """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def take(self, event: wire.Event) -> None:
         """Note whether a trial has ended."""
         if wire.TrialEnd.of(event) is not None:
             self._acted.set()
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Enter what the engine does, until cancelled."""
+        self._hub.tell("config", self.take)
         while True:
             self._acted.clear()
             try:

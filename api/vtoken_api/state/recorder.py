@@ -27,26 +27,20 @@ PERIOD_S = 5.0  # between two attempts to record
 
 
 class Recorder:
-    """Of one engine; `start` once, inside the event loop."""
+    """Of one engine."""
 
     def __init__(self, hub: Hub, journal: Journal) -> None:
         self._hub = hub
         self._journal = journal
         self._flight = journal.flights[hub.rank]
         self._resume: tuple[str, int] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Begin, in the background."""
-        for work in (self._record(), self._keep_fresh()):
-            self._tasks.append(asyncio.create_task(work, name="vtoken-recorder"))
-
-    async def close(self) -> None:
-        """Stop; the open segment is completed."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._end()  # the task may have been cancelled in it
+    async def run(self) -> None:
+        """Record until cancelled; the open segment is completed."""
+        try:
+            await asyncio.gather(self._record(), self._keep_fresh(), return_exceptions=True)
+        finally:
+            await self._end()  # `_record` may have been cancelled in it
 
     async def _record(self) -> None:
         while True:

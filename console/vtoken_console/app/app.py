@@ -29,7 +29,6 @@ from vtoken_console.app.key_queue import KeyQueue
 from vtoken_console.app.keyfile import keymap
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.feed.session import Session
-from vtoken_console.feed.source import Source
 from vtoken_console.frame.cost import Cost
 from vtoken_console.frame.guide import Facts, Guide, mark_seen, seen_path
 from vtoken_console.frame.keys import DASHBOARD_KEYS, GLOBAL, KEYS, Key
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from vtoken.client import Server
     from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
+    from vtoken_console.feed.session import Source
     from vtoken_console.screens.fleet import FleetScreen
 
 SEEK_S = 5.0

@@ -7,25 +7,18 @@ only its decoding.
 from __future__ import annotations
 
 import time
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from vtoken import wire
 from vtoken.wire.reducer import StreamState
 from vtoken_console.feed.connection import Connection, State
 
+if TYPE_CHECKING:
+    from vtoken_console.feed.data import FeedData
+    from vtoken_console.feed.engine_data import EngineData
 
-class Data(Protocol):
-    """What messages make: everything of the dashboard's engine, or a row of the fleet page."""
-
-    @property
-    def model(self) -> StreamState:
-        """The newest state."""
-
-    def apply(self, message: wire.StreamMessage) -> None:
-        """Applies a message; raises ResyncNeeded without applying a part of it."""
-
-
-D = TypeVar("D", bound=Data)
+# What messages make: everything of the dashboard's engine, or a row of the fleet page.
+D = TypeVar("D", bound="FeedData | EngineData")
 
 
 class Feed(Generic[D]):

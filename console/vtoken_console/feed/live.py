@@ -24,7 +24,7 @@ class LiveSource:
     `on_lookup` is called when the outcome of a change is unknown and is looked up.
     """
 
-    replay = None  # it is not a recording
+    replay = None  # the state of a replay: it is not a recording
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class LiveSource:
 
     @property
     def ready(self) -> bool:
+        """Whether the requested data can be shown."""
         return self.feed.ready
 
     def retry_now(self) -> None:

@@ -10,13 +10,15 @@ import contextlib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from vtoken.client import OutcomeUnknown, Server
     from vtoken.wire.reducer import StreamState
+    from vtoken_console.feed.live import LiveSource
     from vtoken_console.feed.replay import Replay
-    from vtoken_console.feed.source import Source
+
+    Source: TypeAlias = LiveSource | Replay  # fills a feed until it is cancelled
 
 HEAVY = ("httpx", "websockets.asyncio.client", "vtoken_console.feed.live")
 OPEN_S = 2.0  # how long the engine before stays on the screen while another one is read
