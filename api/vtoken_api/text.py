@@ -10,18 +10,13 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from vtoken import wire
 from vtoken_api.problems import refuse
 
 UNFINISHED = "\ufffd"  # decoders return it for an invalid or incomplete character
 MAX_HELD_TOKENS = 8  # a character has at most four bytes, so a longer run is invalid
-
-
-class Tokenizer(Protocol):
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of vocabulary ids."""
 
 
 class RequestTexts:
@@ -31,7 +26,7 @@ class RequestTexts:
 
     def __init__(self, get_tokenizer: Callable[[], Any]) -> None:
         self._get_tokenizer = get_tokenizer
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: Any = None
         self._lock = threading.Lock()
 
     def decode(self, source: wire.TextSource) -> wire.TextPage:
@@ -44,7 +39,7 @@ class RequestTexts:
             row.text = text
         return source.page
 
-    def _decoder(self) -> Tokenizer:
+    def _decoder(self) -> Any:
         if self._tokenizer is None:
             try:
                 self._tokenizer = copy.deepcopy(self._get_tokenizer())
@@ -53,7 +48,7 @@ class RequestTexts:
         return self._tokenizer
 
 
-def pieces(tokenizer: Tokenizer, words: Sequence[int]) -> list[str | None]:
+def pieces(tokenizer: Any, words: Sequence[int]) -> list[str | None]:
     """The text that each of `words` [n] appends; concatenated, the pieces are the text.
 
     A character of several tokens is in the last one's piece. The piece of NO_TOKEN_ID is None.

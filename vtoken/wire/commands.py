@@ -75,8 +75,12 @@ class Tokens(Call, tag="tokens"):
     limit: PageLimit = 256
 
 
-class Text(Tokens, tag="text"):
+class Text(Call, tag="text"):
     """A page of a request's text, as vocabulary ids."""
+
+    request_id: str
+    start: Natural = 0
+    limit: PageLimit = 256
 
 
 class Events(Call, tag="events"):

@@ -168,13 +168,10 @@ def _bounded(events: list[wire.Event]) -> tuple[wire.Event, ...]:
     """The newest MAX_EVENTS of the frequent kinds and of the other kinds; `events`: in order."""
     if len(events) <= MAX_EVENTS:
         return tuple(events)
-    frequent = [event.kind in wire.FREQUENT_KINDS for event in events]
-    surplus = [len(frequent) - sum(frequent) - MAX_EVENTS, sum(frequent) - MAX_EVENTS]
-    if max(surplus) <= 0:
-        return tuple(events)
-    kept = []
-    for event, group in zip(events, frequent, strict=True):
-        surplus[group] -= 1
-        if surplus[group] < 0:
+    room, kept = [MAX_EVENTS, MAX_EVENTS], []
+    for event in reversed(events):
+        frequent = event.kind in wire.FREQUENT_KINDS
+        room[frequent] -= 1
+        if room[frequent] >= 0:
             kept.append(event)
-    return tuple(kept)
+    return tuple(reversed(kept))

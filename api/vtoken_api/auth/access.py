@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Address, Headers
 
@@ -159,7 +159,7 @@ class Access:
 
     def check_browser(self, headers: Headers) -> None:
         """Raises 403 for a page of another site, and for another Host on a loopback server."""
-        host = _host_name(headers.get("host", ""))
+        host = _split(f"//{headers.get('host', '')}").hostname or ""
         if self.loopback and not is_loopback(host):
             raise refuse(
                 403,
@@ -174,7 +174,8 @@ class Access:
             if headers.get("sec-fetch-site", "").lower() not in _SAME_SITE:
                 raise _cross_site("Sec-Fetch-Site", headers["sec-fetch-site"])
             return
-        page = _origin_host(origin)
+        parts = _split(origin)
+        page = (parts.hostname or "") if parts.scheme in ("http", "https") else ""
         if not (is_loopback(page) or (page and page == host)):
             raise _cross_site("Origin", origin)
 
@@ -212,19 +213,12 @@ def address_of(client: Address | tuple[str, int] | None) -> str:
     return client[0] if client is not None and client[0] else "local"
 
 
-def _host_name(host: str) -> str:
+def _split(url: str) -> SplitResult:
+    """The parts of an address, all empty if it is none."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return urlsplit(url)
     except ValueError:
-        return ""
-
-
-def _origin_host(origin: str) -> str:
-    try:
-        parts = urlsplit(origin)
-        return (parts.hostname or "") if parts.scheme in ("http", "https") else ""
-    except ValueError:
-        return ""
+        return SplitResult("", "", "", "", "")
 
 
 def _digest(token: str) -> bytes:

@@ -46,17 +46,14 @@ MERGE_PATCH_SCHEMA: dict[str, Any] = {
     "examples": [{"theta_f": 0.25}, {"policy": {"name": "h2o", "params": {}}}],
 }
 BINARY = {"type": "string", "format": "binary"}
-IF_MATCH = {
+HEADER = {"in": "header", "required": False}
+IF_MATCH = HEADER | {
     "name": "If-Match",
-    "in": "header",
-    "required": False,
     "description": "apply only if this is still the current revision (ETag of GET /config)",
     "schema": {"type": "string"},
 }
-NEW_CHANGE = {
+NEW_CHANGE = HEADER | {
     "name": CHANGE_HEADER,
-    "in": "header",
-    "required": False,
     "description": "a new id of this change, to look it up with GET /changes/{id}",
     "schema": {"type": "string", "pattern": f"^{CHANGE_ID}$"},
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
@@ -79,8 +78,7 @@ class Link(Generic[D]):
         connection = self.feed.connection
         # A gap soon after a snapshot is a server fault: back off as after any other failure.
         steady = connection.is_live and time.time() - connection.since > STEADY_S
-        pause = backoff_s(connection.failures + 1) * random.uniform(0.9, 1.1)
-        pause = 0.0 if at_once and steady else pause
+        pause = 0.0 if at_once and steady else backoff_s(connection.failures + 1)
         self._retry.clear()
         self.feed.set_connection(state, error, time.time() + pause)
         self.settled.set()
