@@ -35,12 +35,8 @@ CLOSE_CODE_BASE = 4000  # the server closes a refused stream with 4000 + HTTP st
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds to wait after the `failures`-th consecutive failure.
-
-    A random factor keeps clients that lost the same server from reconnecting all at once.
-    """
-    seconds = BACKOFF_S[min(max(failures, 1), len(BACKOFF_S)) - 1]
-    return seconds * random.uniform(0.9, 1.1)
+    """Seconds to wait after the `failures`-th consecutive failure."""
+    return BACKOFF_S[min(max(failures, 1), len(BACKOFF_S)) - 1]
 
 
 class AsyncStream:
@@ -98,7 +94,7 @@ class AsyncStream:
         if not self.reconnect or not self._ever_open or _is_permanent(error):
             raise error
         self._failures += 1
-        return backoff_s(self._failures)
+        return backoff_s(self._failures) * _jitter()
 
     def __aiter__(self) -> Self:
         return self
@@ -290,3 +286,8 @@ def _broken(server: Server, closed: Any) -> ProblemError:
         return unauthorized(server)
     detail = f"the stream ended: {reason or 'the server closed it'}"
     return StreamClosed.of(detail, status=max(0, status))
+
+
+def _jitter() -> float:
+    """A random factor, so that clients that lost the same server do not reconnect all at once."""
+    return random.uniform(0.9, 1.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
@@ -78,7 +79,8 @@ class Link(Generic[D]):
         connection = self.feed.connection
         # A gap soon after a snapshot is a server fault: back off as after any other failure.
         steady = connection.is_live and time.time() - connection.since > STEADY_S
-        pause = 0.0 if at_once and steady else backoff_s(connection.failures + 1)
+        pause = backoff_s(connection.failures + 1) * random.uniform(0.9, 1.1)
+        pause = 0.0 if at_once and steady else pause
         self._retry.clear()
         self.feed.set_connection(state, error, time.time() + pause)
         self.settled.set()
