@@ -68,6 +68,7 @@ class VTokenEndpointPlugin:
         self._check = AccessCheck(self.app, self._access_control)
         self.listening: uvicorn.Server | None = None  # to other API processes
         self._forwarder: Forwarder | None = None
+        self._service: Service | None = None
         self._running = contextlib.AsyncExitStack()  # what `close` stops
 
     def attach_router(self, app: FastAPI) -> None:
@@ -116,7 +117,7 @@ class VTokenEndpointPlugin:
             for part in (hub, Recorder(hub, journal), own_actions):
                 self._begin(part.run())
         close_later(changes.close)
-        self.app.state.service = state.vtoken = service
+        self._service = self.app.state.service = state.vtoken = service
         if shared is not None:
             self.listening = await ForwardedCalls(self._answer_forwarded).listen(shared)
 
@@ -152,15 +153,11 @@ class VTokenEndpointPlugin:
         if self._forwarder is not None:
             with contextlib.suppress(ProblemError):  # process 0 does not answer
                 return await self._forwarder.page(scrape.PATH)
-        service = self._service()
+        service = self._service
         return b"" if service is None else await scrape.exposed(service)
 
-    def _service(self) -> Service | None:
-        return getattr(self.app.state, "service", None)
-
     def _access_control(self) -> AccessControl | None:
-        service = self._service()
-        return None if service is None else service.auth
+        return None if self._service is None else self._service.auth
 
 
 class _Mount(Mount):

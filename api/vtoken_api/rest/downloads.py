@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
+from itertools import chain
 
 from starlette.responses import Response, StreamingResponse
 
@@ -12,7 +11,7 @@ from vtoken.sentences import clock
 from vtoken.wire import routes
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.rest.serving import Asked, Handlers
-from vtoken_api.state.segments import Segment, chunks
+from vtoken_api.state.segments import chunks
 
 
 async def recording(asked: Asked, query: routes.RecordingQuery) -> Response:
@@ -30,18 +29,12 @@ async def recording(asked: Asked, query: routes.RecordingQuery) -> Response:
         raise _not_recording("the flight recorder has no data for that time")
     name = time.strftime("vtoken-%Y%m%d-%H%M%S.jsonl.gz")
     headers = {"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"}
-    return StreamingResponse(_read(segments), media_type=routes.GZIP, headers=headers)
+    content = chain.from_iterable(map(chunks, segments))  # read in threads
+    return StreamingResponse(content, media_type=routes.GZIP, headers=headers)
 
 
 def _not_recording(detail: str) -> ProblemError:
     return refuse(503, detail, title="Not recording", headers={"Retry-After": "5"})
-
-
-async def _read(segments: list[Segment]) -> AsyncIterator[bytes]:
-    for segment in segments:
-        pieces = chunks(segment)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-            yield piece
 
 
 HANDLERS: Handlers = {routes.RECORDING: recording}

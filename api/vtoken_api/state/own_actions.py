@@ -73,14 +73,9 @@ class OwnActions:
 
     def _enter_ended(self, entries: Sequence[wire.AuditEntry], started_ts: float) -> None:
         """Enter the end of a trial that began before this engine and that nothing has ended."""
-        of_trials = [
-            entry
-            for entry in entries
-            if entry.action in OF_TRIALS
-            and not entry.dry_run
-            and entry.engine in (None, self._hub.rank)
-        ]
-        newest = of_trials[-1] if of_trials else None
+        here = (None, self._hub.rank)
+        of_trials = [e for e in entries if e.action in OF_TRIALS and e.engine in here]
+        newest = next((e for e in reversed(of_trials) if not e.dry_run), None)
         if newest is not None and newest.action == "trial" and newest.ts < started_ts:
             self._journal.enter(
                 wire.AuditEntry(
