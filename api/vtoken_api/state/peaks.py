@@ -17,23 +17,19 @@ class Peaks:
     """
 
     def __init__(self) -> None:
-        self._of_hours: defaultdict[int, dict[wire.PeakName, wire.Peak]] = defaultdict(dict)
+        self._of_facts: defaultdict[wire.PeakName, dict[int, wire.Peak]] = defaultdict(dict)
 
     def after(self, status: wire.Status) -> list[wire.Peak]:
         """The highest of all hours, with those of `status`; the first of equal ones."""
         hour = int(status.ts / HOUR_S)
-        newest = self._of_hours[hour]
         for name, value in _facts(status).items():
-            if value is not None and value > (newest[name].value if name in newest else 0.0):
-                newest[name] = wire.Peak(name=name, value=value, ts=status.ts)
-        for old in [known for known in self._of_hours if known <= hour - NUM_HOURS]:
-            del self._of_hours[old]
-        highest: dict[wire.PeakName, wire.Peak] = {}
-        for peaks in self._of_hours.values():
-            for name, peak in peaks.items():
-                if name not in highest or peak.value > highest[name].value:
-                    highest[name] = peak
-        return list(highest.values())
+            peaks = self._of_facts[name]
+            if value is not None and value > (peaks[hour].value if hour in peaks else 0.0):
+                peaks[hour] = wire.Peak(name=name, value=value, ts=status.ts)
+            for old in [known for known in peaks if known <= hour - NUM_HOURS]:
+                del peaks[old]
+        found = filter(None, self._of_facts.values())
+        return [max(peaks.values(), key=lambda peak: peak.value) for peaks in found]
 
 
 def _facts(status: wire.Status) -> dict[wire.PeakName, float | None]:
