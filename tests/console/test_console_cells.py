@@ -266,12 +266,12 @@ def is_in(state: str, live: int, flags: int) -> bool:
     return flags & 1 != 0 and holds[state]
 
 
-@pytest.mark.parametrize("state", BLOCK_STATES)
+@pytest.mark.parametrize("state", dict.fromkeys([*BLOCK_STATES, *cells.STATES]))
 def test_states_match_their_descriptions(state: str) -> None:
     pairs = [(0, 0), (0, 32), (0, 64)] + [
         (n, 1 | bits << 1) for n in range(SIZE + 1) for bits in range(16)
     ]
     live = np.array([n for n, _ in pairs], np.uint16)
     flags = np.array([f for _, f in pairs], np.uint8)
-    found = cells.in_state(live, flags, SIZE, state)
+    found = cells.STATES[state](live, flags, SIZE)
     assert found.tolist() == [is_in(state, n, f) for n, f in pairs]

@@ -116,13 +116,13 @@ def block_mask(wanted: Filter, model: StreamState) -> Any:
     """Whether each block matches: bool [N]. Terms about unreported owners are ignored."""
     import numpy as np
 
-    from vtoken_console.style.cells import in_state
+    from vtoken_console.style.cells import STATES
 
     mask = np.ones(model.num_blocks, bool)
     for values in wanted.block_states:
         term = np.zeros(model.num_blocks, bool)
         for state in values:
-            term |= in_state(model.live, model.flags, model.block_size, state)
+            term |= STATES[state](model.live, model.flags, model.block_size)
         mask &= term
     if wanted.selects_requests and len(model.owner):
         mask &= _owned_by((r for r in model.requests.values() if wanted.matches(r)), model)

@@ -6,6 +6,7 @@ neither value. A cell without counted blocks has NaN for both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,27 +117,28 @@ def levels(share: F32) -> U8:
     return out
 
 
-def in_state(live: U16, flags: U8, block_size: int, state: str) -> Mask:
-    """Whether each block is in `state` (see `words.BLOCK_STATES`) [N]."""
-    used = (flags & wire.FLAG_USED) != 0
-    found: Mask
-    other = (flags & wire.FLAG_OTHER) != 0
-    if state == "free":
-        found = ~used & ~other & (flags & wire.FLAG_NULL == 0)
-    elif state == "other":
-        found = other
-    elif state == "live":
-        found = used & (live > 0)
-    elif state == "dead":
-        found = used & (live < block_size) & (flags & wire.FLAG_TAIL == 0)
-    elif state == "low":
-        found = used & (live <= block_size // 2)
-    else:
-        bit = {
-            "shared": wire.FLAG_SHARED,
-            "cached": wire.FLAG_HASHED,
-            "moving": wire.FLAG_IN_FLIGHT,
-            "filling": wire.FLAG_TAIL,
-        }[state]
-        found = (flags & bit) != 0
-    return found
+State = Callable[[U16, U8, int], Mask]  # of `live` [N], `flags` [N] and the block size: [N]
+
+
+def _flagged(flag: int) -> State:
+    return lambda _, flags, __: flags & flag != 0
+
+
+def _used(condition: State) -> State:
+    """Held by a request, and in this condition."""
+    return lambda live, flags, size: (flags & wire.FLAG_USED != 0) & condition(live, flags, size)
+
+
+STATES: dict[str, State] = {  # by the names of `words.BLOCK_STATES`
+    "free": lambda _, flags, __: flags == 0,
+    "live": _used(lambda live, *_: live > 0),
+    # Some slot holds nothing live; the slots after a tail's last token do not count.
+    "dead": _used(lambda live, flags, size: (live < size) & (flags & wire.FLAG_TAIL == 0)),
+    # At most half live: a planning round empties these first.
+    "low": _used(lambda live, _, size: live <= size // 2),
+    "shared": _flagged(wire.FLAG_SHARED),
+    "cached": _flagged(wire.FLAG_HASHED),
+    "moving": _flagged(wire.FLAG_IN_FLIGHT),
+    "filling": _flagged(wire.FLAG_TAIL),
+    "other": _flagged(wire.FLAG_OTHER),
+}

@@ -1,6 +1,6 @@
-"""The names of block and request states, in display order, with their meaning for a block.
+"""The names of block and request states, in display order, and words for what holds blocks.
 
-`cells.in_state` implements the block states.
+`cells.STATES` has which blocks are in a state.
 """
 
 from __future__ import annotations
@@ -12,17 +12,7 @@ if TYPE_CHECKING:
 
     from vtoken.wire import CacheGroup
 
-BLOCK_STATES: dict[str, str] = {
-    "free": "held by no request",
-    "live": "holds a live token",
-    "dead": "some slot holds nothing live; the slots after a tail's last token do not count",
-    "low": "at most half live: a planning round empties these first",
-    "shared": "held by two requests or more",
-    "cached": "in the prefix cache: never written",
-    "moving": "source or destination of a move of the newest step",
-    "filling": "the block that its request appends to",
-    "other": "held by layers with a window, chunks or a state: no policy evicts these",
-}
+BLOCK_STATES = ("free", "live", "dead", "low", "shared", "cached", "moving", "filling", "other")
 OTHERS: dict[str, str] = {"window": "window", "chunked": "chunk", "state": "state"}
 REQUEST_STATES = ("running", "waiting", "idle", "preempted")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vtoken.wire.reducer import StreamState
-    from vtoken_console.style.cells import F32, U8, U16, Mask
+    from vtoken_console.style.cells import F32, U8, U16
 
 
 class Mode(Enum):
@@ -81,18 +81,11 @@ def state_kinds(live: U16, flags: U8, block_size: int) -> Any:
     """1 + the index in STATE_KINDS of every block [N]."""
     import numpy as np
 
-    from vtoken_console.style.cells import in_state
+    from vtoken_console.style.cells import STATES
 
     out = np.full(len(live), len(STATE_KINDS), np.uint16)
-    low: Mask = in_state(live, flags, block_size, "low")
-    tests = (
-        (6, low),
-        (5, live == 0),
-        (4, in_state(live, flags, block_size, "filling")),
-        (3, in_state(live, flags, block_size, "cached")),
-        (2, in_state(live, flags, block_size, "shared")),
-        (1, in_state(live, flags, block_size, "moving")),
-    )
-    for kind, found in tests:
-        out[found] = kind
+    out[STATES["low"](live, flags, block_size)] = 6
+    out[live == 0] = 5
+    for kind, state in ((4, "filling"), (3, "cached"), (2, "shared"), (1, "moving")):
+        out[STATES[state](live, flags, block_size)] = kind
     return out
