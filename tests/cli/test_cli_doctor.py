@@ -103,7 +103,7 @@ async def test_doctor_notes_many_moves_in_vain(
     found = (await findings(served)).get("moves")
     assert (found is not None) == noted
     if found is not None:
-        assert found.found.startswith("30% of 1,000 moved tokens died soon after: a larger ")
+        assert found.found.startswith("30% of 1,000 moved tokens died soon after: raise ")
         assert "interval_tokens=N" in found.command
 
 

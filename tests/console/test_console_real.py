@@ -14,6 +14,7 @@ from tests.support.core.live import HOLES, LiveEngine, make_quiet
 from tests.support.serving import Served, serve
 from vtoken_console.app.commands import Commands
 from vtoken_console.frame import silence
+from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.widgets.outcome import Outcome
 
 
@@ -53,9 +54,15 @@ async def test_read_only_server_gives_the_reason_and_enforces_it(core: LiveEngin
         names = [entry.name for entry in Commands(app.dashboard).entries()]
         assert not any(name.startswith(("compact", "undo (", "pause", "keep")) for name in names)
         assert any(name.startswith("undo?") for name in names), "the dry run is not offered"
-        app.source.feed.model.hello.can_control = True  # a console that does not care
-        await pilot.press("H", "right", "enter")
-        await until(lambda: served.calls_of("patch_config") or messages(app), "no answer")
+        await until(lambda: not messages(app), "the last reason is still shown")
+        hello = app.source.feed.model.hello
+        hello.can_control = True  # a console that does not care
+        await pilot.press("H")
+        await until(lambda: isinstance(app.screen, ConfirmScreen), "not asked")
+        await pilot.press("right", "enter")
+        await until(lambda: messages(app), "no answer")
+        assert messages(app)[2:] == hello.read_only_reason, "not the server's own refusal"
+        assert not served.calls_of("patch_config"), "the engine was asked"
         assert core.runtime.config.reclamation == "auto"
 
 
@@ -68,13 +75,14 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
         await pilot.press(*"32")
         outcome = app.screen.query_one(Outcome)
         await until(lambda: "budget_tokens 64 → 32" in outcome.text, "no what-if")
-        await until(lambda: "evicts now" in outcome.text, "no consequences")
+        consequences = re.compile(r"evicts 0 → [\d,]+ tokens, which cannot come back")
+        await until(lambda: consequences.search(outcome.text), "no consequences")
         await until(lambda: "apply is off: read-only" in screen_text(app), "not shown as off")
         for key in ("enter", "ctrl+t"):
             await pilot.press(key)
             await until(lambda: "Not applied: this server is read-only" in outcome.text, "unsaid")
             assert outcome.text.count("Not applied") == 1
-            assert "evicts now" in outcome.text, "the what-if was removed"
+            assert consequences.search(outcome.text), "the what-if was removed"
         await pilot.press("escape", "U")
         await until(lambda: "there is no earlier configuration" in messages(app), "not asked")
         await pilot.press("escape", "C")

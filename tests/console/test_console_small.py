@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.style import Style
 
-from tests.support.console_harness import make_busy, running, screen_text, until
+from tests.support.console_harness import make_busy, make_short, running, screen_text, until
 from tests.support.core.live import LiveEngine
 from tests.support.served_core import serving
 from tests.support.serving import Served
@@ -122,21 +122,16 @@ def test_text_that_does_not_fit_ends_with_an_ellipsis() -> None:
     assert len(lines[2][0][0]) <= 40
 
 
-async def test_the_first_advice_is_at_the_end_with_its_key_and_is_never_cut(
-    served: Served,
-) -> None:
-    async with running(served.url, SMALL) as (app, _):
+async def test_a_long_sentence_has_its_sums_and_the_first_advice_its_key_uncut() -> None:
+    async with serving(make_short()) as served, running(served.url, SMALL) as (app, _):
         status = app.source.feed.model.status
-        status.fragmentation.sentence = "one two three; " * 12
-        text = "floor 50→33%: 52 could be given"
-        status.advice = [
-            wire.Advice(code="floor", level="short", text=text, action="floor"),
-            wire.Advice(code="memory", level="note", text="not shown"),
-        ]
-        app.tick()
-        await until(lambda: f"[f] {text}" in screen_text(app).splitlines()[2], "no advice")
-        assert screen_text(app).splitlines()[1].rstrip().endswith("; one two three")
-        assert "not shown" not in screen_text(app)
+        assert len(status.fragmentation.sentence) > SMALL[0]
+        status.advice.append(wire.Advice(code="memory", level="note", text="not shown"))
+        first = status.advice[0]
+        await until(lambda: f"[f] {first.text}" in screen_text(app).splitlines()[2], "no advice")
+        sums = r" GIVING: \d+ wait \(oldest [\d.]+ s\), \d+ blocks missing; \d+ can be given\."
+        assert re.fullmatch(sums, screen_text(app).splitlines()[1].rstrip())
+        assert "not shown" not in words(app)
 
 
 @pytest.mark.parametrize(("text", "lines"), [("seen", 1), ("word " * 24, 2)])

@@ -24,6 +24,7 @@ from vtoken.wire import (
     Made,
     PatchResult,
     Peak,
+    Relief,
     Remedy,
     Serving,
     Status,
@@ -31,7 +32,7 @@ from vtoken.wire import (
 )
 
 GIVEN = r"([\d,]+) blocks? can be given"
-STARTABLE = r"([\d,]+) of [\d,]+ waiting can start"
+STARTABLE = r"([\d,]+) of [\d,]+ can start"
 AT_ONCE = STARTABLE + "(?! in )"
 SEEN = Counter[str]()  # advice, by its code
 
@@ -69,10 +70,7 @@ def _of_dry_run(server: Server, one: Advice) -> Iterator[str]:
     result: PatchResult = server.live.call("patch_config", patch=one.change, validate_only=True)
     found = result.what_if
     assert found is not None
-    promised = (
-        number(r"([\d,]+) blocks? can be given", one.text),
-        number(r"([\d,]+) of [\d,]+ waiting can start", one.text),
-    )
+    promised = number(GIVEN, one.text), number(STARTABLE, one.text)
     says = found.givable_blocks, found.startable_requests
     for promise, figure in zip(promised, says, strict=True):
         if promise not in (None, figure):
@@ -137,8 +135,22 @@ def test_control_a_promise_that_dry_run_and_advice_agree_on_is_held_against_the_
 ) -> None:
     """As if everybody that waits could always start."""
     monkeypatch.setattr(Outlook, "startable_requests", property(lambda one: len(one.waiting)))
-    with pytest.raises(AssertionError, match=r"waiting can start.*, and of "):
+    with pytest.raises(AssertionError, match=r"can start.*, and of "):
         _every_state()
+
+
+def test_a_change_of_two_floors_fits_a_line_of_the_console_with_its_key(
+    calm: tuple[Status, ConfigDocument],
+) -> None:
+    status, _ = calm
+    status.budget_ratio, status.budget_floor_tokens, status.requests.waiting = 0.5, 256, 6
+    status.fragmentation.held_for = "end"
+    change = {"budget_ratio": 0.22, "budget_floor_tokens": 113}
+    status.relief = Relief([Remedy(change, 99, 2)], 0, None, 0, 0)
+    floor = advise(status)[0]
+    result = "2 of 6 can start, 99 blocks can be given"
+    assert floor.text == f"floor 50% → 22%, least 256 → 113: {result}"
+    assert len(f" [f] {floor.text}") <= 80
 
 
 # ---------------------------------------------------------------- notes
@@ -203,3 +215,4 @@ def test_a_note_is_hidden_until_there_is_something_to_do(
     assert (note.code, note.level) == (code, "note")
     assert re.search(r"\d|paused|canary", note.text)
     assert note.command.startswith("vtoken ") or ": " in note.text
+    assert len(note.text.partition(" (")[0]) < 79, "it does not fit a line of the console"

@@ -329,7 +329,7 @@ def test_full_for_the_queue_and_a_smaller_budget_frees_what_it_promises() -> Non
         assert found.sentence.startswith("FULL: 1 waits (0.0 s), needs ")
         assert found.sentence.endswith(f" blocks now: {lacking} missing.")
         advice = advised(engine, "floor")
-        promised = number_in(advice.text, r"budget 16 → 7 tokens: (\d+) blocks? come free")
+        promised = number_in(advice.text, r"budget 16 → 7 tokens: 1 of .* (\d+) blocks? come free")
         used = engine.runtime.tables.pool.num_used
         patch(engine, **advice.change)
         engine.runtime.begin_step(list(engine.runtime.tables.rows))

@@ -17,6 +17,7 @@ import numpy as np
 from tests.support.observe import watch_victims
 from vtoken import wire
 from vtoken.base.request_ids import short_id
+from vtoken.sentences.situation import situation
 from vtoken.wire.metrics import METRICS
 
 WINDOWED = {"latency_seconds", "step_seconds", "cause"}  # they change while nothing happens
@@ -191,7 +192,8 @@ def pressure_contradictions(
 ) -> Iterator[str]:
     """Those within one status, and with the `rows` of its moment, if given."""
     found, memory = status.fragmentation, status.pressure
-    yield from sentence_contradictions(status)
+    for text in (found.sentence, situation(status, 79)):
+        yield from sentence_contradictions(status, text)
     yield from advice_contradictions(status)
     if memory is None:
         return
@@ -240,9 +242,9 @@ def _numbers(where: str, text: str, expected: Mapping[str, Any]) -> Iterator[str
             yield f"{where}, {pattern}: {text!r} and {number}"
 
 
-def sentence_contradictions(status: wire.Status) -> Iterator[str]:
-    """Numbers and words of the sentence against the fields beside it."""
-    text, memory, blocks = status.fragmentation.sentence, status.pressure, status.blocks
+def sentence_contradictions(status: wire.Status, text: str) -> Iterator[str]:
+    """Numbers and words of the sentence `text` against the fields beside it."""
+    memory, blocks = status.pressure, status.blocks
     cause, requests, first = status.fragmentation.cause, status.requests, status.requests.first
     used = round(100 * (1 - blocks.free / max(1, blocks.total)))
     named: dict[str, Any] = {
@@ -256,10 +258,11 @@ def sentence_contradictions(status: wire.Status) -> Iterator[str]:
         lasting = memory.waits_for == "end" and memory.asked_blocks + memory.future_blocks > enough
         others = memory.future_blocks if lasting else memory.growth_blocks
         named |= {
-            rf"{NUMBER} missing": memory.short_blocks,
+            rf"{NUMBER}(?: blocks?)? missing": memory.short_blocks,
             rf"needs {NUMBER} block": memory.asked_blocks,
             rf"{NUMBER} for running ones": others,
             rf"running ones need {NUMBER} block": memory.growth_blocks,
+            rf"need {NUMBER} in all": memory.asked_blocks + memory.future_blocks,
             rf"{NUMBER} reserve": memory.headroom_blocks,
             rf"{NUMBER} can be given": memory.givable_blocks,
             rf"{NUMBER} gave": memory.recent_givers,
@@ -314,7 +317,7 @@ def advice_contradictions(status: wire.Status) -> Iterator[str]:
                 yield f"floor and givable: {one.text!r} and {status.pressure.givable_blocks}"
         if one.code == "resume" and status.reclamation.state == "auto":
             yield f"resume: {one.text!r} and auto"
-        waiting = re.search(rf"{NUMBER} of {NUMBER} waiting", one.text)
+        waiting = re.search(rf"{NUMBER} of {NUMBER} can start", one.text)
         if waiting is not None and not (
             0 <= int(waiting[1]) <= int(waiting[2]) == status.requests.waiting
         ):

@@ -82,10 +82,11 @@ def _remedy(status: Status, remedy: Remedy, urgency: AdviceLevel) -> Advice:
     change, gives = remedy.change, counted(remedy.givable_blocks, "block")
     result = f"{gives} {'come free' if status.evict_when == 'always' else 'can be given'}"
     if waiting := status.requests.waiting:
-        result += f", {remedy.startable_requests:,} of {waiting:,} waiting can start"
+        starts = f"{remedy.startable_requests:,} of {waiting:,} can start"
         left_s = 0.0 if status.requests.first is None else status.requests.first.patience_s
         if left_s > 0 and remedy.startable_requests and "evict_after_wait_ms" not in change:
-            result += f" in {seconds_text(left_s)}"
+            starts += f" in {seconds_text(left_s)}"
+        result = f"{starts}, {result}"
     if remedy.freed_blocks:
         frees = counted(remedy.freed_blocks, "block")
         text = f"with {_assigned(change)} a compaction frees {frees} by itself"
@@ -94,25 +95,23 @@ def _remedy(status: Status, remedy: Remedy, urgency: AdviceLevel) -> Advice:
         text = f"{_floor_change(status, change)}: {result}"
         return Advice("floor", urgency, text, change, _set(change), "floor")
     if "evict_after_wait_ms" in change:
-        return Advice("patience", urgency, f"without patience {result} now", change, _set(change))
+        return Advice("patience", urgency, f"without patience: {result}", change, _set(change))
     if "policy" in change:
-        text = f"with policy {change['policy']['name']} {result}"
+        text = f"with policy {change['policy']['name']}: {result}"
         return Advice("policy", urgency, text, change, _set(change), "policy")
-    return Advice("resume", urgency, f"resumed, {result}", change, "vtoken resume", "pause")
+    return Advice("resume", urgency, f"resumed: {result}", change, "vtoken resume", "pause")
 
 
 def _floor_change(status: Status, change: Mapping[str, Any]) -> str:
-    """`floor 50% → 33% of prompt`, `least floor 256 → 170 tokens`."""
+    """`floor 50% → 33%, least 256 → 170`, `floor 256 → 170 tokens`."""
     parts, floor = [], "budget" if status.evict_when == "always" else "floor"
     if "budget_ratio" in change:
         old, new = 100 * status.budget_ratio, 100 * change["budget_ratio"]
-        parts.append(f"{floor} {old:g}% → {new:g}% of prompt")
-    for name, label, old in (
-        ("budget_floor_tokens", f"least {floor}", status.budget_floor_tokens),
-        ("budget_tokens", floor, status.budget_tokens),
-    ):
-        if name in change:
-            parts.append(f"{label} {old:,} → {change[name]:,} tokens")
+        parts.append(f"{floor} {old:g}% → {new:g}%")
+    if "budget_floor_tokens" in change:
+        parts.append(f"least {status.budget_floor_tokens:,} → {change['budget_floor_tokens']:,}")
+    if "budget_tokens" in change:
+        parts.append(f"{floor} {status.budget_tokens:,} → {change['budget_tokens']:,} tokens")
     return ", ".join(parts)
 
 
@@ -132,7 +131,7 @@ def _at_hand(status: Status, relief: Relief, urgency: AdviceLevel) -> Iterator[A
     if relief.memory_bytes:
         blocks = counted(relief.missing_blocks, "more block")
         size = f"{-(-relief.memory_bytes // 1_000_000):,}M".replace(",", "")
-        text = f"start with --kv-cache-memory-bytes {size}: {blocks}, enough for all that wait"
+        text = f"start with --kv-cache-memory-bytes {size}: {blocks}, enough for all"
         yield Advice("memory", urgency, text)
     if requests.running:
         more = relief.startable_requests if requests.waiting else relief.more_requests or 0
@@ -186,7 +185,7 @@ def _of_config(status: Status, config: ConfigDocument) -> Iterator[Advice]:
     voids = void_settings(config.desired)
     for name in made.fields:
         if name in voids:
-            text = f"{made.actor} changed {name} {span(status.ts - made.ts)} ago, {voids[name]}"
+            text = f"{name} has {voids[name]} ({made.actor}, {span(status.ts - made.ts)} ago)"
             yield Advice("void", "note", text, command="vtoken undo", action="undo")
 
 
@@ -197,13 +196,13 @@ def _of_moves(status: Status) -> Iterator[Advice]:
     if done.moved_tokens >= ENOUGH and wasted > MANY_WASTED_MOVES:
         text = f"{wasted:.0%} of {done.moved_tokens:,} moved tokens died soon after"
         command = "vtoken config set interval_tokens=N --dry-run"
-        yield Advice("moves", "note", f"{text}: a larger interval_tokens moves fewer", {}, command)
+        yield Advice("moves", "note", f"{text}: raise interval_tokens", {}, command)
     early = 0 if memory is None else memory.preemptions_above_floor
     if early > MANY_PREEMPTED * (requests.finished + requests.preempted):
         headroom = min(2 * max(1, status.blocks.headroom), status.blocks.total // 2)
         change = {"headroom_blocks": headroom}
-        text = f"{counted(early, 'request')} preempted while others could give"
-        text += f": a larger reserve than {counted(status.blocks.headroom, 'block')} helps"
+        text = f"{early:,} preempted while others could give: more reserve than"
+        text += f" {counted(status.blocks.headroom, 'block')} helps"
         if headroom > status.blocks.headroom:
             yield Advice("preemptions", "note", text, change, _set(change))
 
@@ -227,7 +226,7 @@ def _of_traffic(status: Status) -> Iterator[Advice]:
     peaks = {peak.name: peak.value for peak in status.peaks}
     used = peaks.get("used_share", 1.0)
     if used < IDLE_MEMORY and requests.finished >= ENOUGH:
-        text = f"at most {used:.0%} of the pool was in use within a day"
+        text = f"at most {used:.0%} of the pool used in a day"
         yield Advice("idle", "note", f"{text}: more requests fit, or less memory does")
     if serving is None:
         return
@@ -243,7 +242,5 @@ def _of_traffic(status: Status) -> Iterator[Advice]:
         yield Advice("drafts", "note", text)
     asked, hit = serving.prefix_query_tokens, serving.prefix_hit_tokens
     if asked >= ENOUGH and 0 < hit < FEW_HITS * asked:
-        text = (
-            f"{hit / asked:.0%} of the prompts' tokens were in the prefix cache, though some repeat"
-        )
+        text = f"{hit / asked:.0%} of the prompts' tokens hit the prefix cache"
         yield Advice("prefix", "note", f"{text}: more memory keeps more of them")

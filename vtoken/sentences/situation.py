@@ -18,27 +18,28 @@ MAX_LENGTH = 180
 TWO_LINES = 150  # of 80 columns
 
 
-def situation(status: Status) -> str:
-    """The sentence, of at most `MAX_LENGTH` characters.
+def situation(status: Status, columns: int = TWO_LINES) -> str:
+    """The sentence, of at most `MAX_LENGTH` characters. Where who needs how much does not fit in
+    `columns`, it names the sums alone; clauses that do not fit are left out.
 
     Its head says what happens: OK, GIVING, SHORT where what can be given is not enough, FULL where
     nobody can give, FRAGMENTED where compacting frees all that is missing, PAUSED, IDLE.
     """
     memory, cause, requests = status.pressure, status.fragmentation.cause, status.requests
     if status.scheduling != "running":
-        return _suspended(status)
+        return _suspended(status, columns)
     if status.reclamation.held_blocks == 0:
         first_step = f"{_wait(requests.waiting)} for a first step"
         return f"IDLE: {first_step if requests.waiting else 'the whole pool is free'}."
     if cause == "ok":
-        return f"OK: {_in_use(status)}."
+        return _joined(columns, "OK: ", *_in_use(status))
     if memory is None:
-        return f"{cause.upper()}: {_lacks(status) or _in_use(status)}."
+        return _joined(columns, f"{cause.upper()}: ", *(_lacks(status) or _in_use(status)))
     giving = "GIVING after SHORT" if was_short(status) else "GIVING"
     if memory.short_blocks == 0:
         until = f"SHORT until {status.fragmentation.held_s:.1f} s ago"
         head = giving if memory.recent_tokens else until
-        return _joined(f"{head}: {_in_use(status)}", _gave(memory))
+        return _joined(columns, f"{head}: ", *_in_use(status), _gave(memory))
     if memory.waits_for == "resume":
         state, _, by = stopped(status).partition(" ")
         head = f"{state.upper()} {by}: nobody gives; "
@@ -49,7 +50,9 @@ def situation(status: Status) -> str:
     else:
         head = "SHORT: " if memory.givable_blocks else "FULL: "
     needs, *rest = _needs(status, memory)
-    return _joined(f"{head}{needs}", *rest, _gave(memory))
+    if len(head) + len(needs) >= columns:
+        needs = _sums(status, memory)
+    return _joined(columns, head, needs, *rest, _gave(memory))
 
 
 def level(status: Status) -> AdviceLevel | None:
@@ -106,41 +109,41 @@ def seconds_text(seconds: float) -> str:
 # ---------------------------------------------------------------- parts
 
 
-def _suspended(status: Status) -> str:
+def _suspended(status: Status, columns: int) -> str:
     """The engine is paused, or paused for new requests."""
     running, waiting = status.requests.running, _wait(status.requests.waiting)
     if status.scheduling == "paused":
         requests = "request is" if running == 1 else "requests are"
-        effect = f"vLLM schedules nothing until it is resumed; {running:,} {requests} suspended"
+        effect, whom = "vLLM schedules nothing", f"{running:,} {requests} suspended"
     else:
-        effect = f"vLLM starts no new request until it is resumed; {running:,} running"
-    return f"PAUSED: {effect}, {waiting}."
+        effect, whom = "vLLM starts no new request", f"{running:,} running"
+    return _joined(columns, "PAUSED: ", f"{effect} until it is resumed", f"{whom}, {waiting}")
 
 
 def _wait(n: int) -> str:
     return "1 waits" if n == 1 else f"{n:,} wait"
 
 
-def _in_use(status: Status) -> str:
+def _in_use(status: Status) -> list[str]:
     """How full the pool is, and that nobody waits for blocks."""
     blocks, waiting = status.blocks, status.requests.waiting
-    text = f"{1 - blocks.free / max(1, blocks.total):.0%} of the pool in use; "
+    clauses = [f"{1 - blocks.free / max(1, blocks.total):.0%} of the pool in use"]
     if waiting == 0:
-        text += "nobody waits"
+        clauses.append("nobody waits")
     else:
         why = "the first has its blocks free" if status.requests.first else "not for blocks"
-        text += f"{_wait(waiting)}, {why}"
+        clauses.append(f"{_wait(waiting)}, {why}")
     if status.pressure is not None and (by := stopped(status)):
-        text += f"; {by}, nobody gives"
-    return text
+        clauses.insert(0, f"{by}, nobody gives")  # others may be left out
+    return clauses
 
 
-def _lacks(status: Status) -> str:
-    """What the first waiting request lacks where nobody gives; "" if none lacks blocks."""
+def _lacks(status: Status) -> list[str]:
+    """What the first waiting request lacks where nobody gives; [] if none lacks blocks."""
     first = status.requests.first
     if first is None or not first.short_blocks:
-        return ""
-    return f"{_first(status, first)}: {first.short_blocks:,} missing"
+        return []
+    return [f"{_first(status, first)}: {first.short_blocks:,} missing"]
 
 
 def _first(status: Status, first: FirstWaiting) -> str:
@@ -163,8 +166,7 @@ def _needs(status: Status, memory: MemoryPressure) -> list[str]:
     first, free = status.requests.first, status.blocks.free
     can_give = f"{memory.givable_blocks:,} can be given"
     waits = memory.waits_for
-    lasting = memory.asked_blocks + memory.future_blocks
-    if waits == "end" and first is not None and lasting > free + memory.givable_blocks:
+    if first is not None and _is_lasting(status, memory):
         needs = f"{_first(status, first)} + {memory.future_blocks:,} for running ones"
         return [needs, f"{free:,} free, {can_give}"]
     if first is None:
@@ -179,6 +181,22 @@ def _needs(status: Status, memory: MemoryPressure) -> list[str]:
     return [missing] if waits == "resume" else [missing, can_give]
 
 
+def _is_lasting(status: Status, memory: MemoryPressure) -> bool:
+    """Whether all that can be given is not enough until the ends of running requests."""
+    lasting = memory.asked_blocks + memory.future_blocks
+    return memory.waits_for == "end" and lasting > status.blocks.free + memory.givable_blocks
+
+
+def _sums(status: Status, memory: MemoryPressure) -> str:
+    """`_needs` without its terms."""
+    first, missing = status.requests.first, f"{counted(memory.short_blocks, 'block')} missing"
+    if first is None:
+        return f"running ones: {missing}"
+    if _is_lasting(status, memory):
+        return f"{waiting_text(status)}, need {first.needed_blocks + memory.future_blocks:,} in all"
+    return f"{waiting_text(status)}, {missing}"
+
+
 def _gave(memory: MemoryPressure) -> str:
     """Who gave lately; "" if nobody did."""
     if not memory.recent_tokens:
@@ -187,10 +205,10 @@ def _gave(memory: MemoryPressure) -> str:
     return f"{gave} in {memory.window_s:g} s"
 
 
-def _joined(head: str, *clauses: str) -> str:
-    """One sentence of `head` and as many of the `clauses` as fit in two lines."""
-    text = head
-    for clause in clauses:
-        if clause and len(text) + len(clause) + 3 <= TWO_LINES:
+def _joined(columns: int, head: str, first: str, *others: str) -> str:
+    """One sentence of `head`, the `first` clause and as many of the others as fit."""
+    text = head + first
+    for clause in others:
+        if clause and len(text) + len(clause) + 3 <= columns:
             text += f"; {clause}"
     return f"{text}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vtoken.sentences import clock
+from vtoken.sentences.situation import situation
 from vtoken_console.feed.connection import Connection, State
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
@@ -20,8 +21,6 @@ from vtoken_console.widgets.lines import (
 )
 
 if TYPE_CHECKING:
-    from rich.style import Style
-
     from vtoken import wire
 
 
@@ -79,18 +78,11 @@ class Sentence(LinesWidget):
         if not remedy:
             return lines
         if len(lines) == height and width_of(lines[-1]) + width_of(remedy) > width:
-            lines = [_clauses(fragmentation.sentence, width, style)]  # a line is the remedy's
+            brief = situation(status, width - 1)  # a line is the remedy's
+            lines = [merge(cut([(f" {brief}", style)], width))]
         if width_of(lines[-1]) + width_of(remedy) > width:
             return [*lines, merge(remedy)]
         return [*lines[:-1], spread(lines[-1], remedy, width, palette.TEXT_STYLE)]
-
-
-def _clauses(sentence: str, width: int, style: Style) -> Line:
-    """As many of a sentence's clauses as fit a line."""
-    clauses = sentence.rstrip(".").split("; ")
-    fitting = (f" {'; '.join(clauses[:n])}" for n in range(len(clauses), 0, -1))
-    text = next((text for text in fitting if len(text) <= width), f" {clauses[0]}")
-    return merge(cut([(text, style)], width))
 
 
 def _remedy(view: View, status: wire.Status, width: int) -> list[Span]:
@@ -98,7 +90,7 @@ def _remedy(view: View, status: wire.Status, width: int) -> list[Span]:
     if not status.advice:
         return []
     first = status.advice[0]
-    spans: list[Span] = [(f" {first.text} ", palette.TEXT_STYLE)]
+    spans: list[Span] = [(f" {first.text}", palette.TEXT_STYLE)]
     key = next((key for key in view.keys if key.id == first.action), None)
     if key is not None and view.replay is None and not (key.control and view.read_only_reason):
         style = palette.CONTROL_STYLE if key.control else palette.KEY_STYLE
