@@ -15,7 +15,7 @@ from vtoken_console.widgets.details.block_page import BlockPage
 from vtoken_console.widgets.outcome import problem_text
 
 if TYPE_CHECKING:
-    from vtoken_console.feed.source import Source
+    from vtoken_console.feed.session import Source
 
 REFRESH_S = 0.5
 

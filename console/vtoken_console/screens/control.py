@@ -48,7 +48,7 @@ from vtoken_console.widgets.trial_bar import TrialBar
 if TYPE_CHECKING:
     from vtoken import wire
     from vtoken_console.changes.watch import ChangeWatch
-    from vtoken_console.feed.source import Source
+    from vtoken_console.feed.session import Source
 
 DEBOUNCE_S = 0.15  # from a change of the edits to its what-if
 EXAMPLES = ("goodput<0.95", "requests{state=waiting}>20")  # guards, with an objective and without

@@ -35,7 +35,7 @@ from vtoken_console.widgets.outcome import problem_text
 
 if TYPE_CHECKING:
     from vtoken import wire
-    from vtoken_console.feed.source import Source
+    from vtoken_console.feed.session import Source
     from vtoken_console.feed.tokens import TokenTable
 
 REFRESH_S = 1.0
