@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.account import sentence_contradictions
 from tests.support.console_harness import (
     applied,
     charts_text,
@@ -115,12 +116,8 @@ async def test_gauge_sentence_and_rows_of_a_frame_agree(
         assert figures["missing"] == f"{pressure.short_blocks}"
         used = 1 - status.blocks.free / status.blocks.total
         assert f"KV {used:4.0%}" in gauge(app)
-        waits = re.compile(r"\(oldest [^)]*\)")  # it goes on
-        first, screen = (
-            lines[1].partition(";")[0].rstrip(" …"),
-            waits.sub("", status.fragmentation.sentence),
-        )
-        assert waits.sub("", first).strip() in screen
+        assert " missing" in lines[1]
+        assert list(sentence_contradictions(status, lines[1].strip())) == []
         rows = [line for line in lines if " needs " in line and line.startswith("┃")]
         assert rows == lines[6 : 6 + len(rows)], "who waits is not on top"
         assert f" needs {status.requests.first.needed_blocks}" in rows[0]

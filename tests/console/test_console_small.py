@@ -122,15 +122,19 @@ def test_text_that_does_not_fit_ends_with_an_ellipsis() -> None:
     assert len(lines[2][0][0]) <= 40
 
 
-async def test_a_long_sentence_has_its_sums_and_the_first_advice_its_key_uncut() -> None:
-    async with serving(make_short()) as served, running(served.url, SMALL) as (app, _):
+@pytest.mark.parametrize(("columns", "parts"), [(80, 2), (60, 1)])
+async def test_a_long_sentence_has_its_sums_and_the_advice_its_key_and_no_figure_is_cut(
+    columns: int, parts: int
+) -> None:
+    async with serving(make_short()) as served, running(served.url, (columns, 24)) as (app, _):
         status = app.source.feed.model.status
-        assert len(status.fragmentation.sentence) > SMALL[0]
+        assert len(status.fragmentation.sentence) > columns
         status.advice.append(wire.Advice(code="memory", level="note", text="not shown"))
-        first = status.advice[0]
-        await until(lambda: f"[f] {first.text}" in screen_text(app).splitlines()[2], "no advice")
-        sums = r" GIVING: \d+ wait \(oldest [\d.]+ s\), \d+ blocks missing; \d+ can be given\."
-        assert re.fullmatch(sums, screen_text(app).splitlines()[1].rstrip())
+        first = ", ".join(status.advice[0].text.split(", ")[:parts])
+        await until(lambda: screen_text(app).splitlines()[2].rstrip() == f" [f] {first}", "no")
+        sums = ["GIVING: 34 wait, 12 blocks missing", "77 can be given"][:parts]
+        shown = re.sub(r" \(oldest [^)]*\)", "", screen_text(app).splitlines()[1])
+        assert shown.strip() == f"{'; '.join(sums)}."
         assert "not shown" not in words(app)
 
 

@@ -185,7 +185,7 @@ def _of_config(status: Status, config: ConfigDocument) -> Iterator[Advice]:
     voids = void_settings(config.desired)
     for name in made.fields:
         if name in voids:
-            text = f"{name} has {voids[name]} ({made.actor}, {span(status.ts - made.ts)} ago)"
+            text = f"{name} has {voids[name]} ({made.actor} {span(status.ts - made.ts)} ago)"
             yield Advice("void", "note", text, command="vtoken undo", action="undo")
 
 

@@ -19,8 +19,10 @@ TWO_LINES = 150  # of 80 columns
 
 
 def situation(status: Status, columns: int = TWO_LINES) -> str:
-    """The sentence, of at most `MAX_LENGTH` characters. Where who needs how much does not fit in
-    `columns`, it names the sums alone; clauses that do not fit are left out.
+    """The sentence, of at most `MAX_LENGTH` characters.
+
+    Where who needs how much, and what there is for them, does not fit in `columns`, it names the
+    sums alone. Other clauses that do not fit are left out.
 
     Its head says what happens: OK, GIVING, SHORT where what can be given is not enough, FULL where
     nobody can give, FRAGMENTED where compacting frees all that is missing, PAUSED, IDLE.
@@ -50,7 +52,7 @@ def situation(status: Status, columns: int = TWO_LINES) -> str:
     else:
         head = "SHORT: " if memory.givable_blocks else "FULL: "
     needs, *rest = _needs(status, memory)
-    if len(head) + len(needs) >= columns:
+    if len(_joined(MAX_LENGTH, head, needs, *rest)) > columns:
         needs = _sums(status, memory)
     return _joined(columns, head, needs, *rest, _gave(memory))
 

@@ -86,16 +86,22 @@ class Sentence(LinesWidget):
 
 
 def _remedy(view: View, status: wire.Status, width: int) -> list[Span]:
-    """The first advice with its key; what a recording or an observer cannot do has none."""
+    """The first advice with its key; what a recording or an observer cannot do has none. Where it
+    does not fit, its last figure is left out: one that is cut would be another.
+    """
     if not status.advice:
         return []
     first = status.advice[0]
-    spans: list[Span] = [(f" {first.text}", palette.TEXT_STYLE)]
+    spans: list[Span] = []
     key = next((key for key in view.keys if key.id == first.action), None)
     if key is not None and view.replay is None and not (key.control and view.read_only_reason):
         style = palette.CONTROL_STYLE if key.control else palette.KEY_STYLE
-        spans.insert(0, (f" [{key.shown}]", style))
-    return cut(spans, width)
+        spans = [(f" [{key.shown}]", style)]
+    text = f" {first.text}"
+    shorter = text.rpartition(", ")[0]
+    if width_of(spans) + len(text) > width and ": " in shorter:
+        text = shorter
+    return cut([*spans, (text, palette.TEXT_STYLE)], width)
 
 
 def _silence(view: View) -> list[Span]:
