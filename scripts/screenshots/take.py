@@ -170,6 +170,4 @@ async def _back(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None:
     if scenario.undo:
         await pilot.press("u")
         await pilot.pause(1.0)
-    if "e" in scenario.keys:
-        app.dashboard.action_event_kinds()
     app.clear_notifications()

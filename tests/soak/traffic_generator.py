@@ -186,6 +186,8 @@ class Chance:
             return rng.choice((0.0, 0.0, 0.0, 0.25, rng.random()))
         if name == "evict_after_wait_ms":
             return rng.choice((0, 0, 50, 1000))
+        if name == "slo":
+            return rng.choice(("", "ttft<2s", "ttft<500 ms, itl<80ms"))
         if name == "recycle":
             return rng.random() < 0.35  # recycling leaves little to relocate
         if name == "reclamation":

@@ -53,7 +53,8 @@ def test_compressed_admission_preempts_nobody_where_vllms_rule_does(
         ) as llm:
             observer, sentences = Observer(llm), sentences_while_waiting(llm)
             tokens[admission] = greedy(llm, prompts, 200)
-            assert any(re.search(r"the first lacks \d+ block", sentence) for sentence in sentences)
+            lacking = re.compile(r"needs \d+ blocks? now.*: \d+ missing")
+            assert any(map(lacking.search, sentences))
             preempted[admission] = observer.runtime.counters.requests.preempted
     assert preempted["stock"] > 0
     assert preempted["compressed"] == 0
@@ -152,7 +153,7 @@ def test_blocks_that_the_watermark_withholds_are_reported_and_open_the_gate(
         first = next(status for status in statuses if status.requests.waiting == 3)
         assert first.blocks.withheld == 20 <= first.blocks.free
         assert re.search(
-            r": 3 wait, the first lacks \d+ blocks \(20 withheld by --watermark\); ",
+            r": 3 wait .*, first needs \d+ blocks now \(20 withheld by --watermark\): \d+ missing",
             situation(first),
         )
         opened = [
