@@ -6,9 +6,7 @@ scenarios can run in any order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 SMALL, NORMAL, LARGE = (80, 24), (120, 36), (200, 50)
 HUGE = (220, 60)
@@ -18,7 +16,8 @@ HUGE = (220, 60)
 class Scenario:
     """`keys` are pressed with `focus` focused; `undo`: press `u` afterwards.
 
-    `config`: a merge patch of the configuration that is applied first.
+    `giver`: the cursor is on the request that gave most.
+
     `source`: "live", "guide" (guided first minute), "replay" of the flight recording, or "fleet":
     the fleet page of a server with several engines.
     """
@@ -26,8 +25,8 @@ class Scenario:
     keys: tuple[str, ...] = ()
     size: tuple[int, int] = NORMAL
     focus: str = "#requests"
+    giver: bool = False
     undo: bool = False
-    config: Mapping[str, Any] | None = None
     source: str = "live"
     appearance: str = ""  # name of a theme or of a colour mode
     view: str = ""  # a panel alone
@@ -37,9 +36,6 @@ class Scenario:
 LOWER_THETA = ("colon", *"theta_f", "enter", *("left",) * 5)
 ON_TRIAL = ("f", "left", "left", "ctrl+t", "tab", *"500ms", "tab", "0", "enter")
 
-SHADOW = {"shadow": {"name": "streaming_llm"}}
-TO_EVICTION_S = 15.0
-
 SCENARIOS: dict[str, Scenario] = {
     "pool": Scenario(),
     "map": Scenario(view="pool"),
@@ -48,10 +44,9 @@ SCENARIOS: dict[str, Scenario] = {
     # The demo's pool is small: only a small terminal has a region zoom level.
     "region": Scenario(("z", "z"), size=(64, 20)),
     "blocks": Scenario(("z", "z")),
-    "slots": Scenario(("z", "z", "z"), settle_s=2.5),
-    # The shadow policy is compared at the request's next eviction.
-    "text": Scenario(("enter",), config=SHADOW, undo=True, settle_s=TO_EVICTION_S),
-    "request": Scenario(("enter", "t"), settle_s=2.5),
+    "slots": Scenario(("z", "z", "right", "z"), settle_s=2.5),
+    "text": Scenario(("enter",), giver=True, settle_s=3.0),
+    "request": Scenario(("enter", "t"), giver=True, settle_s=2.5),
     "control": Scenario(LOWER_THETA),
     "policy": Scenario(("P",)),
     "trial-terms": Scenario((*LOWER_THETA, "ctrl+t")),

@@ -27,7 +27,7 @@ from vtoken_console.export.raster import PngUnavailable, svg_to_png
 from vtoken_console.style.themes import NAMES
 from vtoken_console.widgets.heatmap.colouring import Mode
 
-TIMEOUT_S = 30.0  # until the first data
+TIMEOUT_S = 60.0  # until the first data, and until memory is short: the load swings
 SILENT_S = 12.0
 REPLAY_S = 120  # length of the flight recording that is replayed
 TOUR = "tour"
@@ -79,6 +79,8 @@ async def take(
                 await _first_data(app, pilot, url)
                 await pilot.pause(settle_s)
                 for name in names:
+                    if source != "replay":
+                        await _until(app, pilot, url, tour.is_busy)
                     await _drive(app, pilot, SCENARIOS[name])
                     written += _save(app, out, name)
                     await _back(app, pilot, SCENARIOS[name])
@@ -108,7 +110,7 @@ async def _until(
     while not condition(app):
         if time.monotonic() > deadline:
             why = app.source.feed.connection.error if app.source else "not started"
-            raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
+            raise TimeoutError(f"not seen at {url} within {TIMEOUT_S:g} s: {why}")
         await pilot.pause(0.1)
 
 
@@ -130,11 +132,11 @@ async def _drive(app: ConsoleApp, pilot: Pilot[int], scenario: Scenario) -> None
         app.set_theme(scenario.appearance, "truecolor")
     elif scenario.appearance:
         app.dashboard.set_mode(Mode(scenario.appearance))
-    if scenario.config is not None and app.source is not None:
-        await app.source.rest.patch_config(dict(scenario.config))
     target = app.dashboard.query_one(scenario.focus)
     if scenario.view in ("", scenario.focus.removeprefix("#")):
         target.focus()
+    if scenario.giver:
+        tour.open_a_giver(app)
     for key in scenario.keys:
         await pilot.press(key)
         await pilot.pause(0.1)

@@ -56,6 +56,14 @@ def somebody_waits(app: ConsoleApp) -> bool:
     return status.requests.waiting > 0 and min(pressure.short_blocks, pressure.recent_tokens) > 0
 
 
+def is_busy(app: ConsoleApp) -> bool:
+    """Memory is in use, and somebody gave tokens for it lately."""
+    status = _status(app)
+    if status is None or status.pressure is None:
+        return False
+    return status.pressure.recent_tokens > 0 and 5 * status.blocks.free < status.blocks.total
+
+
 def on_trial(app: ConsoleApp) -> bool:
     config = None if app.source is None else app.source.feed.model.config
     return config is not None and config.trial is not None
