@@ -229,11 +229,14 @@ def test_a_dim_cell_keeps_its_amount_in_a_fainter_colour() -> None:
     assert [text for text, _ in plain.row(codes, 0)] == ["##", "##"]
 
 
-def test_a_mark_makes_no_hole_in_a_bar_without_colour() -> None:
+@pytest.mark.parametrize(
+    ("sign", "text"), [({"mark": 2}, " s"), ({"move": cell_paint.DESTINATION}, "• ")]
+)
+def test_a_sign_makes_no_hole_in_a_bar_without_colour(sign: dict[str, int], text: str) -> None:
     shade = choose(depth="16", environ={})
     painter = painter_of(shade, Mode.UTILISATION, (2, 1), roomy=False, has_ids=False)
-    ((text, style),) = painter.row(cell_paint.pack(1, mean=LEVELS - 1, mark=2).tolist(), 0)
-    assert text == " s"
+    ((shown, style),) = painter.row(cell_paint.pack(1, mean=LEVELS - 1, **sign).tolist(), 0)
+    assert shown == text
     assert style is palette.INVERSE_STYLE
 
 

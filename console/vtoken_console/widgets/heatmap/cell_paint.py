@@ -173,10 +173,9 @@ class CellPainter:
         if not coloured:
             glyphs = self.ramp.glyphs
             if width > 1 and cell.mark:
-                full = cell.mean > LEVELS // 2 and not self.ascii_only
-                return MARKS[cell.mark].rjust(width) if full else (
-                    glyphs[cell.mean] * (width - 1) + MARKS[cell.mark]
-                ), palette.INVERSE_STYLE if full else palette.TEXT_STYLE
+                if self._is_solid(cell):
+                    return MARKS[cell.mark].rjust(width), palette.INVERSE_STYLE
+                return glyphs[cell.mean] * (width - 1) + MARKS[cell.mark], palette.TEXT_STYLE
             return glyphs[cell.mean] + glyphs[cell.worst] * (width - 1), palette.TEXT_STYLE
         back = self.ramp.colors[cell.mean]
         if width > 1 and cell.mark:
@@ -184,6 +183,11 @@ class CellPainter:
         if cell.worst != cell.mean:
             return STRIPE * width, palette.style(self.ramp.colors[cell.worst], back)
         return " " * width, palette.style(None, back)
+
+    def _is_solid(self, cell: Cell) -> bool:
+        """Whether glyphs fill the cell, so that a mark on the background would look like a hole."""
+        filled = LEVELS // 2 < cell.mean < FREE_LEVEL and not cell.kinds
+        return filled and not self.ramp.colors and not self.ascii_only
 
     def _kind(self, cell: Cell) -> Span:
         """The letter of the kind, or the number of kinds."""
@@ -214,6 +218,8 @@ class CellPainter:
 
     def _moved(self, cell: Cell, text: str, style: Style) -> Span:
         glyph = MOVES[cell.move][cell.phase][self.ascii_only]
+        if self._is_solid(cell):
+            return glyph.ljust(len(text)), palette.INVERSE_STYLE
         if not self.ramp.colors:
             return glyph + text[1:], palette.BOLD_STYLE
         back = self._back(style)
