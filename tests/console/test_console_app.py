@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 from textual import events
@@ -400,8 +401,9 @@ async def test_no_motion_reports_moves_without_drawing_them(
     core: LiveEngine, served: Served
 ) -> None:
     appearance = choose(depth="truecolor", motion=False)
-    async with running(served.url, size=(120, 36), appearance=appearance) as (app, pilot):
-        await pilot.pause(0.3)
+    async with running(served.url, size=(120, 36), appearance=appearance) as (app, _):
+        evicted = core.runtime.events.page(0, 10_000, "eviction").events[-1].ts
+        await until(lambda: int(time.time()) > int(evicted), "its second is a line of the log")
         compact(core, next(iter(core.store.tables)))
         await until(lambda: " tok moved" in screen_text(app), "not in the log")
         assert not MOVING & set(map_text(app))

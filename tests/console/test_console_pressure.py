@@ -39,7 +39,7 @@ from vtoken_console.app.app import ConsoleApp
 from vtoken_console.changes.fields import make_fields, step_value
 from vtoken_console.feed.samples import NAMES, Sampler
 from vtoken_console.screens.confirm import ConfirmScreen
-from vtoken_console.style import palette
+from vtoken_console.style import palette, units
 from vtoken_console.style.appearance import choose
 from vtoken_console.widgets.figures.sections import pressure_section
 from vtoken_console.widgets.lines import width_of
@@ -338,6 +338,13 @@ async def test_given_tokens_have_a_chart_up_to_now(served: Served) -> None:
         await until(lambda: "given" in charts_text(app), "no chart")
         for label in ("KV used", "waiting", "first token p95"):
             assert label in charts_text(app)
+
+
+async def test_the_figure_in_a_charts_title_is_never_cut(served: Served) -> None:
+    async with running(served.url, (150, 42)) as (app, _):
+        latency = app.source.feed.model.status.latency.inter_token.p95_ms
+        await until(lambda: "between toke" in charts_text(app), "no chart")
+        assert f" {units.latency(latency, 0)}" in charts_text(app)
 
 
 def test_given_tokens_are_sampled_as_a_rate_and_unknown_where_nobody_gives(

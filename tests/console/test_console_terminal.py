@@ -30,6 +30,7 @@ class Tmux:
             capture_output=True,
             text=True,
             check=True,
+            env=dict(os.environ),  # without COLUMNS and LINES, which readline sets beside it
         )
         return done.stdout
 
@@ -65,18 +66,27 @@ async def test_console_is_started_driven_and_left_in_a_real_terminal(
     text = await tmux.shows(lambda t: "pool · 399 blocks" in t, "no first frame")
     assert "● live" in text.splitlines()[0]
     assert "q quit" in text.rstrip().splitlines()[-1]
-    tmux("send-keys", "-t", "console", "k")
-    await tmux.shows(lambda t: "by age" in t, "the colours do not change")
+    tmux("send-keys", "-t", "console", "o")
+    await tmux.shows(lambda t: "Map by request" in t, "the colours do not change")
     tmux("send-keys", "-t", "console", "/")
     await tmux.shows(lambda t: "part of an id" in t, "no field for the filter")
     tmux("send-keys", "-t", "console", "-l", "state:free")
     free = int((core.reporter.flags() == 0).sum())
-    await tmux.shows(lambda t: f"{free} match" in t, "the filter does not count")
+    found = f"{free} of 399 blocks match"
+    await tmux.shows(lambda t: found in t, "the filter does not count")
     tmux("send-keys", "-t", "console", "Escape")
-    await tmux.shows(lambda t: f"{free} match" not in t, "the filter is not cleared")
-    tmux("send-keys", "-t", "console", "p")
+    await tmux.shows(lambda t: found not in t, "the filter is not cleared")
+    tmux("send-keys", "-t", "console", "H")
+    await tmux.shows(lambda t: "Pause reclamation on 127.0.0.1" in t, "it does not ask")
+    tmux("send-keys", "-t", "console", "Right", "Enter")
     await tmux.shows(lambda _: core.runtime.config.reclamation == "paused", "pause was not sent")
-    tmux("send-keys", "-t", "console", "t", "0.1")
+    tmux("send-keys", "-t", "console", ":")
+    await tmux.shows(lambda t: "key  " in t, "no palette")
+    tmux("send-keys", "-t", "console", "-l", "theta_f")
+    await tmux.shows(lambda t: "setting  theta_f" in t, "not found")
+    tmux("send-keys", "-t", "console", "Enter")
+    await tmux.shows(lambda t: "settings ·" in t, "no settings")
+    tmux("send-keys", "-t", "console", "0.1")
     await tmux.shows(lambda t: "theta_f 0.25 → 0.1" in t, "no what-if of the typed value")
     tmux("send-keys", "-t", "console", "Enter")
     await tmux.shows(lambda t: "Accepted: revision 3" in t, "not applied")
@@ -86,7 +96,7 @@ async def test_console_is_started_driven_and_left_in_a_real_terminal(
     await tmux.shows(lambda _: core.runtime.config.theta_f == 0.25, "not undone")
     small = ("-x", "80", "-y", "24")
     tmux("resize-window", "-t", "console", *small)
-    text = await tmux.shows(lambda t: "moves and changes" not in t, "not laid out anew")
+    text = await tmux.shows(lambda t: "log ─" not in t, "not laid out anew")
     assert "requests ·" in text
     assert max(map(len, text.splitlines())) <= 80
     tmux("send-keys", "-t", "console", "q")

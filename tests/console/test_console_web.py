@@ -121,7 +121,10 @@ async def test_page_requires_its_key_then_shows_the_console_and_receives_keys(
         assert len(picture) > 20_000  # a picture of a full screen, not of an empty page
         page.received = b""
         await page.click(300, 400)
-        await page.press("p")
+        await page.press("H")
+        await page.until("Cancel")
+        await page.press("ArrowRight")
+        await page.press("Enter")
         await page.until("Reclamation paused")
         await page.press("?")
         await page.until("restore the configuration")
@@ -163,7 +166,7 @@ async def test_without_a_token_the_page_is_read_only_and_needs_no_key(
 ) -> None:
     async with tab(page_url) as socket:
         await read_until(socket, b"read-only")
-        await socket.send('["stdin", "p"]')
+        await socket.send('["stdin", "H"]')
         await read_until(socket, b"started with --read-only")
     assert served.calls_of("patch_config") == []
 
@@ -200,7 +203,9 @@ async def test_a_console_that_can_act_requires_the_key(served: Served, tmp_path:
         assert page_key(tmp_path) != key
         async with tab(url, **shown) as socket:
             await read_until(socket, b"test-llama")
-            await socket.send('["stdin", "p"]')
+            await socket.send('["stdin", "H"]')
+            await read_until(socket, b"Cancel")
+            await socket.send('["stdin", "\\t\\r"]')
             await read_until(socket, b"Reclamation paused")
             shown_to_all = command_lines()
             for secret in (SECRET, key, page_key(tmp_path), shown["Cookie"].partition("=")[2]):

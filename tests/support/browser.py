@@ -32,6 +32,7 @@ FLAGS = (
     "--remote-debugging-port=0",
     "--window-size=1200,800",
 )
+KEY_CODES = {"ArrowRight": 39, "Enter": 13}  # of keys that are no characters
 _LISTENING = re.compile(rb"DevTools listening on (ws://\S+)")
 
 
@@ -91,9 +92,11 @@ class Page:
             )
 
     async def press(self, key: str) -> None:
+        """`key`: a character, or one of KEY_CODES."""
+        code = {"windowsVirtualKeyCode": KEY_CODES[key]} if key in KEY_CODES else {}
         for kind in ("keyDown", "keyUp"):
-            text = {"text": key} if kind == "keyDown" else {}
-            await self.call("Input.dispatchKeyEvent", type=kind, key=key, **text)
+            text = {"text": key} if kind == "keyDown" and not code else {}
+            await self.call("Input.dispatchKeyEvent", type=kind, key=key, **text, **code)
 
     async def picture(self) -> bytes:
         """PNG."""

@@ -368,6 +368,7 @@ class Dashboard(Screen[None]):
         if self.focused is not box:
             self._focus_before = self.focused
         box.display = True
+        self.app.clear_notifications()  # they would cover it
         self.set_focus(box)  # at once, so that the next key is text, not a command
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from textual.geometry import Size
+
 from vtoken_console.frame.view import View
 from vtoken_console.style.palette import Paragraph
 from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget
@@ -34,12 +36,19 @@ class Outcome(LinesWidget):
         self.redraw()
 
     def build_lines(self, view: View, width: int, height: int) -> list[Line]:
+        lines = self._wrapped(width)
+        if len(lines) > height > 0:
+            text, style = "".join(part for part, _ in lines[height - 1]), lines[height - 1][0][1]
+            lines[height - 1] = ((f"{text[: width - 2]} …", style),)
+        return lines
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self._wrapped(width))
+
+    def _wrapped(self, width: int) -> list[Line]:
         lines: list[Line] = []
         for text, style in self.paragraphs:
             if not text:
                 lines.append(EMPTY)
             lines += [((" " + line, style),) for line in textwrap.wrap(text, max(10, width - 2))]
-        if len(lines) > height > 0:
-            text, style = "".join(part for part, _ in lines[height - 1]), lines[height - 1][0][1]
-            lines[height - 1] = ((f"{text[: width - 2]} …", style),)
         return lines

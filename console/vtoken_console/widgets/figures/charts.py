@@ -171,10 +171,16 @@ class Charts(LinesWidget, can_focus=True):
 
 
 def _title(chart: Chart, columns: int) -> Line:
-    """The title above `columns` columns of values; its first two parts if it does not fit."""
-    fits = width_of(chart.title) <= AXIS + columns
+    """The title above `columns` columns of values; its first two parts if it does not fit, the
+    figure uncut.
+    """
+    room = AXIS + columns
+    fits = width_of(chart.title) <= room
     title = [span for span in (chart.title if fits else chart.title[:2]) if span[0]]
-    indent = max(0, min(AXIS, AXIS + columns - width_of(title)))
+    if width_of(title) > room:
+        *label, (figure, style) = title
+        title = [*cut(label, room - len(figure) - 1), (f" {figure}", style)]
+    indent = max(0, min(AXIS, room - width_of(title)))
     return merge([(" " * indent, palette.FAINT_STYLE), *title])
 
 
