@@ -14,7 +14,7 @@ HUGE = (220, 60)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`keys` are pressed with `focus` focused; `undo`: press `u` afterwards.
+    """`keys` are pressed with `focus` focused; `undo`: they begin a trial, and `u` ends it.
 
     `giver`: the cursor is on the request that gave most.
 
@@ -47,10 +47,10 @@ SCENARIOS: dict[str, Scenario] = {
     "slots": Scenario(("z", "z", "right", "z"), settle_s=2.5),
     "text": Scenario(("enter",), giver=True, settle_s=3.0),
     "request": Scenario(("enter", "t"), giver=True, settle_s=2.5),
-    "control": Scenario(LOWER_THETA),
+    "control": Scenario(LOWER_THETA, settle_s=4.0),
     "policy": Scenario(("P",)),
     "trial-terms": Scenario((*LOWER_THETA, "ctrl+t")),
-    "trial": Scenario((*ON_TRIAL, "escape"), undo=True, settle_s=3.0),
+    "trial": Scenario(ON_TRIAL, undo=True, settle_s=3.0),
     "confirm": Scenario(("f", *"128", "enter"), settle_s=2.0),
     "charts": Scenario(view="charts"),
     "figures": Scenario(view="numbers"),

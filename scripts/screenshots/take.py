@@ -82,6 +82,11 @@ async def take(
                     if source != "replay":
                         await _until(app, pilot, url, tour.is_busy)
                     await _drive(app, pilot, SCENARIOS[name])
+                    if SCENARIOS[name].undo:
+                        await _until(app, pilot, url, tour.asked_or_on_trial)
+                        await pilot.press(*tour.yes(app))
+                        await _until(app, pilot, url, tour.on_trial)
+                        await pilot.pause(SCENARIOS[name].settle_s)
                     written += _save(app, out, name)
                     await _back(app, pilot, SCENARIOS[name])
     if TOUR in views:
