@@ -44,7 +44,7 @@ SCENARIOS: dict[str, Scenario] = {
     # The demo's pool is small: only a small terminal has a region zoom level.
     "region": Scenario(("z", "z"), size=(64, 20)),
     "blocks": Scenario(("z", "z")),
-    "slots": Scenario(("z", "z", "right", "z"), settle_s=2.5),
+    "slots": Scenario(("z",) * 4, settle_s=2.5),
     "text": Scenario(("enter",), giver=True, settle_s=3.0),
     "request": Scenario(("enter", "t"), giver=True, settle_s=2.5),
     "control": Scenario(LOWER_THETA, settle_s=4.0),
