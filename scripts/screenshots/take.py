@@ -42,11 +42,12 @@ async def take(
     token: str | None = None,
     settle_s: float = 3.0,
     silence: Silence = nullcontext,
+    when: Callable[[ConsoleApp], bool] = tour.is_busy,
 ) -> list[Path]:
     """Writes `out`/console-VIEW.svg (and .png) for each view.
 
-    `silence`: stops an engine while the fleet page is taken. Raises TimeoutError if no data
-    arrives.
+    `silence`: stops an engine while the fleet page is taken. `when`: a view of a live server is
+    taken. Raises TimeoutError if no data arrives, or that moment does not come.
     """
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -80,7 +81,7 @@ async def take(
                 await pilot.pause(settle_s)
                 for name in names:
                     if source != "replay":
-                        await _until(app, pilot, url, tour.is_busy)
+                        await _until(app, pilot, url, when)
                     await _drive(app, pilot, SCENARIOS[name])
                     if SCENARIOS[name].undo:
                         await _until(app, pilot, url, tour.asked_or_on_trial)
@@ -101,10 +102,11 @@ async def take(
     return written
 
 
-async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
-    def is_live(app: ConsoleApp) -> bool:
-        return app.source is not None and app.source.feed.connection.is_live
+def is_live(app: ConsoleApp) -> bool:
+    return app.source is not None and app.source.feed.connection.is_live
 
+
+async def _first_data(app: ConsoleApp, pilot: Pilot[int], url: str) -> None:
     await _until(app, pilot, url, is_live)
 
 
@@ -115,7 +117,7 @@ async def _until(
     while not condition(app):
         if time.monotonic() > deadline:
             why = app.source.feed.connection.error if app.source else "not started"
-            raise TimeoutError(f"not seen at {url} within {TIMEOUT_S:g} s: {why}")
+            raise TimeoutError(f"no data from {url} within {TIMEOUT_S:g} s: {why}")
         await pilot.pause(0.1)
 
 

@@ -109,7 +109,7 @@ async def test_change_that_reached_the_engine_too_late_is_told_as_refused(
     assert change.problem is not None
     assert "nothing was done" in change.problem.detail
     assert (core.runtime.revision, core.runtime.config) == (revision, config)
-    assert not core.runtime.operations.pending
+    assert not core.runtime.operations.list_pending()
     assert core.runtime.requests.forgotten == {}
     assert await audited(http) == []
 

@@ -80,7 +80,7 @@ async def test_reader_tries_out_every_change_and_leaves_no_trace(
             assert result.what_if is not None
     assert (core.runtime.config, core.runtime.revision) == (before, revision)
     assert (core.runtime.events.last_seq, core.store.tables) == (events, tables)
-    assert not core.runtime.operations.pending
+    assert not core.runtime.operations.list_pending()
     assert (await guarded.service.journal.entries(100)).entries == entries
 
 

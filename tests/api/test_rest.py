@@ -431,7 +431,7 @@ async def test_refused_compaction_starts_nothing(
     http: httpx.AsyncClient, core: LiveEngine, body: Any, status: int, field: str | None
 ) -> None:
     assert problem(await http.post("/compactions", json=body), status).field == field
-    assert not core.runtime.operations.pending
+    assert not core.runtime.operations.list_pending()
 
 
 async def test_undo_with_a_body_is_refused(http: httpx.AsyncClient) -> None:

@@ -156,7 +156,7 @@ async def test_change_without_an_answer_is_told_later(
     if lost_at == "server" and change.state == "not_applied":  # it was looked up before it came
         await until(lambda: any(c.change_id for c in served.line.calls), "it never came")
         assert core.runtime.revision == 2
-        assert not core.runtime.operations.pending
+        assert not core.runtime.operations.list_pending()
         return
     assert (change.id, change.state) == (lost.value.change_id, "applied")
     assert (change.operation is not None) is (name == "compact")

@@ -15,7 +15,9 @@ from tests.support.served_core import serving
 @pytest.mark.slow
 async def test_screenshots_are_written_for_each_view(tmp_path: Path) -> None:
     async with serving(make_busy(100, 3)) as served:
-        written = await take.take(served.url, tmp_path, views=["pool", "request"], settle_s=0.2)
+        written = await take.take(
+            served.url, tmp_path, views=["pool", "request"], settle_s=0.2, when=take.is_live
+        )
     names = {p.name for p in written if p.suffix == ".svg"}
     assert names == {"console-pool.svg", "console-request.svg"}
     assert "99&#160;blocks" in (tmp_path / "console-pool.svg").read_text(encoding="utf-8")

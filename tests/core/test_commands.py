@@ -1,4 +1,4 @@
-"""Bad commands are refused with 400; an internal error is not reported as a bad command."""
+"""Bad commands are refused with 400 or 422; an internal error is not reported as a bad command."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def engine() -> Iterator[LiveEngine]:
         ("status", {"x": 1}, 400),
         ("block", {}, 400),
         ("block", {"id": 84}, 404),
-        ("block", {"id": -1}, 400),
-        ("block", {"id": "1"}, 400),
-        ("block", {"id": True}, 400),
+        ("block", {"id": -1}, 422),
+        ("block", {"id": "1"}, 422),
+        ("block", {"id": True}, 422),
         ("request", {"request_id": "nobody"}, 404),
-        ("request", {"request_id": []}, 400),
-        ("operation", {"id": 7}, 400),
-        ("compact", {"request_id": {}}, 400),
+        ("request", {"request_id": []}, 422),
+        ("operation", {"id": 7}, 422),
+        ("compact", {"request_id": {}}, 422),
         ("tokens", {"request_id": "nobody"}, 404),
-        ("tokens", {"request_id": "req-0", "start": -1}, 400),
-        ("tokens", {"request_id": "req-0", "limit": 0}, 400),
-        ("tokens", {"request_id": "req-0", "limit": 10_001}, 400),
-        ("events", {"after": -1}, 400),
-        ("events", {"limit": 1.0}, 400),
+        ("tokens", {"request_id": "req-0", "start": -1}, 422),
+        ("tokens", {"request_id": "req-0", "limit": 0}, 422),
+        ("tokens", {"request_id": "req-0", "limit": 10_001}, 422),
+        ("events", {"after": -1}, 422),
+        ("events", {"limit": 1.0}, 422),
         ("patch_config", {}, 400),
-        ("patch_config", {"patch": {}, "if_match": "1"}, 400),
-        ("preview", {"change": {"op": "patch_config", "patch": {}, "if_match": "1"}}, 400),
+        ("patch_config", {"patch": {}, "if_match": "1"}, 422),
+        ("preview", {"change": {"op": "patch_config", "patch": {}, "if_match": "1"}}, 422),
         ("patch_config", {"patch": {}, "actor2": "x"}, 400),
         ("tokens", {"start": 0}, 400),
         ("compact", {"actor_name": "me"}, 400),
@@ -55,8 +55,9 @@ def test_bad_commands_are_refused_with_a_reason_and_change_nothing(
     assert reply.problem is not None
     assert reply.problem.status == status
     assert reply.problem.detail
-    if status == 400:
+    if status == 400 and op != "nothing":
         assert reply.problem.title == "Bad command"
+        assert reply.problem.detail.startswith(f"{op}: ")
     assert (engine.core.runtime.events.last_seq, engine.core.runtime.revision) == before
 
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from vtoken.base.errors import RefusedError
 from vtoken.wire import MAX_TRIAL_SECONDS, Guard
+from vtoken.wire.bounds import fault
 
 MAX_PAGE = 10_000
 
@@ -213,15 +214,41 @@ def name_of(kind: type[Call]) -> str:
     return str(kind.__struct_config__.tag)
 
 
+CALLS: dict[str, type[Call]] = {name_of(kind): kind for kind in AnyCall.__args__}
 _decoder = msgspec.msgpack.Decoder(Command)
 
 
 def read_command(payload: bytes) -> Command:
     """The command in `payload`, msgpack as the bus carries it.
 
-    Raises RefusedError 400 for anything else. The API sends none: it checks what clients send.
+    Raises RefusedError: 400 for anything but a command, 422 for a value out of bounds.
     """
     try:
         return _decoder.decode(payload)
+    except msgspec.ValidationError as error:
+        raise _refusal(msgspec.msgpack.decode(payload), error) from None
     except msgspec.DecodeError as error:
         raise RefusedError(str(error), status=400, title="Bad command") from None
+
+
+def _refusal(document: Any, error: msgspec.ValidationError) -> RefusedError:
+    """The refusal of a command, naming the argument at fault."""
+    call = document.get("call") if isinstance(document, dict) else None
+    if not isinstance(call, dict):
+        return RefusedError(str(error), status=400, title="Bad command")
+    name = call.get("op")
+    if name in (name_of(Validate), name_of(Preview)) and isinstance(call.get("change"), dict):
+        call = call["change"]
+        name = call.get("op")
+    if not isinstance(name, str) or name not in CALLS:
+        return RefusedError(
+            f"unknown command {name!r}", field="op", value=name, bound=", ".join(CALLS), status=400
+        )
+    try:
+        msgspec.convert(call, CALLS[name])
+    except msgspec.ValidationError as wrong:
+        refused = fault(wrong, call, CALLS[name])
+        if refused.bound is not None and refused.bound.startswith("fields: "):
+            return RefusedError(f"{name}: {refused.detail}", status=400, title="Bad command")
+        return refused
+    return RefusedError(str(error), status=400, title="Bad command")

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from vtoken import wire
 from vtoken.wire import commands
@@ -22,13 +22,23 @@ from vtoken_api.fanout.telemetry import TelemetryReader
 from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError
 
-if TYPE_CHECKING:
-    from vtoken_api.fanout.subscriber import Subscriber
-
 FRESH_S = 1.0  # a state older than this is fetched again
 MIN_REFRESH_S = 0.1
 RETRY_S = 1.0
 EVENT_PAGE = 1000
+
+
+class Listener(Protocol):
+    """A client of the hub."""
+
+    wants_state: bool
+    is_client: bool  # False: internal to this process
+
+    def offer(self, events: list[wire.Event], lost: int) -> None:
+        """Queue new events; `lost` earlier ones are no longer available. Must not block."""
+
+    def wake(self) -> None:
+        """Notify the client of a newer state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ class Hub:
         self.last_event = 0  # `seq` of the newest one that was passed on
         self.complete: Callable[[wire.Status], None] = lambda _: None
         self.num_dropped = 0  # events missed, summed over clients, cumulative
-        self._listeners: set[Subscriber] = set()
+        self._listeners: set[Listener] = set()
         self._told: list[tuple[wire.EventKind, Callable[[wire.Event], None]]] = []
         self._reader: TelemetryReader | None = None
         self._describe: wire.Describe | None = None
@@ -127,12 +137,12 @@ class Hub:
         """Call `act` with each event of `kind`; it must not block."""
         self._told.append((kind, act))
 
-    def join(self, listener: Subscriber) -> None:
+    def join(self, listener: Listener) -> None:
         """Add a client: it gets every event, and is woken for frames if it wants state."""
         self._listeners.add(listener)
         self._update_subscription()
 
-    def leave(self, listener: Subscriber) -> None:
+    def leave(self, listener: Listener) -> None:
         """Remove a client; the engine stops publishing state when no client wants it."""
         self._listeners.discard(listener)
         self._update_subscription()
