@@ -33,7 +33,7 @@ from tests.support.serving import Served, serve
 from vtoken import wire
 from vtoken.base.request_ids import short_id
 from vtoken.policies import describe_policies
-from vtoken.sentences.request import given_words, wait_words
+from vtoken.sentences.request import given_words, live_share, wait_words
 from vtoken.sentences.what_if import difference
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.changes.fields import make_fields, step_value
@@ -43,7 +43,7 @@ from vtoken_console.style import palette, units
 from vtoken_console.style.appearance import choose
 from vtoken_console.widgets.figures.sections import pressure_section
 from vtoken_console.widgets.lines import width_of
-from vtoken_console.widgets.requests import floor_bar, kept_share
+from vtoken_console.widgets.requests import floor_bar
 
 GAUGE = 3  # the gauge's line where the sentence has two
 SMALL = (80, 24)
@@ -166,11 +166,11 @@ async def test_table_shows_who_kept_what_and_can_give_at_every_size(
         await pilot.press("s")  # the lowest share first
         lines = await until_text(app, "by kept")
         (head,) = (n for n, line in enumerate(lines) if "can give" in line and "kept" in line)
-        row = min(short_core.reporter.rows(), key=lambda r: kept_share(r) or 2.0)
+        row = min(short_core.reporter.rows(), key=lambda r: live_share(r) or 2.0)
         assert row.given_tokens > 0
         line = lines[head + 1]
         assert short_id(row.id) in line
-        assert f"{math.floor(100 * kept_share(row))}%" in line
+        assert f"{math.floor(100 * live_share(row))}%" in line
         assert "░" in line
         assert (f" {row.given_tokens}" in line) == (size[0] > 200)
 
@@ -189,7 +189,7 @@ async def test_every_order_has_its_figure_first(short: Served) -> None:
         since = [row.waiting_since_ts for row in waiting]
         assert since == sorted(since)
         for order, figure in (
-            ("kept", lambda row: kept_share(row) if row.live else 2.0),
+            ("kept", lambda row: live_share(row) if row.live else 2.0),
             ("gave up", lambda row: -row.given_tokens),
         ):
             await pilot.press("s")

@@ -18,7 +18,7 @@ from vtoken.sentences import (
     state_text,
     when,
 )
-from vtoken.sentences.request import given_words, gives, wait_words
+from vtoken.sentences.request import given_words, gives, live_share, wait_words, waited_s
 
 SLOT_MARKS = {"live": "#", "dead": "x", "free": "."}
 Cell = Callable[[wire.RequestRow, float], str]  # of a row, now
@@ -27,9 +27,9 @@ COLUMNS: dict[str, Cell] = {
     "REQUEST": lambda row, _: short_id(row.id),
     "STATE": lambda row, _: _state(row),
     "AGE": lambda row, now: span(now - row.arrived_ts) if row.arrived_ts else "-",
-    "WAITED": lambda row, now: duration_text(_waited_s(row, now)),
+    "WAITED": lambda row, now: duration_text(waited_s(row, now)),
     "PROMPT+OUT": lambda row, _: f"{row.prompt_tokens:,}+{row.output_tokens:,}",
-    "KEPT": lambda row, _: "-" if _kept(row) is None else f"{_kept(row):.0%}",
+    "KEPT": lambda row, _: "-" if live_share(row) is None else f"{live_share(row):.0%}",
     "CAN GIVE": lambda row, _: f"{row.givable_tokens:,}" if gives(row) and row.blocks else "-",
     "GAVE UP": lambda row, _: f"{row.given_tokens:,}" if gives(row) or row.given_tokens else "-",
     "BLOCKS": lambda row, _: f"{row.blocks:,}" if row.blocks else f"need {row.needed_blocks:,}",
@@ -45,10 +45,10 @@ WIDE: dict[str, Cell] = {
     "ID": lambda row, _: row.id,
 }
 ORDERS: dict[str, Callable[[wire.RequestRow, float], Any]] = {  # largest first
-    "wait": lambda row, now: (row.waiting_since_ts is not None, _waited_s(row, now), row.blocks),
+    "wait": lambda row, now: (row.waiting_since_ts is not None, waited_s(row, now), row.blocks),
     "age": lambda row, _: -row.arrived_ts,
     "length": lambda row, _: row.prompt_tokens + row.output_tokens,
-    "kept": lambda row, _: -(_kept(row) or 1.0),
+    "kept": lambda row, _: -(live_share(row) or 1.0),
     "give": lambda row, _: row.givable_tokens,
     "gave": lambda row, _: row.given_tokens,
     "blocks": lambda row, _: row.blocks,
@@ -83,7 +83,7 @@ def _sum(rows: Sequence[wire.RequestRow], now: float) -> str:
     waits = f"{len(waiting) or 'none'} of {counted(len(rows), 'request')}"
     waits += " wait" if len(waiting) > 1 else " waits"
     if waiting:
-        longest = duration_text(max(_waited_s(row, now) for row in waiting))
+        longest = duration_text(max(waited_s(row, now) for row in waiting))
         waits += f", the longest for {longest}, for {counted(needed, 'block')} in all"
     held = f"{counted(sum(row.blocks for row in rows), 'block')} held"
     gave = sum(row.given_tokens for row in rows)
@@ -94,18 +94,6 @@ def _sum(rows: Sequence[wire.RequestRow], now: float) -> str:
 
 def _state(row: wire.RequestRow) -> str:
     return coloured(state_text(row), "fragmented" if row.waiting_since_ts is not None else "")
-
-
-def _waited_s(row: wire.RequestRow, now: float) -> float:
-    """All its waits, with the one that has not ended."""
-    since = now if row.waiting_since_ts is None else row.waiting_since_ts
-    return row.waited_s + max(0.0, now - since)
-
-
-def _kept(row: wire.RequestRow) -> float | None:
-    """The share of its tokens that live; None of one that holds none."""
-    num_tokens = row.live + row.dead
-    return row.live / num_tokens if num_tokens else None
 
 
 def request_detail_parts(detail: wire.RequestDetail, now: float) -> list[Part]:

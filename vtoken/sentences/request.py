@@ -19,6 +19,18 @@ def gives(row: RequestRow) -> bool:
     return row.evict_when == "pressure" and row.policy != "none"
 
 
+def live_share(row: RequestRow) -> float | None:
+    """The share of its tokens that live; None if it has none."""
+    total = row.live + row.dead
+    return row.live / total if total else None
+
+
+def waited_s(row: RequestRow, now: float) -> float:
+    """All its waits at server time `now`, with the one that has not ended [s]."""
+    since = now if row.waiting_since_ts is None else row.waiting_since_ts
+    return row.waited_s + max(0.0, now - since)
+
+
 def given_words(row: RequestRow, width: int | None = None) -> str:
     """What the request gave and can give, or kept at its end; empty if there is nothing to say.
 

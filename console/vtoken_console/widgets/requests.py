@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vtoken.base.request_ids import short_id
 from vtoken.sentences import span
-from vtoken.sentences.request import gives
+from vtoken.sentences.request import gives, live_share, waited_s
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.style.ramp import ink_on
@@ -55,12 +55,6 @@ def waits(row: RequestRow) -> bool:
     return row.state in ("waiting", "preempted")
 
 
-def kept_share(row: RequestRow) -> float | None:
-    """The live share of its tokens; None if it has none."""
-    total = row.live + row.dead
-    return row.live / total if total else None
-
-
 def _by_wait(row: RequestRow) -> float:
     since = row.waiting_since_ts
     return -row.waited_s if since is None else since - 1e12  # the waiting ones first
@@ -69,7 +63,7 @@ def _by_wait(row: RequestRow) -> float:
 SORTS: dict[str, Callable[[RequestRow], float]] = {
     "arrival": lambda _: 0.0,
     "wait": _by_wait,
-    "kept": lambda row: 2.0 if (kept := kept_share(row)) is None else kept,
+    "kept": lambda row: 2.0 if (kept := live_share(row)) is None else kept,
     "gave up": lambda row: -row.given_tokens,
 }
 
@@ -161,16 +155,15 @@ class Requests(Table["RequestRow"]):
         return [(text.rjust(width), cursor or self.ink_of(row))]
 
     def _waited(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:
-        since = row.waiting_since_ts
-        if since is not None:
-            text = span(row.waited_s + max(0.0, view.server_now - since))
+        if row.waiting_since_ts is not None:
+            text = span(waited_s(row, view.server_now))
             return [(text.rjust(width), cursor or palette.WARN_STYLE)]
         text = f"{row.waited_s:.1f} s" if row.waited_s < 100 else span(row.waited_s)
         text = text if row.waited_s >= 0.05 else NOTHING
         return [(text.rjust(width), cursor or self.ink_of(row))]
 
     def _kept(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:
-        kept = kept_share(row)
+        kept = live_share(row)
         if kept is None:
             return [(NOTHING.rjust(4).ljust(width), cursor or palette.MUTED_STYLE)]
         # Rounded down: a request that gave anything did not keep all.
