@@ -141,7 +141,7 @@ class EngineBus:
         value = msgspec.convert(reply.value, kind)
         parts: list[Any] = [value]
         if isinstance(value, wire.Change):
-            parts += [value.result, value.operation, value.forgotten, value.ended]
+            parts += [value.result, value.operation, value.forgotten, value.ended, value.restored]
         for part in parts:
             if isinstance(part, wire.OfEngine | wire.RequestDetail):
                 part.engine = self.rank

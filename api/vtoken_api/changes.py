@@ -39,7 +39,8 @@ from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, refuse
 from vtoken_api.state.journal import Journal
 
-Answer = wire.PatchResult | wire.Operation | wire.Forgotten | wire.Ended
+Answer = wire.PatchResult | wire.Operation | wire.Forgotten | wire.Ended | wire.Restored
+OfRequest = commands.Forget | commands.End | commands.Restore
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
 Found = TypeVar("Found", wire.Accepted, wire.PatchResult)
@@ -185,12 +186,17 @@ class Changes:
         return await self._make(Making(caller, "compact", call, calls), wire.Operation)
 
     async def of_request(
-        self, call: commands.Forget | commands.End, rank: int | None, caller: Caller, kind: type[A]
+        self, call: OfRequest, rank: int | None, caller: Caller, kind: type[A]
     ) -> A:
-        """Let tokens of a request die first, or end a session; the engine answers with a `kind`."""
+        """Let tokens of a request die first or come back, or end a session; the engine answers with
+        a `kind`.
+        """
         engine, request_id = await self._fleet.holder(rank, call.request_id, running=True)
         calls = {engine.rank: structs.replace(call, request_id=request_id)}
         action = commands.name_of(type(call))
+        if isinstance(call, commands.Restore) and call.dry_run:
+            found = await self._fleet.ask_all(calls, kind, caller.name)
+            return await self._previewed(found, caller, action, call)
         return await self._make(Making(caller, action, call, calls), kind)
 
     # ------------------------------------------------------------ what became of it
@@ -415,6 +421,9 @@ def _entry(
         changes = {name: [None, value] for name, value in named.items() if value is not None}
     elif isinstance(answer, wire.Ended):
         changes = {"request_id": [None, answer.request_id]}
+    elif isinstance(answer, wire.Restored):
+        named = {"request_id": answer.request_id, "tokens": answer.restorable_tokens}
+        changes = {name: [None, value] for name, value in named.items()}
     else:
         assert isinstance(call, commands.Forget)
         changes = {"request_id": [None, answer.request_id], "spans": [None, call.spans]}

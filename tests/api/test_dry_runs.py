@@ -27,6 +27,7 @@ REAL: list[tuple[str, str, Any]] = [
     ("POST", "/compactions", {"dry_run": False}),
     ("POST", "/requests/a/forget", {"spans": [[0, 9]]}),
     ("POST", "/requests/a/end", None),
+    ("POST", "/requests/a/restore", None),
 ]
 DRY: list[tuple[str, str, Any]] = [
     ("PATCH", "/config?validate_only=true", {"budget_tokens": 32}),
@@ -34,6 +35,7 @@ DRY: list[tuple[str, str, Any]] = [
     ("POST", "/undo?validate_only=true", None),
     ("POST", "/compactions", {"dry_run": True}),
     ("POST", "/compactions", {"dry_run": True, "request_id": "a"}),
+    ("POST", "/requests/a/restore?validate_only=true", None),
 ]
 
 
@@ -73,6 +75,8 @@ async def test_reader_tries_out_every_change_and_leaves_no_trace(
             operation = msgspec.json.decode(answer.content, type=wire.Operation)
             assert operation.dry_run
             assert operation.plan is not None
+        elif "restore" in path:
+            assert msgspec.json.decode(answer.content, type=wire.Restored).request_id == "a"
         else:
             result = msgspec.json.decode(answer.content, type=wire.PatchResult)
             assert (result.outcome, result.revision) == ("dry_run", revision)
@@ -93,7 +97,7 @@ async def test_reader_who_means_it_is_refused_before_the_engine_is_asked(
         assert answer.status_code == 403, path
         assert answer.json()["title"] == "Read-only"
         assert answer.headers["Content-Type"] == "application/problem+json"
-    changed = {"patch_config", "undo", "confirm", "compact", "forget", "end"}
+    changed = {"patch_config", "undo", "confirm", "compact", "forget", "end", "restore"}
     assert not changed & {command.op for command in guarded.line.calls[asked:]}
     assert guarded.service.auth.refusals.counts[403] == len(REAL)
 

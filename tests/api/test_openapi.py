@@ -70,7 +70,7 @@ def test_every_route_is_described_with_its_answer_and_its_problems(
     }
     served = {(path, method.lower()) for method, path in every_route() if method != "WS"}
     assert described == served
-    assert len(served) == 23
+    assert len(served) == 24
     for operations in document["paths"].values():
         for operation in operations.values():
             assert operation["summary"]

@@ -37,6 +37,7 @@ WORKS: dict[str, tuple[str, Any]] = {
     "compact": ("--request a --dry-run", wire.Operation),
     "forget": ("a 3 9", wire.Forgotten),
     "end": ("stream", wire.Ended),
+    "restore": ("a", wire.Restored),
     "pause": ("", wire.PatchResult),
     "resume": ("--dry-run", wire.PatchResult),
     "confirm": ("", wire.PatchResult),

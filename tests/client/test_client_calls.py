@@ -69,7 +69,7 @@ def test_both_clients_have_every_call_with_its_parameters() -> None:
         if make.__module__ == module.__name__ and not name.startswith("_")
     }
     del makers["looked_up"]  # both clients do it by themselves
-    assert len(makers) == 28
+    assert len(makers) == 29
     for name, make in makers.items():
         for client in (Client, AsyncClient):
             method = getattr(client, name)
@@ -127,6 +127,7 @@ CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("compact", ()),
     ("forget", ("a", [(3, 9)])),
     ("end", ("stream",)),
+    ("restore", ("a",)),
 )
 
 
@@ -162,6 +163,7 @@ async def test_change_without_an_answer_is_told_later(
     assert (change.operation is not None) is (name == "compact")
     assert (change.forgotten is not None) is (name == "forget")
     assert (change.ended is not None) is (name == "end")
+    assert (change.restored is not None) is (name == "restore")
     assert core.runtime.revision == 2 + (name in ("patch_config", "undo"))
 
 
@@ -187,8 +189,8 @@ async def test_client_that_looks_up_answers_late_what_was_done(
     elif isinstance(answer, wire.Forgotten):
         assert answer.spans == [(3, 9)]
         assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
-    elif isinstance(answer, wire.Ended):
-        assert answer.request_id == "stream"
+    elif isinstance(answer, wire.Ended | wire.Restored):
+        assert answer.request_id == arguments[0]
         assert answer.notes[-1].endswith(f"change {told[0]} was looked up: it is applied")
     else:
         assert core.runtime.operations.get(answer.id).actor == answer.actor

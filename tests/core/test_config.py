@@ -50,6 +50,8 @@ GOOD: dict[str, list[Any]] = {
     "evict_during": ["decode", "prefill", "both"],
     "evict_when": ["pressure", "always"],
     "evict_after_wait_ms": [0, 2000, 3_600_000],
+    "park_bytes": [0, 1 << 46],
+    "restore_after_ms": [0, 500, 3_600_000],
     "slo": ["", "ttft<2s", "ttft<2s, itl<80ms"],
     "verify_ratio": [0, 0.01, 1.0],
     "shadow": [None, {"name": "none"}, {"name": "tova"}, {"name": "h2o", "params": {"sinks": 3}}],
@@ -83,6 +85,8 @@ BAD: dict[str, list[Any]] = {
     "evict_during": ["Decode", "never", 0],
     "evict_when": ["sometimes", "never", "", True],
     "evict_after_wait_ms": [-1, 3_600_001, 1.0, True],
+    "park_bytes": [-1, (1 << 46) + 1, 1.0, True, "4GiB", "auto"],
+    "restore_after_ms": [-1, 3_600_001, 1.0, True],
     "slo": [None, 2, "ttft", "ttft<2"],
     "verify_ratio": [-0.01, 1.01, True],
     "shadow": ["h2o", {"name": "lru"}, {"name": None}, {"nam": "h2o"}, {"params": {"sinks": 2}}]

@@ -112,6 +112,7 @@ async def _documents(http: httpx.AsyncClient) -> dict[str, Any]:
         "Problem": await call("PATCH", "/config", json={"theta_f": 1.5}),
         "Operation": await call("POST", "/compactions", json=COMPACTION),
         "Ended": await call("POST", "/requests/stream-1/end"),
+        "Restored": await call("POST", "/requests/cmpl-1/restore"),
         "Forgotten": await call("POST", "/requests/cmpl-1/forget", json=FORGET, headers=NAMED),
     }
     for route in ROUTES:

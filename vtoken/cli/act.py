@@ -1,14 +1,15 @@
-"""The commands that act on requests: compact them, forget their tokens, end a session."""
+"""The commands that act on requests: compact, forget or restore tokens, end a session."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from vtoken.cli.errors import CommandError, UsageError
 from vtoken.cli.remote import Remote
 from vtoken.cli.show import operation_lines
-from vtoken.cli.show_requests import ended_lines, forgotten_lines
+from vtoken.cli.show_requests import ended_lines, forgotten_lines, restored_lines
 from vtoken.client import Client, RequestText
 
 
@@ -64,3 +65,8 @@ def _span_of(text: str, request_id: str, client: Client) -> tuple[int, int]:
 
 def end(remote: Remote, request_id: str) -> None:
     remote.out.show(remote.client.end(request_id), ended_lines)
+
+
+def restore(remote: Remote, request_id: str, dry_run: bool) -> None:
+    answer = remote.client.restore(request_id, validate_only=dry_run)
+    remote.out.show(answer, partial(restored_lines, dry_run=dry_run))

@@ -38,6 +38,8 @@ KINDS = (
     "relocation",
     "eviction",
     "reclaimed",
+    "restored",
+    "parking",
     "config",
     "deferred",
     "preemption",
@@ -303,6 +305,9 @@ CHANGE = [
         ),
     ),
     ServerCommand("end", "act.end", "end a streaming-input session for its client", REQUEST),
+    ServerCommand(
+        "restore", "act.restore", "bring parked tokens of a request back now", REQUEST, DRY_RUN
+    ),
     ServerCommand(
         "pause",
         "configuration.pause",

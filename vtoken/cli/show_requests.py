@@ -170,6 +170,15 @@ def ended_lines(ended: wire.Ended) -> list[str]:
     return [f"session {ended.request_id} has ended and frees {freed}", *ended.notes]
 
 
+def restored_lines(restored: wire.Restored, *, dry_run: bool) -> list[str]:
+    """What comes back of a request's parked tokens, or would, and why the others do not."""
+    back, parked = restored.restorable_tokens, restored.parked_tokens
+    verb = "would come back" if dry_run else "come back"
+    line = f"{restored.request_id}: {back:,} of {counted(parked, 'parked token')} {verb}"
+    line += f", in {counted(restored.blocks, 'block')}" if restored.blocks else ""
+    return [line, *restored.notes]
+
+
 def token_line(row: wire.TokenRow) -> str:
     """One token, in fixed columns."""
     slot = "-" if row.block is None else f"{row.block}:{row.offset}"

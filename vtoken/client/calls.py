@@ -108,6 +108,15 @@ def end(request_id: str) -> Call[wire.Ended]:
     return _call(routes.END, request_id=request_id)
 
 
+def restore(request_id: str, *, validate_only: bool = False) -> Call[wire.Restored]:
+    """Bring parked tokens of a request back now. `request_id`: as of `request`.
+
+    `validate_only`: report what would come back; a read token is enough.
+    """
+    query = routes.RestoreQuery(validate_only=validate_only)
+    return _call(routes.RESTORE, query, request_id=request_id)
+
+
 def operation(operation_id: str) -> Call[wire.Operation]:
     """The state of a compaction."""
     return _call(routes.OPERATION, id=operation_id)
@@ -205,6 +214,7 @@ class Calls:
     compact = sent(compact)
     forget = sent(forget)
     end = sent(end)
+    restore = sent(restore)
     operation = sent(operation)
     change = sent(change)
     blocks = sent(blocks)

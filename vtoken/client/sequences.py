@@ -69,10 +69,11 @@ def looked_up(lost: OutcomeUnknown, timeout_s: float) -> Steps[Any]:
         raise ProblemError(change.problem)
     if change.state == "not_applied":
         raise NotApplied.of(f"the change {change.id} did not reach the engine: nothing was changed")
-    answer = change.result or change.operation or change.forgotten or change.ended
+    of_request = change.forgotten or change.ended or change.restored
+    answer = change.result or change.operation or of_request
     if answer is None:
         raise lost
-    if isinstance(answer, wire.PatchResult | wire.Forgotten | wire.Ended):
+    if isinstance(answer, wire.PatchResult | wire.Forgotten | wire.Ended | wire.Restored):
         answer.notes.append(f"the answer was lost; change {change.id} was looked up: it is applied")
     return answer
 

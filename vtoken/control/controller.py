@@ -20,6 +20,7 @@ from vtoken.control.forgetting import forget
 from vtoken.control.guard_watch import Clock
 from vtoken.control.outcomes import Outcomes
 from vtoken.control.report import Reporter
+from vtoken.control.restoring import restore
 from vtoken.control.revisions import Revisions
 from vtoken.control.status import FINDING_S
 from vtoken.core.config.values import bounds
@@ -176,6 +177,8 @@ class Controller:
             case commands.End():
                 request_id = self.reporter.living(call.request_id)
                 return end(self.runtime, request_id, actor, self._end_request)
+            case commands.Restore():
+                return restore(self.runtime, self.reporter.living(call.request_id))
         assert_never(call)
 
     # ------------------------------------------------------------ reading

@@ -11,7 +11,7 @@ from collections import OrderedDict
 import msgspec
 
 from vtoken.base.errors import RefusedError
-from vtoken.wire import Change, Ended, Forgotten, Operation, PatchResult, Reply
+from vtoken.wire import Change, Ended, Forgotten, Operation, PatchResult, Reply, Restored
 
 MAX_KEPT = 1000
 
@@ -49,6 +49,7 @@ class Outcomes:
             change.operation = reply.value if isinstance(reply.value, Operation) else None
             change.forgotten = reply.value if isinstance(reply.value, Forgotten) else None
             change.ended = reply.value if isinstance(reply.value, Ended) else None
+            change.restored = reply.value if isinstance(reply.value, Restored) else None
         self._outcomes[change_id] = msgspec.msgpack.encode(change)
         if len(self._outcomes) > MAX_KEPT:
             self._outcomes.popitem(last=False)

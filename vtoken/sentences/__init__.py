@@ -130,7 +130,7 @@ def audit_text(entry: wire.AuditEntry, arrow: str = "->") -> str:
     """What a call that is entered changed, that it changed nothing, or what it was about."""
     if entry.action in ("config", "undo", "sync"):
         return change_text(entry.changes, arrow) or "nothing to change"
-    if entry.action not in ("compact", "forget", "end"):
+    if entry.action not in ("compact", "forget", "end", "restore"):
         return change_text(entry.changes, arrow)
     about = {name: new for name, (_, new) in entry.changes.items()}
     if "request_id" in about:

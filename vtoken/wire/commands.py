@@ -168,6 +168,13 @@ class End(Call, tag="end"):
     request_id: str
 
 
+class Restore(Call, tag="restore"):
+    """Bring a request's parked tokens back without the wait; `dry_run`: report what would come."""
+
+    request_id: str
+    dry_run: bool = False
+
+
 AnyCall = (
     Describe
     | Status
@@ -193,6 +200,7 @@ AnyCall = (
     | Compact
     | Forget
     | End
+    | Restore
 )
 
 

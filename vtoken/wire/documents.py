@@ -17,7 +17,7 @@ from vtoken.wire.settings import (
     PolicyChoice,
     Trial,
 )
-from vtoken.wire.status import Gate, Status
+from vtoken.wire.status import Gate, ParkWait, Status
 
 RequestState = Literal[
     "running",
@@ -49,12 +49,17 @@ FLAG_NULL = 64  # vLLM's null block, id 0: a placeholder without tokens; no othe
 
 EventKind = Literal[
     "relocation",  # data: Relocation
-    # data: {"requests": n, "tokens": n, "given": n, "policy": names, "largest": {request: tokens}}:
-    # summed over a step; `given` of the tokens died because memory was short, `largest` has the
-    # requests that lost most. With "forgotten": a client named so many tokens of "request_id" that
-    # die first
+    # data: {"requests": n, "tokens": n, "given": n, "parked": n, "policy": names,
+    # "largest": {request: tokens}}: summed over a step; `given` of the tokens died because memory
+    # was short, `parked` have a copy in host memory, `largest` has the requests that lost most.
+    # With "forgotten": a client named so many tokens of "request_id" that die first
     "eviction",
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
+    # Parked tokens are back. data: {"requests": n, "tokens": n, "blocks": n, "reason": "memory" |
+    # "asked" | "budget" | "guard" | "swap", "largest": {request: tokens}}: summed over a step
+    "restored",
+    # Copies were given up while their tokens were parked. data: {"dropped": tokens, "reason": str}
+    "parking",
     # data: {"revision", "actor", "changes": {field: [old, new]}, "notes": [str]}, and optionally
     # "overtaken": superseded revision that no step ran with, "trial": Trial that begins, or the
     # fields of a TrialEnd
@@ -73,7 +78,7 @@ EventKind = Literal[
 # Up to once a step. A store of events keeps all other kinds separately, so that these do not push
 # them out.
 FREQUENT_KINDS: frozenset[EventKind] = frozenset(
-    {"relocation", "eviction", "reclaimed", "deferred", "preemption"}
+    {"relocation", "eviction", "reclaimed", "restored", "parking", "deferred", "preemption"}
 )
 
 
@@ -110,6 +115,9 @@ class WhatIf(Doc):
     # a running one ends; a started one can give, too, so more may.
     waiting_requests: int = 0
     startable_requests: int = 0
+    # Parked tokens that would come back; with a smaller `park_bytes`, those that would be lost.
+    restored_tokens: int = 0
+    dropped_tokens: int = 0
     # What happens now without the change; None: an older server.
     without_change: WhatIf | None = None
 
@@ -202,6 +210,18 @@ class Ended(OfEngine, kw_only=True):
     notes: list[str] = []
 
 
+class Restored(OfEngine, kw_only=True):
+    """What a request gets back of its parked tokens, in the next steps."""
+
+    request_id: str
+    parked_tokens: int  # of the request, before
+    restorable_tokens: int  # of these, come back now
+    blocks: int  # that it takes for them
+    waits_for: ParkWait = ""  # why the others do not
+    revision: int = 0  # of the configuration
+    notes: list[str] = []
+
+
 class BlocksDocument(OfEngine, kw_only=True):
     block_size: int
     num_blocks: int
@@ -267,6 +287,7 @@ class RequestRow(Doc):
     # Of one that waits: blocks that must be free for it, withheld ones included. What the prefix
     # cache has of it counts as free for the first in the queue only.
     needed_blocks: int = 0
+    parked_tokens: int = 0  # of the dead ones: have a copy in host memory, and can come back
 
 
 class RequestDetail(RequestRow):
@@ -295,6 +316,7 @@ class TokenRow(Doc):
     score: float | None = None  # of the policy's signal, if it has one
     protected: bool = False  # never evicted
     forgotten: bool = False  # dies first
+    parked: bool = False  # dead, with a copy in host memory: it can come back
 
 
 class TokenPage(OfEngine, kw_only=True):
@@ -319,6 +341,7 @@ class TextToken(Doc):
     score: float | None = None  # as in TokenRow
     shadow_live: bool | None = None  # see TextShadow; None: not compared
     forgotten: bool = False  # dies first
+    parked: bool = False  # as in TokenRow
 
 
 class TextShadow(Doc):
@@ -437,6 +460,7 @@ class Change(Doc):
     operation: Operation | None = None  # applied: the compaction as it was accepted
     forgotten: Forgotten | None = None  # applied: the answer to a call that forgets tokens
     ended: Ended | None = None  # applied: the answer to a call that ends a session
+    restored: Restored | None = None  # applied: the answer to a call that restores tokens
     problem: Problem | None = None  # refused: nothing was changed
     # On a server with several engines: each one's own outcome. `state` is then "applied" if one of
     # them applied the change.

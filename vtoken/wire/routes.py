@@ -32,6 +32,7 @@ from vtoken.wire import (
     PolicyInfo,
     RequestDetail,
     RequestRow,
+    Restored,
     Status,
     TextPage,
     TokenPage,
@@ -133,6 +134,10 @@ ValidateOnly = Annotated[
 
 
 class ChangeQuery(AllEngines, frozen=True):
+    validate_only: ValidateOnly = False
+
+
+class RestoreQuery(AnyEngine, frozen=True):
     validate_only: ValidateOnly = False
 
 
@@ -366,6 +371,13 @@ END = Route("end", "POST", "/requests/{request_id}/end", Ended,
     query=AnyEngine, problems=(404,),
     description="Its blocks are free at once, and its client gets the end of an aborted request. "
     "409 for any other request: it ends by itself. " + REQUEST_ID)
+RESTORE = Route("restore", "POST", "/requests/{request_id}/restore", Restored,
+    "Bring parked tokens of a request back now",
+    answered="What comes back, or would",
+    query=RestoreQuery, problems=(404,),
+    description="Tokens that gave way and have a copy in host memory become live again in the next "
+    "steps, without the wait after a shortage, as far as free memory and the request's budget "
+    "allow. " + REQUEST_ID)
 # fmt: on
 
 ROUTES: tuple[Route[Any], ...] = tuple(

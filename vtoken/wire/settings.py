@@ -202,6 +202,22 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
             description="under pressure: how long a request waits before others lose tokens for it",
         ),
     ] = 0
+    park_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 46,
+            description="host memory for tokens that gave way, over all ranks; 0: they are lost",
+        ),
+    ] = 0
+    restore_after_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=3_600_000,
+            description="wait after a shortage before parked tokens come back",
+        ),
+    ] = 500
     slo: Annotated[
         str,
         Meta(
@@ -269,12 +285,18 @@ OF_EVICTION = (
 )
 
 
+# Fields that decide whether evicted tokens are lost, and when they come back.
+OF_PARKING = ("park_bytes", "restore_after_ms")
+
+
 def void_settings(config: Configuration[Any]) -> dict[str, str]:
     """Field -> which other setting keeps it without effect, as text; a part is `canary.share`."""
     found: dict[str, str] = {}
     if config.reclamation != "auto":
         why = f"no effect: reclamation is {config.reclamation}"
-        found |= {"theta_f": why, "low_watermark_blocks": why}
+        found |= {"theta_f": why, "low_watermark_blocks": why, "restore_after_ms": why}
+    if not config.park_bytes:
+        found["restore_after_ms"] = "no effect: park_bytes is 0"
     if config.budget_ratio > 0:
         limit = "floor" if config.evict_when == "pressure" else "budget"
         why = f"no effect: budget_ratio {config.budget_ratio:g} decides the {limit}"
@@ -287,7 +309,7 @@ def void_settings(config: Configuration[Any]) -> dict[str, str]:
         )
     if config.policy.name == "none":
         why = "only for requests with a policy of their own, while policy is none"
-        found = dict.fromkeys(OF_EVICTION, why) | found
+        found = dict.fromkeys((*OF_EVICTION, *OF_PARKING), why) | found
     if not config.canary.share:
         found["canary.control_share"] = "no effect: canary.share is 0"
     return found

@@ -42,6 +42,15 @@ WaitsFor = Literal[
 ]
 
 
+ParkWait = Literal[
+    "",  # nothing is parked, or it comes back in the next steps
+    "memory",  # a block is short or nearly so, or too few are free for it
+    "time",  # `restore_after_ms` since the newest shortage are not over
+    "resume",  # reclamation is paused or off
+    "budget",  # under `evict_when: always`: what is parked exceeds the budgets
+]
+
+
 class BlockCounts(Doc):
     total: int  # usable blocks of the pool, without the null block
     free: int
@@ -334,6 +343,34 @@ class MemoryPressure(PressureCounters, kw_only=True):
     advice: str = ""  # as `Fragmentation.advice`
 
 
+class ParkingCounters(Doc):
+    """Copies of evicted tokens in host memory; a token is counted once, not once a rank."""
+
+    copied_tokens: int = 0  # to host memory
+    restored_tokens: int = 0
+    thrashed_tokens: int = 0  # gave way again within 5 s of their return
+    dropped_tokens: int = 0  # lost: their copy was given up while they were parked
+    park_us: int = 0  # time in copies to host memory
+    restore_us: int = 0  # time in copies from it
+    # Requests that were parked whole instead of preempted.
+    swapped_requests: int = 0
+    swapped_tokens: int = 0
+
+
+class Parking(ParkingCounters, kw_only=True):
+    """Evicted tokens that have a copy in host memory, so that they can come back. Bytes are those
+    of all ranks.
+    """
+
+    capacity_bytes: int  # `park_bytes`, in whole tokens
+    used_bytes: int  # by copies, those of live tokens included
+    peak_bytes: int  # most of `used_bytes` since the engine's start
+    tokens: int  # parked now: evicted, with a copy
+    clean_tokens: int  # live, with a copy: they came back, and their next eviction needs no copy
+    waits_for: ParkWait = ""  # why what is parked does not come back now
+    fault: str = ""  # why nothing is parked until `park_bytes` changes
+
+
 class Peak(Doc):
     """The highest value of one fact in the last 24 hours."""
 
@@ -415,6 +452,7 @@ class Counters(Doc):
     invariants: InvariantCounters = msgspec.field(default_factory=InvariantCounters)
     pressure: PressureCounters = msgspec.field(default_factory=PressureCounters)
     serving: Serving = msgspec.field(default_factory=Serving)
+    parking: ParkingCounters = msgspec.field(default_factory=ParkingCounters)
 
 
 class Status(OfEngine, kw_only=True):
@@ -458,6 +496,7 @@ class Status(OfEngine, kw_only=True):
     slo: Slo | None = None  # None: the setting is empty
     serving: Serving | None = None  # None: an older server
     relief: Relief | None = None  # None: memory is ample, or an older server
+    parking: Parking | None = None  # None: off and nothing is parked, or an older server
     peaks: list[Peak] = []  # filled in by the API process that answers, as what follows
     advice: list[Advice] = []  # worst first; []: there is nothing to do
 

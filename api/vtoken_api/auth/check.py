@@ -9,6 +9,7 @@ Such a route calls `permit` first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
@@ -34,7 +35,10 @@ from vtoken_api.log import logger
 from vtoken_api.problems import ProblemError, fault, problem_response, refuse
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-DRY_RUNS = frozenset(route.path.strip("/") for route in ROUTES if route.dry_run)
+# Paths of routes that have dry runs; a name in a path may contain a slash.
+DRY_RUNS = re.compile(
+    "|".join(re.sub(r"\{\w+\}", ".+", r.path.strip("/")) for r in ROUTES if r.dry_run)
+)
 SECRET_NAMES = frozenset(
     {"token", "access_token", "auth_token", "api_key", "apikey", "key", "authorization", "bearer"}
 )
@@ -132,7 +136,7 @@ def _admit(scope: Scope, control: AccessControl | None) -> None:
     control.access.check_browser(headers)
     http = scope["type"] == "http"
     route = scope["path"].removeprefix(scope.get("root_path", "")).strip("/")
-    changes = http and scope["method"] not in SAFE_METHODS and route not in DRY_RUNS
+    changes = http and scope["method"] not in SAFE_METHODS and not DRY_RUNS.fullmatch(route)
     kind = "change" if changes else "read" if http else "stream"
     cost = COSTS.get(route.split("/")[0], 1.0)
     control.limits.spend(address_of(scope.get("client")), kind, cost)

@@ -1,4 +1,4 @@
-"""The calls that change something: configuration, confirm, undo, compaction, forget.
+"""The calls that change something: configuration, confirm, undo, and what acts on requests.
 
 A call that is refused, here or by the engine, changes nothing.
 """
@@ -70,6 +70,12 @@ async def end(asked: Asked, query: routes.AnyEngine) -> wire.Ended:
     return await changes.of_request(call, query.engine, asked.caller(), wire.Ended)
 
 
+async def restore(asked: Asked, query: routes.RestoreQuery) -> wire.Restored:
+    call = commands.Restore(**asked.names, dry_run=query.validate_only)
+    changes, caller = asked.service.changes, asked.caller()
+    return await changes.of_request(call, query.engine, caller, wire.Restored)
+
+
 HANDLERS: Handlers = {
     routes.PATCH_CONFIG: patch_config,
     routes.CONFIRM: settle,
@@ -78,4 +84,5 @@ HANDLERS: Handlers = {
     routes.COMPACT: compact,
     routes.FORGET: forget,
     routes.END: end,
+    routes.RESTORE: restore,
 }

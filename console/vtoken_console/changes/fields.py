@@ -32,6 +32,8 @@ GROUPS: dict[str, dict[Path, str]] = {
         ("evict_when",): "when tokens are evicted",
         ("interval_tokens",): "slack above a budget",
         ("evict_during",): "phase of eviction",
+        ("park_bytes",): "host memory to park in, bytes",
+        ("restore_after_ms",): "parked tokens come back after",
     },
     "Compaction": {
         ("reclamation",): "reclamation",

@@ -81,6 +81,8 @@ EVENT_STYLES: dict[str, tuple[str, Style]] = {
     "canary": ("!", WARN_STYLE),
     "eviction": ("-", MUTED_STYLE),
     "reclaimed": ("+", GOOD_STYLE),
+    "restored": ("+", GOOD_STYLE),
+    "parking": ("!", WARN_STYLE),
 }
 MARKER_STYLES: dict[str, tuple[str, Style]] = {  # of a change of the configuration
     "changed": ("▲", THETA_STYLE),
