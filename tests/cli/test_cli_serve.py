@@ -125,7 +125,7 @@ def test_auto_is_the_recommended_policy_under_pressure() -> None:
     assert patch() == AUTO_PATCH
     assert patch("--vtoken-budget-ratio", "0.25")["budget_ratio"] == 0.25
     assert "budget_ratio" not in patch("--vtoken-budget-tokens", "900")
-    config = merge_patch(default_config(256), patch(), num_blocks=256, num_layers=4)
+    config = merge_patch(default_config(256), AUTO_PATCH, num_blocks=256, num_layers=4)
     assert (config.policy.name, config.evict_when) == ("keydiff", "pressure")
     with pytest.raises(ValueError, match="not auto"):
         patch("--vtoken-policy-params", "{}")
@@ -202,6 +202,12 @@ def test_vllms_parser_reads_the_words_that_are_passed_on(
     args = read("m", "--chat_template=chat.jinja")
     assert read_settings(args.additional_config).chat_template == "chat.jinja"
     assert args.host == "127.0.0.1"
+    for words, engines in (
+        ((), 1),
+        (("-dp=3",), 3),
+        (("-dp=3", "--data-parallel-size-local=2"), 2),
+    ):
+        assert read_settings(read("m", *words).additional_config).local_engines == engines
     (tmp_path / "file.yaml").write_text("model: m\nhost: 0.0.0.0\nheadless: true\n")
     with pytest.raises(SystemExit) as ended:
         read("--config", str(tmp_path / "file.yaml"))

@@ -1,6 +1,10 @@
-"""Numbers and times as text, with as many digits as a reader needs."""
+"""Numbers, and times as text, with as many digits as a reader needs; sizes from text."""
 
 from __future__ import annotations
+
+import re
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKmMgGtT]?)(i?B)?")
 
 
 def number_text(value: float, digits: int = 3) -> str:
@@ -15,3 +19,18 @@ def time_text(ms: float, digits: int = 3) -> str:
         if abs(ms) >= size_ms * (1 - 0.5 * 10**-digits):
             return f"{number_text(ms / size_ms, digits)} {unit}"
     return f"{number_text(ms * 1e3, digits)} µs" if ms else "0 ms"
+
+
+def size_bytes(text: str) -> int:
+    """The bytes of `4294967296`, `4GiB`, `512MiB` or `4GB`. As for vLLM's flags, `4G` is `4GiB` and
+    `4g` is `4GB`. Raises ValueError.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] == "iB" and not match[2]):
+        raise ValueError(
+            f"{text!r} is not a size; expected bytes, or a size such as 4GiB or 512MiB"
+        )
+    letter, suffix = match[2], match[3]
+    is_binary = suffix == "iB" or (suffix is None and letter.isupper())
+    power = " kmgt".index(letter.lower() or " ")
+    return int(float(match[1]) * (1024 if is_binary else 1000) ** power)

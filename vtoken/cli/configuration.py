@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from vtoken import wire
+from vtoken.base.quantities import size_bytes
 from vtoken.cli.errors import UsageError, did_you_mean
 from vtoken.cli.every import change
 from vtoken.cli.printing import plain
@@ -107,7 +108,8 @@ def sync(remote: Remote, dry_run: bool) -> None:
 
 
 def _tree(pairs: Sequence[str]) -> dict[str, Any]:
-    """`a.b=1 c=text` as {"a": {"b": 1}, "c": "text"}: a value is JSON, else text.
+    """`a.b=1 c=text` as {"a": {"b": 1}, "c": "text"}: a value is JSON, else text. Bytes may be
+    given as a size: `park_bytes=4GiB`.
 
     Raises UsageError for a pair that is not KEY=VALUE or repeats a key.
     """
@@ -127,7 +129,14 @@ def _tree(pairs: Sequence[str]) -> dict[str, Any]:
         try:
             node[path[-1]] = json.loads(text)
         except ValueError:
-            node[path[-1]] = text
+            node[path[-1]] = _bytes(key, text) if key.endswith("_bytes") else text
         except RecursionError:
             raise UsageError(f"{key}: the value nests too deep") from None
     return tree
+
+
+def _bytes(key: str, text: str) -> int:
+    try:
+        return size_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{key}: {error}") from None

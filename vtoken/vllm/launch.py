@@ -37,6 +37,9 @@ def server_arguments(words: Sequence[str] | None = None) -> Namespace:
         args.host = "127.0.0.1"  # vLLM's own default is every interface
     if args.chat_template is not None:  # vLLM does not pass it to the engine
         args.additional_config[KEY]["chat_template"] = args.chat_template
+    if args.data_parallel_size > 1:  # each of its engines is told that it is the only one
+        local = args.data_parallel_size_local or args.data_parallel_size
+        args.additional_config[KEY]["local_engines"] = local
     return args
 
 

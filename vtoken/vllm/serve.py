@@ -19,6 +19,7 @@ from msgspec import structs
 
 from vtoken.base.credentials import CredentialError, read_token_file
 from vtoken.base.errors import ProfileError, RefusedError
+from vtoken.base.quantities import size_bytes
 from vtoken.calibration import store
 from vtoken.core.config.values import AUTO_PATCH, VTokenConfig
 from vtoken.policies import make_policy
@@ -147,8 +148,18 @@ def _add_settings(
             add(flag_of(name), type=float, metavar="X", help=about)
         elif bound.type == "str":
             add(flag_of(name), metavar="TEXT", help=about)
+        elif name.endswith("_bytes"):
+            add(flag_of(name), type=size_or_auto, metavar="SIZE|auto", help=about)
         else:
             add(flag_of(name), type=int, metavar="N", help=about)
+
+
+def size_or_auto(text: str) -> int | str:
+    """The bytes of a size; `auto` is resolved by the engine, which knows its cache."""
+    try:
+        return text if text == AUTO else size_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or {AUTO}") from None
 
 
 def initial_patch(args: argparse.Namespace) -> dict[str, Any]:

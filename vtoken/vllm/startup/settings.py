@@ -8,6 +8,7 @@ import msgspec
 
 from vtoken.base.errors import RefusedError, UnsupportedError
 from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
+from vtoken.vllm.startup.host_memory import park_bytes
 from vtoken.wire import Geometry
 
 KEY = "vtoken"
@@ -31,7 +32,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     them (`vtoken_api.settings`); contains file names, never secrets. `calibration`: the file of the
     model's calibration profile; "": the one in the user's cache, if any; "off": none.
     `chat_template`: the API server's `--chat-template`, used to find the parts of prompts; "": the
-    tokenizer's own.
+    tokenizer's own. `local_engines`: the engines of this server on this host, which share its
+    memory.
     """
 
     config: dict[str, Any] = {}
@@ -40,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experimental_cuda: bool = False
     calibration: str = ""
     chat_template: str = ""
+    local_engines: int = 1
     api: dict[str, Any] = {}
     experiment: FixedExperiment = FixedExperiment()
 
@@ -53,11 +56,17 @@ def read_settings(additional_config: dict[str, Any]) -> Settings:
 
 
 def initial_config(settings: Settings, geometry: Geometry) -> VTokenConfig:
-    """The initial configuration; raises UnsupportedError that names field, value and bound."""
+    """The initial configuration; raises UnsupportedError that names field, value and bound.
+
+    `park_bytes` may be text here: see `park_bytes`.
+    """
+    patch = dict(settings.config)
+    if isinstance(choice := patch.get("park_bytes"), str):
+        patch["park_bytes"] = park_bytes(choice, geometry, settings.local_engines)
     try:
         return merge_patch(
             default_config(geometry.num_blocks),
-            settings.config,
+            patch,
             num_blocks=geometry.num_blocks,
             num_layers=geometry.num_layers,
             num_heads=geometry.num_heads,
