@@ -15,6 +15,7 @@ from vtoken.policies.signals import (
     WARM_QUERIES,
     Accumulator,
     AnchoredKeyKind,
+    Change,
     KeyKind,
     SeenKeys,
     Signal,
@@ -42,7 +43,10 @@ SIGNALS = [
 
 
 class Shadow:
-    """All rows so far, each a dictionary token -> attention."""
+    """All rows so far, each a dictionary token -> attention.
+
+    What queries gave a token before it was dead counts in a sum over all queries alone.
+    """
 
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
@@ -62,6 +66,9 @@ class Shadow:
     def alone(self, token: int) -> float:
         rows = self.rows[-self.signal.window_queries :]
         got = [row.get(token, 0.0) for row in rows]
+        if self.signal.kind != "attention_sum":
+            was_dead = [token not in row and token < max(row) for row in rows]
+            got = [0.0 if any(was_dead[i:]) else given for i, given in enumerate(got)]
         return plain_signals.of_queries(self.signal.kind, got, [len(row) for row in rows])
 
 
@@ -74,6 +81,7 @@ class Request:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.live: list[int] = []
+        self.dead: list[int] = []
         self.num_tokens = 0
 
     def append(self, count: int) -> list[dict[int, float]]:
@@ -83,6 +91,18 @@ class Request:
             self.num_tokens += 1
             rows.append({t: int(self.rng.integers(0, 9)) / 64 for t in self.live})
         return rows
+
+    def evict(self, count: int) -> None:
+        """All but the newest token may die."""
+        count = min(count, len(self.live) - 1)
+        died = set(self.rng.choice(self.live[:-1], count, replace=False).tolist())
+        self.live = [t for t in self.live if t not in died]
+        self.dead += died
+
+    def restore(self, count: int) -> None:
+        back = set(self.rng.permutation(self.dead)[:count].tolist())
+        self.live = sorted([*self.live, *back])
+        self.dead = [t for t in self.dead if t not in back]
 
     def feed(self, accumulator: Accumulator, shadow: Shadow, rows: list[dict[int, float]]) -> None:
         shadow.rows += rows
@@ -97,7 +117,7 @@ class Request:
 @given(
     seed=st.integers(0, 2**32),
     events=st.lists(
-        st.tuples(st.sampled_from(["probed", "unprobed", "evict"]), st.integers(1, 20)),
+        st.tuples(st.sampled_from(["probed", "unprobed", "evict", "restore"]), st.integers(1, 20)),
         max_size=40,
     ),
 )
@@ -109,9 +129,9 @@ def test_accumulator_equals_the_definition(
     request.feed(accumulator, shadow, request.append(40))
     for what, size in events:
         if what == "evict":
-            size = min(size, len(request.live) - 1)
-            dead = set(request.rng.choice(request.live[:-1], size, replace=False).tolist())
-            request.live = [t for t in request.live if t not in dead]
+            request.evict(size)
+        elif what == "restore":
+            request.restore(size)
         else:
             rows = request.append(size if size > 16 else 1)
             if what == "probed":
@@ -120,7 +140,7 @@ def test_accumulator_equals_the_definition(
     assert found is not None
     assert found.dtype == np.float32
     scores = by_id(accumulator.ids, found, accumulator.num_tokens)
-    known = [t for t in request.live if t < len(scores)]
+    known = [t for t in request.live if t in shadow.rows[-1]]
     expected = [shadow.value(t) for t in known]
     np.testing.assert_allclose(scores[known], expected, rtol=1e-5, atol=1e-6)
 
@@ -168,6 +188,36 @@ def test_memory_follows_the_live_tokens_not_the_length(signal: Signal, bytes_a_t
     assert accumulator.data.nbytes <= 1.3 * 8000 * bytes_a_token
     accumulator.add(ids[-500:] + 1, np.zeros((1, 500), np.float32), 1)
     assert accumulator.data.nbytes <= 2 * 500 * bytes_a_token
+
+
+@pytest.mark.parametrize("signal", SIGNALS, ids=str)
+def test_a_token_that_comes_back_has_its_sum_again_and_starts_at_zero_in_a_window(
+    signal: Signal,
+) -> None:
+    accumulator = Accumulator(signal)
+    accumulator.add(np.arange(9), np.ones((1, 9), np.float32), 9)
+    accumulator.add(np.array([0, 1, 3, 9]), np.zeros((1, 4), np.float32), 1)
+    accumulator.add(np.array([0, 1, 2, 3, 5, 10]), np.zeros((1, 6), np.float32), 1)
+    alone = accumulator.data[:, :6].sum(axis=0).tolist()
+    live_on = 1.0 if signal.kind != "attention_last" else 0.0
+    if signal.window_queries == 1:
+        live_on = 0.0
+    back = 1.0 if signal.kind == "attention_sum" else 0.0
+    assert alone == [live_on, live_on, back, live_on, back, 0.0]
+
+
+def test_control_columns_that_are_only_looked_up_are_another_tokens(monkeypatch: Any) -> None:
+    """Without a merge a token that comes back has the column of the next one that stayed."""
+
+    def look_up(self: Accumulator, ids: Any) -> Change | None:
+        known = ids[: np.searchsorted(ids, self.num_tokens)]
+        columns = np.searchsorted(self.ids, known)
+        return Change(columns, known[:0], known[:0], known[:0], known[:0])
+
+    monkeypatch.setattr(Accumulator, "_change_to", look_up)
+    for signal in (Signal("attention_sum"), Signal("attention_window", 5)):
+        with pytest.raises(AssertionError):
+            test_a_token_that_comes_back_has_its_sum_again_and_starts_at_zero_in_a_window(signal)
 
 
 def test_every_kind_of_attention_is_compared_with_plain_python() -> None:

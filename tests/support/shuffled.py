@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, product
 from random import Random
@@ -24,6 +24,7 @@ from unittest.mock import patch
 if __name__ == "__main__":
     os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -364,15 +365,30 @@ def keys(
     radius=st.integers(0, 3),
 )
 def accumulators(lengths: list[int], kind: str, over_layers: Any, radius: int) -> None:
-    """Accumulators equal plain torch: rows are added in place, tokens die, and they are read."""
+    """Accumulators equal plain torch: rows are added in place, tokens die and come back, and they
+    are read.
+    """
     torch.manual_seed(len(lengths))
     window = 3 if BUILT_IN[kind].queries == "window" else 0
     over_layers = "mean" if kind == "attention_sum" else over_layers
     signal = Signal(kind, window, over_layers=over_layers, pool_radius=radius, layers=(0, 1))
     parts, dtype = signal.parts, getattr(torch, BUILT_IN[kind].keeps)
-    queries = [torch.rand(parts, len(lengths), max(lengths)) for _ in range(5)]
+    queries = [torch.rand(parts, len(lengths), max(lengths)) for _ in range(6)]
     starts = [0, *accumulate(lengths)]
-    survivors = [torch.randperm(n)[: n // 2 + 1].sort().values.int() for n in lengths]
+    orders = [torch.randperm(n).tolist() for n in lengths]
+    live = [[range(max(1, n // 3)) for n in lengths], *[[range(n) for n in lengths]] * 2]
+    for some in ((0, 1, 2), (2, 3, 4)):  # fifths: two die and two come back
+        chosen = [[t for i, t in enumerate(order) if i % 5 in some] for order in orders]
+        live.append([sorted(own) or [0] for own in chosen])
+    live.append(live[-1])
+
+    def moved(before: Sequence[int], now: Sequence[int]) -> tuple[list[int], int]:
+        """A request's part of `Additions.kept`, and how many of its tokens died."""
+        sums = kind == "attention_sum"
+        zeros = [-1 - t if sums else len(before) for t in now]
+        found = [before.index(t) if t in before else z for t, z in zip(now, zeros, strict=True)]
+        dead = [t for t in before if t not in now] if sums else []
+        return [*found, *map(before.index, dead), *dead], len(dead)
 
     def run(guarded: Guarded) -> torch.Tensor:
         staging: Any = _Staging(guarded)
@@ -381,27 +397,30 @@ def accumulators(lengths: list[int], kind: str, over_layers: Any, radius: int) -
         def memory(columns: list[int], fill: int | None) -> list[torch.Tensor]:
             return [guarded.buffer(rows, n, dtype=dtype, fill=fill) for n in columns]
 
-        now, counts = memory([n + 5 for n in lengths], 0), [max(1, n // 3) for n in lengths]
-        known = [0] * len(lengths)
+        of_dead = [guarded.buffer(1, n, dtype=torch.float32, fill=0) for n in lengths]
+        now, known = memory([n + 5 for n in lengths], 0), [0] * len(lengths)
         for number, query in enumerate(queries):
-            before, columns = now, [-1] * len(lengths)
+            counts = [*map(len, live[number])]
+            before, columns, num_dead = now, [-1] * len(lengths), [0] * len(lengths)
             kept = None
-            if number == 3:  # tokens die, after the requests have grown to all of theirs
-                kept = Table(torch.cat(survivors).numpy(), staging)
-                columns = [0, *accumulate(map(len, survivors))][: len(lengths)]
-                known = counts = [len(own) for own in survivors]
+            if number in (3, 4):
+                found = [moved(*own) for own in zip(live[number - 1], live[number], strict=True)]
+                kept = Table(np.concatenate([own for own, _ in found]), staging)
+                columns = [0, *accumulate(len(own) for own, _ in found)][: len(lengths)]
+                num_dead, known = [died for _, died in found], counts
                 now = memory([n + 2 for n in counts], None)
             entries = [
-                (n, i, known[i], columns[i], number % rows, b.shape[1], a.shape[1])
+                (n, i, known[i], columns[i], number % rows, b.shape[1], a.shape[1], num_dead[i])
                 for i, (n, b, a) in enumerate(zip(counts, before, now, strict=True))
             ]
-            addresses = [[data.data_ptr() for data in own] for own in (before, now)]
+            tensors = before, now, of_dead
+            addresses = [[data.data_ptr() for data in own] for own in tensors]
             added = Additions(
                 *(signal, Table.of(entries, staging), Addresses(addresses, staging)),
-                *(kept, rows, max(lengths) + 5, before, now),
+                *(kept, rows, max(lengths) + 5, *tensors),
             )
             signal_kernels.accumulate(guarded.of(query), added)
-            known, counts = counts, counts if number > 2 else lengths
+            known = counts
         outbox = guarded.buffer(sum(lengths), dtype=torch.float32, fill=None)
         taken = [(n, starts[i], rows, now[i].shape[1]) for i, n in enumerate(counts)]
         table = Table.of(taken, staging)

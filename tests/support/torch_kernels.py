@@ -70,13 +70,20 @@ def probe_scores(
 def accumulate(rows: torch.Tensor, added: Additions) -> None:
     kind: Any = added.signal.definition
     for i, entry in enumerate(added.entries.host.T.tolist()):
-        length, row, known, columns, query, _, _ = entry
-        before, now = added.before[i], added.now[i]
+        length, row, known, columns, query, _, _, num_dead = entry
+        before, now, of_dead = added.before[i], added.now[i], added.of_dead[i]
         if before is not now:
             kept = before[:, :known]
             if columns >= 0:
                 assert added.kept is not None
-                kept = before.index_select(1, added.kept.on_device[columns : columns + known])
+                at = added.kept.on_device[columns : columns + known + 2 * num_dead].long()
+                at, died = at[:known], at[known:]
+                kept = before.index_select(1, at.clamp(min=0))
+                if kind.queries == "all":
+                    of_dead.index_copy_(1, died[num_dead:], before.index_select(1, died[:num_dead]))
+                    sums = torch.nn.functional.pad(of_dead, (1, 0))
+                    back = (-at).clamp(min=0)
+                    kept = torch.where(at < 0, sums.index_select(1, back), kept)
             now.zero_()
             now[:, :known] = kept
         given = kind.of_query(folded(added.signal, rows[:, row, :length][:, None]))

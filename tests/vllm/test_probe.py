@@ -254,26 +254,29 @@ def test_the_redundancy_of_ranks_adds_up(signal: Signal, num_ranks: int) -> None
     torch.testing.assert_close(torch.stack(parts).sum(dim=0), expected, rtol=1e-5, atol=0.0)
 
 
-def test_tokens_that_died_since_the_newest_probe_repeat_nothing() -> None:
-    """Token 2 died and the newest was not probed: it has no score, but its key counts."""
+def test_tokens_that_died_or_came_back_since_the_newest_probe_have_no_score() -> None:
+    """Token 2 died, token 5 came back and the newest was not probed. The keys of the latter two
+    count.
+    """
     memory, signal = Memory(), Signal("attention_last", layers=(1,), mix_lambda=0.3)
     mirrors = mirrors_of({"a": memory.slots.numpy()})
     scores = HostScores(memory.keys.__getitem__, HEADS)
     mirrors["a"].keep((signal,), scores.make_accumulator)
-    row = np.linspace(0, 1, LIVE - 1, dtype=np.float32)
-    mirrors["a"].accumulators[signal].add(np.arange(LIVE - 1), row[None], LIVE - 1)
+    row, probed = np.linspace(0, 1, LIVE, dtype=np.float32), np.delete(np.arange(LIVE - 1), 5)
+    mirrors["a"].accumulators[signal].add(probed, row[None, probed], LIVE - 1)
     mirrors.columns.slots[mirrors.columns.first_token[0] + 2] = -1
     mirrors.columns.num_live[0] -= 1
     plan = StepPlan(0)
     plan.want_scores = (("a", signal),)
     found = scores.finish([], plan, mirrors, Ranks())()["a", signal]
-    alive = [t for t in range(LIVE) if t != 2]
+    alive = np.delete(np.arange(LIVE), 2)
     memory.slots = memory.slots[alive]
     repeated = memory.redundancy_of(signal, RankHeads()).numpy()
+    assert np.flatnonzero(np.isinf(found)).tolist() == [2, 5]
     assert len(found) == LIVE - 1
-    assert found[2] == 0
-    expected = 0.3 * row[alive[:-1]] - 0.7 * repeated[:-1]
-    np.testing.assert_allclose(found[alive[:-1]], expected, rtol=1e-5)
+    expected = 0.3 * row[alive] - 0.7 * repeated
+    known = np.isin(alive, probed)
+    np.testing.assert_allclose(found[alive[known]], expected[known], rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 6], ids=["a KV head each", "copies of KV heads"])

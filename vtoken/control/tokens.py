@@ -49,8 +49,9 @@ def _tokens(runtime: Runtime, table: TokenTable, start: int, stop: int) -> Itera
     for token_id, slot, is_protected, is_forgotten in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        scored = scores is not None and token_id < len(scores)
-        score = float(scores[token_id]) if scores is not None and scored else None
+        score = None
+        if scores is not None and token_id < len(scores) and np.isfinite(scores[token_id]):
+            score = float(scores[token_id])
         live = table.is_live(token_id)
         yield _Token(token_id, slot, live, is_protected, is_forgotten, score)
 

@@ -7,6 +7,7 @@ from vtoken.base.arrays import namespace
 from vtoken.policies.signals import kinds  # noqa: F401  (registers them)
 from vtoken.policies.signals.accumulators import (
     Accumulator,
+    Change,
     by_id,
 )
 from vtoken.policies.signals.kind import (
@@ -32,6 +33,7 @@ __all__ = [
     "AnchoredKeyKind",
     "Array",
     "AttentionKind",
+    "Change",
     "KeyKind",
     "Kind",
     "SeenKeys",

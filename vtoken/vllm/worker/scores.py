@@ -164,10 +164,17 @@ class RequestedScores:
             if key[1].is_mixed:
                 live, self._slots[key] = mirror.live()
                 known = live[: np.searchsorted(live, num_tokens)]
-                if len(known) < len(ids):  # some died since the newest probe
-                    values = values.index_select(0, self._upload(np.searchsorted(ids, known)))
+                if not np.array_equal(known, ids):  # some died since the newest probe, or came back
+                    values = self._reordered(values, ids, known)
                     ids = known
             self._values[key], self._owners[key] = values, (ids, num_tokens)
+
+    def _reordered(self, values: torch.Tensor, ids: Ints, known: Ints) -> torch.Tensor:
+        """The `values` [n] of the tokens `ids` [n] as those of `known` [m]; infinite for others."""
+        padded = torch.nn.functional.pad(values, (0, 1), value=float("inf"))
+        places = np.searchsorted(ids, known)
+        places[ids.take(places, mode="clip") != known] = len(ids)
+        return padded.index_select(0, self._upload(places))
 
     def read_keys(self, keys: Keys, num_heads: int, ranks: Ranks) -> None:
         """Compute the key signals, and the redundancy of the tokens that were added."""

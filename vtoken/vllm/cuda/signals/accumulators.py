@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vtoken.base.arrays import Ints
-from vtoken.policies.signals import Accumulator, Signal
+from vtoken.policies.signals import Accumulator, Change, Signal
 from vtoken.vllm.cuda.copies.transfer import upload
 from vtoken.vllm.worker.probe import pooled
 
@@ -25,6 +25,7 @@ class DeviceAccumulator(Accumulator):
 
     _ids: Ints
     _num_ids: int  # of `ids`, also while the newest are not in `_ids`
+    _version = -1  # of the mirror at the last `advance`
 
     def __init__(self, signal: Signal, device: torch.device) -> None:
         self._device = device
@@ -36,6 +37,9 @@ class DeviceAccumulator(Accumulator):
 
     def _take(self, data: torch.Tensor, columns: Ints) -> torch.Tensor:
         return data.index_select(1, upload(columns, self._device))
+
+    def _put(self, data: torch.Tensor, columns: Ints, values: torch.Tensor) -> None:
+        data.index_copy_(1, upload(columns, self._device), values)
 
     def _pooled(self, values: torch.Tensor) -> torch.Tensor:
         return pooled(self.signal, values)
@@ -60,31 +64,38 @@ class DeviceAccumulator(Accumulator):
     def ids(self, ids: Ints) -> None:
         self._ids, self._num_ids = ids, len(ids)
 
-    def lost_tokens(self, num_live: int, num_tokens: int) -> bool:
-        """Whether a token has died since the last row, of a request that has `num_live` live ones
-        among `num_tokens`.
+    @property
+    def of_dead(self) -> torch.Tensor:
+        """By token id: the sums [1, t] of tokens when they died; see `Accumulator`."""
+        return self._of_dead
+
+    def may_differ(self, version: int) -> bool:
+        """Whether a token may have died or come back since the last row, at this `version` of the
+        request's mirror.
         """
-        return self._num_ids + num_tokens - self.num_tokens != num_live
+        return version != self._version
 
     def advance(
-        self, num_live: int, num_tokens: int, ids: Ints | None
-    ) -> tuple[torch.Tensor, int, Ints | None, int]:
+        self, num_live: int, num_tokens: int, version: int, ids: Ints | None
+    ) -> tuple[torch.Tensor, int, Change | None, int]:
         """Account for a row over `num_live` tokens, which the kernel adds, see `Additions`.
 
         The query is that of the newest of `num_tokens` tokens. `ids` [num_live]: the live ones;
-        None if none has died since the last row. Returns the `data` of before, and if that is not
-        `data` now, the kernel writes all of it; how many of its tokens stay, and where those were
-        [known], None: where they are; and the row that is written.
+        None if none `may_differ`. Returns the `data` of before, and if that is not `data` now, the
+        kernel writes all of it; how many of its tokens stay or came back; the change of their
+        columns, None: they are where they were; and the row that is written.
         """
-        before, row, known, columns = self._data, self._next, self._num_ids, None
+        before, row, known, change = self._data, self._next, self._num_ids, None
         if ids is not None:
-            known = int(np.searchsorted(ids, self.num_tokens))
-            if known < self._num_ids:
-                columns = np.searchsorted(self.ids, ids[:known])
+            change = self._change_to(ids)
             self.ids = ids
-        if columns is not None or not self._fits(num_live, self.num_columns):
+        if change is not None:
+            known = len(change.columns)
+            if self._sums:
+                self._reserve_sums()
+        if change is not None or not self._fits(num_live, self.num_columns):
             self.data = before.new_empty(self.num_rows, self._room(num_live))
         self._count(num_tokens, 1)
-        self._num_ids = num_live
+        self._num_ids, self._version = num_live, version
         self._next = (row + 1) % self.num_rows
-        return before, known, columns, row
+        return before, known, change, row

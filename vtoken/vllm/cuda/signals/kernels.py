@@ -32,9 +32,9 @@ TILE = 64  # tokens of one program
 @triton.jit(do_not_specialize=["num_entries", "values_row", "part_row", "num_rows"])
 def _accumulate_kernel(
     rows,  # [P, R, width] float32 by strides: attention, by layer where `FOLD`
-    entries,  # [7, n], see `Additions`
-    bases,  # [2, n] int64: addresses of the accumulators before and now
-    kept,  # where the tokens that stay were, of requests that lost some
+    entries,  # [8, n], see `Additions`
+    bases,  # [3, n] int64: addresses of the accumulators before and now, and of `of_dead`
+    kept,  # where the tokens that stay were, of requests whose columns change
     num_entries,
     values_row,
     part_row,
@@ -53,6 +53,17 @@ def _accumulate_kernel(
     end = length
     if source != target:  # a new accumulator, whose other columns are zero
         end = capacity
+    if SUMS:
+        of_dead = tl.load(bases + 2 * num_entries + i).to(tl.pointer_type(tl.float32))
+        num_dead = tl.load(entries + 7 * num_entries + i)
+        if tile * TILE < num_dead:
+            died = tl.load(entries + 2 * num_entries + i) + tl.load(entries + 3 * num_entries + i)
+            number = tile * TILE + tl.arange(0, TILE)
+            dead = number < num_dead
+            column = tl.load(kept + died + number, mask=dead, other=0)
+            token = tl.load(kept + died + num_dead + number, mask=dead, other=0)
+            last = tl.load(source.to(tl.pointer_type(tl.float32)) + column, mask=dead, other=0.0)
+            tl.store(of_dead + token, last, mask=dead)
     if tile * TILE < end:
         row = tl.load(entries + num_entries + i).to(tl.int64)
         known = tl.load(entries + 2 * num_entries + i)
@@ -81,8 +92,10 @@ def _accumulate_kernel(
             new = target.to(tl.pointer_type(tl.float32))
             given = value
         if SUMS:
-            total = tl.load(old + before, mask=existed, other=0.0) + given
-            tl.store(new + at, total, mask=inside)
+            back = before < 0
+            total = tl.load(old + before, mask=existed & ~back, other=0.0)
+            total += tl.load(of_dead - 1 - before, mask=existed & back, other=0.0)
+            tl.store(new + at, total + given, mask=inside)
         else:
             if source != target:
                 for r in range(num_rows):

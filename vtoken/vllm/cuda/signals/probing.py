@@ -97,14 +97,17 @@ class _Requests(NamedTuple):
     rows: Ints
     num_live: list[int]
     num_tokens: list[int]
+    versions: list[int]
     row_of: dict[str, int]  # by name
 
     @classmethod
     def of(cls, mirrors: Sequence[Mirror], names: Iterable[str]) -> _Requests:
         table = mirrors[0].mirrors
         rows = np.array([mirror.row for mirror in mirrors], dtype=np.int64)
-        counts = table.columns.num_live[rows].tolist(), table.columns.num_tokens[rows].tolist()
-        return cls(table, rows, *counts, dict(zip(names, range(len(rows)), strict=True)))
+        columns, row_of = table.columns, dict(zip(names, range(len(rows)), strict=True))
+        facts = columns.num_live, columns.num_tokens, columns.version
+        live, tokens, versions = (fact[rows].tolist() for fact in facts)
+        return cls(table, rows, live, tokens, versions, row_of)
 
     def live(self, which: list[int]) -> dict[int, Ints]:
         """The ids of the live tokens of the requests `which`."""
@@ -197,36 +200,46 @@ def _additions(
     """Account for the single queries `probed` in their accumulators of `signal`."""
     accumulators: list[DeviceAccumulator] = []
     rows, num_live, num_tokens = [], requests.num_live, requests.num_tokens
-    lost: list[int] = []  # rows of requests that lost tokens since their last query
+    versions = requests.versions
+    changed: list[int] = []  # rows of requests whose live tokens may be others than before
     for request in probed:
         accumulator = request.mirror.accumulators[signal]
         assert isinstance(accumulator, DeviceAccumulator)
         row = requests.row_of[request.request_id]
-        if accumulator.lost_tokens(num_live[row], num_tokens[row]):
-            lost.append(row)
+        if accumulator.may_differ(versions[row]):
+            changed.append(row)
         accumulators.append(accumulator)
         rows.append(row)
-    live = requests.live(lost)
+    live = requests.live(changed)
     entries: list[tuple[int, ...]] = []
-    addresses: tuple[list[int], list[int]] = ([], [])
-    tensors: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    addresses: tuple[list[int], list[int], list[int]] = ([], [], [])
+    tensors: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] = ([], [], [])
     kept: list[Ints] = []
     num_kept = width = 0
+    sums = signal.definition.queries == "all"
     for row, accumulator in zip(rows, accumulators, strict=True):
         size, address, length = accumulator.num_columns, accumulator.address, num_live[row]
-        before, known, columns, query = accumulator.advance(length, num_tokens[row], live.get(row))
-        now, start = accumulator.data, -1
-        if columns is not None:
-            start, num_kept = num_kept, num_kept + known
+        before, known, change, query = accumulator.advance(
+            length, num_tokens[row], versions[row], live.get(row)
+        )
+        now, start, num_dead = accumulator.data, -1, 0
+        if change is not None:
+            columns = change.columns
+            if sums:
+                columns[change.back] = -1 - change.back_ids
+                num_dead = len(change.dead)
+                columns = np.concatenate((columns, change.dead, change.dead_ids))
+            start, num_kept = num_kept, num_kept + len(columns)
             kept.append(columns)
-        entries.append((length, row, known, start, query, size, accumulator.num_columns))
+        entries.append((length, row, known, start, query, size, accumulator.num_columns, num_dead))
         addresses[0].append(address)
         addresses[1].append(accumulator.address)
+        addresses[2].append(accumulator.of_dead.data_ptr())
         tensors[0].append(before)
         tensors[1].append(now)
+        tensors[2].append(accumulator.of_dead)
         written = length if now is before else accumulator.num_columns
-        if written > width:
-            width = written
+        width = max(width, written, num_dead)
     return Additions(
         signal,
         Table.of(entries, staging),

@@ -58,11 +58,14 @@ class Addresses:
 class Additions:
     """The rows of single queries that go to the accumulators of one signal.
 
-    `entries` [7, n]: live tokens, the request's row, how many of the tokens were there before,
-    where those begin in `kept` (-1: no token died), the row that is written, columns of the
-    accumulator before and now. `bases` [2, n]: the accumulators `before` and `now`, which differ
-    where tokens died or the accumulator grew; all of a new one is written. `kept`: the columns
-    before of tokens that stay. `num_rows`: of an accumulator. `width`: the most columns that are
+    `entries` [8, n]: live tokens, the request's row, how many of the tokens stay or came back,
+    where those begin in `kept` (-1: no token died or came back), the row that is written, columns
+    of the accumulator before and now, and how many sums are kept of tokens that died. `bases`
+    [3, n]: the accumulators `before` and `now`, which differ where columns changed or the
+    accumulator grew; all of a new one is written; and the sums `of_dead`. `kept`: the columns
+    before of the tokens that stay. In sums, -1 - id for a token that came back, whose sum is in
+    `of_dead`; and then, of the tokens that died, first their columns before and then their ids.
+    `num_rows`: of an accumulator. `width`: the most columns, or sums of tokens that died, that are
     written.
     """
 
@@ -74,6 +77,7 @@ class Additions:
     width: int
     before: list[torch.Tensor]
     now: list[torch.Tensor]
+    of_dead: list[torch.Tensor]
 
 
 @dataclass(slots=True)
