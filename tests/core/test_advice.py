@@ -22,6 +22,7 @@ from vtoken.wire import (
     Advice,
     ConfigDocument,
     Made,
+    Parking,
     PatchResult,
     Peak,
     Relief,
@@ -170,6 +171,12 @@ def finished(status: Status, count: int = 2000) -> None:
     status.requests.finished = count
 
 
+def parked(**figures: Any) -> Parking:
+    """Half of the host memory is used."""
+    few = {"capacity_bytes": 800, "used_bytes": 400, "peak_bytes": 400}
+    return Parking(**{"tokens": 0, "clean_tokens": 0} | few | figures)
+
+
 NOTES: dict[str, Callable[[Status, ConfigDocument], object]] = {
     "resume": lambda status, _: setattr(status.reclamation, "state", "paused"),
     "trial": lambda status, config: setattr(
@@ -183,6 +190,10 @@ NOTES: dict[str, Callable[[Status, ConfigDocument], object]] = {
         setattr(status.reclamation, "moved_then_evicted_tokens", 600),
     ),
     "preemptions": lambda status, _: setattr(status.pressure, "preemptions_above_floor", 3),
+    "parking": lambda status, _: setattr(status.pressure, "given_tokens", 12_345),
+    "thrash": lambda status, _: setattr(
+        status, "parking", parked(restored_tokens=2000, thrashed_tokens=300)
+    ),
     "canary": lambda status, _: (
         setattr(status.pressure, "kept_shares", {"0.5": 30, "1": 10}),
         setattr(status.pressure, "kept_share_sum", 22.0),
@@ -216,3 +227,44 @@ def test_a_note_is_hidden_until_there_is_something_to_do(
     assert re.search(r"\d|paused|canary", note.text)
     assert note.command.startswith("vtoken ") or ": " in note.text
     assert len(note.text.partition(" (")[0]) < 79, "it does not fit a line of the console"
+
+
+@pytest.mark.parametrize(
+    ("parking", "text", "change"),
+    [
+        (parked(), "", {}),
+        (
+            parked(dropped_tokens=900, peak_bytes=790),
+            "900 parked tokens lost their copy: host memory was full",
+            {"park_bytes": 1600},
+        ),
+        (parked(dropped_tokens=900, peak_bytes=2000), "", {}),  # the setting was lowered
+        (
+            parked(fault="no 16 MiB", peak_bytes=500),
+            "the host refused memory, nothing is parked: no 16 MiB",
+            {"park_bytes": 500},
+        ),
+        (
+            parked(fault="no 16 MiB", peak_bytes=0),
+            "the host refused memory, nothing is parked: no 16 MiB",
+            {},
+        ),
+    ],
+)
+def test_host_memory_that_is_full_or_refused_is_a_note_with_the_size_that_helps(
+    calm: tuple[Status, ConfigDocument], parking: Parking, text: str, change: dict[str, int]
+) -> None:
+    status, config = calm
+    status.parking = parking
+    notes = advise(status, config)
+    assert [(note.text, note.change) for note in notes] == ([(text, change)] if text else [])
+
+
+def test_the_host_memory_that_is_advised_while_parking_is_off_is_the_size_of_the_pool(
+    calm: tuple[Status, ConfigDocument],
+) -> None:
+    status, config = calm
+    NOTES["parking"](status, config)
+    status.reclamation.moved_tokens, status.reclamation.moved_bytes = 10, 4000
+    (note,) = advise(status, config)
+    assert note.change == {"park_bytes": status.blocks.total * status.block_size * 400}

@@ -65,6 +65,8 @@ def make(**figures: Any) -> WhatIf:
             ["evicts 3 → 9 tokens, which cannot come back · frees 1 → 4 blocks"],
         ),
         ({}, {"waiting_tokens": 5}, ["evicts 0 → 5 tokens once scored, which cannot come back"]),
+        ({}, {"restored_tokens": 1240}, ["brings back 0 → 1,240 parked tokens"]),
+        ({}, {"dropped_tokens": 7}, ["loses 0 → 7 parked tokens, which cannot come back"]),
         (
             {"gates": CLOSED, "moved_tokens": 64, "freed_blocks": 4},
             {"moved_tokens": 64, "moved_bytes": 2000, "freed_blocks": 4},
@@ -83,6 +85,17 @@ def test_a_line_is_of_what_the_change_alters(
     shown = told(dry_run, make(**found), make(**less))
     assert [line.text for line in shown] == lines
     assert any(line.is_loss for line in shown) == any("come back" in line for line in lines)
+
+
+def test_tokens_that_are_parked_are_no_loss(dry_run: PatchResult) -> None:
+    assert dry_run.desired is not None
+    desired = msgspec.structs.replace(dry_run.desired, park_bytes=1 << 20)
+    parks = msgspec.structs.replace(dry_run, desired=desired)
+    (line,) = told(parks, make(evicted_tokens=9), make(evicted_tokens=3))
+    assert line == Line("evicts 3 → 9 tokens, into host memory", is_loss=False)
+    patch = {"park_bytes": [1 << 20, 0]}
+    off = msgspec.structs.replace(parks, what_if=make(evicted_tokens=9), changes=patch)
+    assert difference(off) == [Line("evicts 9 tokens, which cannot come back", is_loss=True)]
 
 
 def test_a_setting_of_compactions_says_why_none_runs_also_if_none_ran_before(

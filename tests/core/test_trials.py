@@ -220,7 +220,7 @@ def test_a_revision_that_no_step_ran_with_is_reported_as_superseded(bench: Bench
             {"evict_when": "always"},
             {"evict_when": "pressure"},
             "pressure: running requests lose nothing more until a block is short; what they lost "
-            "stays lost",
+            "comes back if it is parked",
         ),
         (
             {},

@@ -25,7 +25,7 @@ from vtoken.client import AsyncClient, ProblemError, Server
 INSTRUCTIONS = """\
 vToken evicts tokens from a vLLM server's KV cache and gives whole blocks back. `diagnosis` says
 what limits the cache now and why; `what_if` says what a change would do and changes nothing.
-Evicted tokens do not come back: `undo` restores settings, not tokens."""
+Evicted tokens come back only if they are parked in host memory (`status.parking`)."""
 CHANGES = """
 Every change is on trial for `confirm_within_s` seconds. Watch `diagnosis`, then call `confirm`;
 else the engine reverts the change by itself."""
@@ -176,7 +176,7 @@ class Tools:
         return await self._ask("confirm", engine=engine)
 
     async def undo(self, engine: Engine = None) -> Any:
-        """Restore the settings before the last change; evicted tokens do not come back."""
+        """Restore the settings before the last change; parked tokens come back with them."""
         return await self._ask("undo", engine=engine)
 
     async def compact(

@@ -24,6 +24,7 @@ from vtoken.sentences import (
     slo_text,
     when,
 )
+from vtoken.sentences.parking import parking_text
 from vtoken.sentences.what_if import difference, notes_beside
 from vtoken.wire.bounds import span
 from vtoken.wire.guards import guard_text
@@ -54,6 +55,7 @@ def status_parts(status: wire.Status) -> list[Part]:
         ),
         ("tokens", f"{tokens.live:,} live, {tokens.dead:,} dead, {tokens.evicted:,} evicted"),
         ("pressure", pressure_line(status.pressure) if status.pressure else ""),
+        ("parking", parking_text(status.parking) if status.parking else ""),
         (
             "reclamation",
             f"{reclaim.state}: {counted(reclaim.relocations, 'relocation')}, "

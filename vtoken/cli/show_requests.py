@@ -39,6 +39,7 @@ WIDE: dict[str, Cell] = {
     "COULD BE": lambda row, _: f"{row.bound_blocks:,}",
     "LIVE": lambda row, _: f"{row.live:,}",
     "DEAD": lambda row, _: f"{row.dead:,}",
+    "PARKED": lambda row, _: f"{row.parked_tokens:,}",
     "PREEMPTED": lambda row, _: f"{row.preemptions:,}",
     "POLICY": lambda row, _: row.policy,
     "BUDGET": lambda row, _: f"{row.budget_tokens:,}",
@@ -89,11 +90,16 @@ def _sum(rows: Sequence[wire.RequestRow], now: float) -> str:
     gave = sum(row.given_tokens for row in rows)
     can_give = sum(row.givable_tokens for row in rows)
     given = f"{gave:,} tokens given up, {can_give:,} more can be" if gave or can_give else ""
-    return "; ".join(filter(None, (waits, held, given)))
+    parked = sum(row.parked_tokens for row in rows)
+    return "; ".join(filter(None, (waits, held, given, f"{parked:,} parked" if parked else "")))
 
 
 def _state(row: wire.RequestRow) -> str:
     return coloured(state_text(row), "fragmented" if row.waiting_since_ts is not None else "")
+
+
+def _parked(row: wire.RequestRow) -> str:
+    return f" ({row.parked_tokens:,} of them parked)" if row.parked_tokens else ""
 
 
 def request_detail_parts(detail: wire.RequestDetail, now: float) -> list[Part]:
@@ -102,7 +108,7 @@ def request_detail_parts(detail: wire.RequestDetail, now: float) -> list[Part]:
     state = f"{detail.id}, {state_text(detail)}{ended}"
     about = [
         ("request", ", ".join(filter(None, [state, wait_words(detail, now)]))),
-        ("tokens", f"{detail.live:,} live, {detail.dead:,} dead"),
+        ("tokens", f"{detail.live:,} live, {detail.dead:,} dead{_parked(detail)}"),
         ("pressure", given_words(detail)),
         ("preempted", f"{detail.preemptions:,} times" if detail.preemptions else ""),
         ("length", _length(detail)),

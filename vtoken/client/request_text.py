@@ -1,7 +1,7 @@
 """The text of one request, kept up to date with few calls.
 
-A token's text never changes. Its state changes only after an eviction or a change of the
-configuration; without one, a refresh fetches only the new tokens.
+A token's text never changes. Its state changes only after an eviction or a restore, or after a
+change of the configuration; without one, a refresh fetches only the new tokens.
 """
 
 from __future__ import annotations
@@ -25,16 +25,23 @@ class RequestText:
         self.shadow: wire.TextShadow | None = None
         self.num_prompt = 0
         self.step = 0
-        self.read_at: tuple[int, int] | None = None  # the arguments of the newest refresh
+        self.read_at: tuple[int, ...] | None = None  # the arguments of the newest refresh
 
 
-def refresh_text(text: RequestText, num_dead: int, revision: int) -> Steps[None]:
-    """Update a request's text: fetch its new tokens, or all of them if `num_dead` (dead tokens of
-    the request) or `revision` (of the configuration) differ from those of the last call.
+def refresh_text(
+    text: RequestText,
+    num_dead: int,
+    revision: int,
+    num_restored: int = 0,
+    num_parked: int = 0,
+) -> Steps[None]:
+    """Update a request's text: fetch its new tokens, or all of them if its dead, restored or parked
+    tokens, or `revision` (of the configuration), differ from those of the last call.
 
-    The two must be read before the first call. `text` changes only at the end.
+    They must be read before the first call. `text` changes only at the end.
     """
-    is_current = text.read_at == (num_dead, revision)
+    read_at = num_dead, revision, num_restored, num_parked
+    is_current = text.read_at == read_at
     tokens = list(text.tokens) if is_current else []
     while True:
         page: wire.TextPage = yield calls.text(text.request_id, len(tokens), PAGE_TOKENS)
@@ -44,6 +51,6 @@ def refresh_text(text: RequestText, num_dead: int, revision: int) -> Steps[None]
         tokens += page.rows
         if not page.rows or len(tokens) >= page.total:
             break
-    text.read_at = num_dead, revision
+    text.read_at = read_at
     text.tokens, text.shadow = tokens, page.shadow
     text.num_prompt, text.step = page.prompt_tokens, page.step

@@ -28,6 +28,8 @@ FEW_ACCEPTED = 0.3  # of the drafts
 FEW_HITS = 0.1  # of the tokens that looked into the prefix cache
 MANY_PREEMPTED = 0.01  # of the finished requests
 MOST_KEPT = 0.9  # of their tokens, by finished requests
+MANY_THRASHED = 0.05  # of the restored tokens
+FULL = 0.9  # of the host memory for parked tokens
 MANY_ENDED = 20  # requests: fewer say little
 IDLE_MEMORY = 0.5  # most used share within a day
 ENOUGH = 1000  # tokens, or requests: fewer say little
@@ -166,6 +168,7 @@ def _notes(status: Status, config: ConfigDocument | None) -> Iterator[Advice]:
         yield Advice("resume", "note", text, {"reclamation": "auto"}, "vtoken resume", "pause")
     if config is not None:
         yield from _of_config(status, config)
+    yield from _of_parking(status, config)
     yield from _of_moves(status)
     yield from _of_quality(status)
     yield from _of_traffic(status)
@@ -187,6 +190,45 @@ def _of_config(status: Status, config: ConfigDocument) -> Iterator[Advice]:
         if name in voids:
             text = f"{name} has {voids[name]} ({made.actor} {span(status.ts - made.ts)} ago)"
             yield Advice("void", "note", text, command="vtoken undo", action="undo")
+
+
+def _of_parking(status: Status, config: ConfigDocument | None) -> Iterator[Advice]:
+    """Tokens that gave way and do not come back, or come back too early."""
+    parking, memory = status.parking, status.pressure
+    if parking is None:
+        given = 0 if memory is None else memory.given_tokens
+        if config is not None and not config.desired.park_bytes and given >= ENOUGH:
+            text = f"{given:,} tokens gave way for good: parked in host memory they come back"
+            yield _host_memory(text, _pool_bytes(status))
+        return
+    most = parking.capacity_bytes
+    if parking.fault:
+        text = f"the host refused memory, nothing is parked: {parking.fault}"
+        yield _host_memory(text, parking.peak_bytes)
+    elif parking.dropped_tokens and FULL * most <= parking.peak_bytes <= most:
+        text = f"{parking.dropped_tokens:,} parked tokens lost their copy: host memory was full"
+        yield _host_memory(text, 2 * most)
+    thrashed = parking.thrashed_tokens / max(1, parking.restored_tokens)
+    if parking.restored_tokens >= ENOUGH and thrashed > MANY_THRASHED and config is not None:
+        change = {"restore_after_ms": 2 * max(500, config.desired.restore_after_ms)}
+        text = f"{thrashed:.0%} of the restored tokens gave way again within 5 s: wait longer"
+        yield Advice("thrash", "note", text, change, _set(change))
+
+
+def _host_memory(text: str, num_bytes: int) -> Advice:
+    """A note with the host memory for parked tokens that helps; 0: the figure is not known."""
+    if not num_bytes:
+        return Advice("parking", "note", text, command="vtoken config set park_bytes=N --dry-run")
+    change = {"park_bytes": min(num_bytes, 1 << 46)}
+    return Advice("parking", "note", text, change, _set(change))
+
+
+def _pool_bytes(status: Status) -> int:
+    """The size of the pool, from what was moved in it; 0 while nothing was."""
+    done = status.reclamation
+    if not done.moved_tokens:
+        return 0
+    return status.blocks.total * status.block_size * done.moved_bytes // done.moved_tokens
 
 
 def _of_moves(status: Status) -> Iterator[Advice]:

@@ -51,6 +51,8 @@ def _words(row: RequestRow) -> str:
     kept = f"kept {row.live / total:.1%} of {total:,} tokens"
     if row.given_tokens:
         kept += f", gave up {row.given_tokens:,}{REASON}"
+    if row.parked_tokens:
+        kept += f", {row.parked_tokens:,} parked"
     if row.givable_tokens:
         return f"{kept}; can give {row.givable_tokens:,} above its floor"
     place = f"{above:,} above" if above > 0 else "at" if above == 0 else "below"

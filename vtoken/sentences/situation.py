@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vtoken.sentences import counted, span
+from vtoken.sentences.parking import back_text, parked_text
 
 if TYPE_CHECKING:
     from vtoken.wire import AdviceLevel, FirstWaiting, MemoryPressure, Status
@@ -24,8 +25,9 @@ def situation(status: Status, columns: int = TWO_LINES) -> str:
     Where who needs how much, and what there is for them, does not fit in `columns`, it names the
     sums alone. Other clauses that do not fit are left out.
 
-    Its head says what happens: OK, GIVING, SHORT where what can be given is not enough, FULL where
-    nobody can give, FRAGMENTED where compacting frees all that is missing, PAUSED, IDLE.
+    Its head says what happens: OK, `Memory is free again` while parked tokens come back and shortly
+    after, GIVING, SHORT where what can be given is not enough, FULL where nobody can give,
+    FRAGMENTED where compacting frees all that is missing, PAUSED, IDLE.
     """
     memory, cause, requests = status.pressure, status.fragmentation.cause, status.requests
     if status.scheduling != "running":
@@ -33,15 +35,18 @@ def situation(status: Status, columns: int = TWO_LINES) -> str:
     if status.reclamation.held_blocks == 0:
         first_step = f"{_wait(requests.waiting)} for a first step"
         return f"IDLE: {first_step if requests.waiting else 'the whole pool is free'}."
+    parking = status.parking
+    if cause == "ok" and (back := back_text(parking)):
+        return _joined(columns, "Memory is free again: ", back, *_in_use(status))
     if cause == "ok":
-        return _joined(columns, "OK: ", *_in_use(status))
+        return _joined(columns, "OK: ", *_in_use(status), parked_text(parking))
     if memory is None:
         return _joined(columns, f"{cause.upper()}: ", *(_lacks(status) or _in_use(status)))
     giving = "GIVING after SHORT" if was_short(status) else "GIVING"
     if memory.short_blocks == 0:
         until = f"SHORT until {status.fragmentation.held_s:.1f} s ago"
         head = giving if memory.recent_tokens else until
-        return _joined(columns, f"{head}: ", *_in_use(status), _gave(memory))
+        return _joined(columns, f"{head}: ", *_in_use(status), _gave(memory), parked_text(parking))
     if memory.waits_for == "resume":
         state, _, by = stopped(status).partition(" ")
         head = f"{state.upper()} {by}: nobody gives; "
@@ -54,7 +59,7 @@ def situation(status: Status, columns: int = TWO_LINES) -> str:
     needs, *rest = _needs(status, memory)
     if len(_joined(MAX_LENGTH, head, needs, *rest)) > columns:
         needs = _sums(status, memory)
-    return _joined(columns, head, needs, *rest, _gave(memory))
+    return _joined(columns, head, needs, *rest, _gave(memory), parked_text(parking))
 
 
 def level(status: Status) -> AdviceLevel | None:

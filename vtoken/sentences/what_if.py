@@ -50,7 +50,7 @@ def difference(result: PatchResult, arrow: str = "→") -> list[Line]:
         return []
     if voids.keys() == result.changes.keys():
         return [Line(why) for why in dict.fromkeys(voids.values())][:MAX_LINES]
-    made = _Difference(found, arrow)
+    made = _Difference(found, arrow, parks=_parks(result))
     compacts = not OF_COMPACTION.isdisjoint(result.changes)
     lines = [Line(made.memory()), Line(made.room()), made.next_step(compacts=compacts)]
     return [line for line in lines if line.text] or [Line(NO_DIFFERENCE)]
@@ -63,20 +63,34 @@ def notes_beside(result: PatchResult) -> list[str]:
     return [note for note in result.notes if not note.endswith(told)]
 
 
+def _parks(result: PatchResult) -> bool:
+    """Whether evicted tokens are copied to host memory, after the change."""
+    after = _after(result)
+    return after is not None and after.park_bytes > 0
+
+
 def _voids(result: PatchResult) -> dict[str, str]:
     """The changed settings that would have no effect beside the others, and why."""
+    after = _after(result)
+    voids = {} if after is None else void_settings(after)
+    return {name: why for name, why in voids.items() if name in result.changes}
+
+
+def _after(result: PatchResult) -> ConfigValues | None:
+    """The configuration with the change; None if an older server does not say."""
     if result.desired is None:
-        return {}
+        return None
     changed = {name: new for name, (_, new) in result.changes.items()}
-    after = msgspec.convert(msgspec.to_builtins(result.desired) | changed, ConfigValues)
-    return {name: why for name, why in void_settings(after).items() if name in changed}
+    return msgspec.convert(msgspec.to_builtins(result.desired) | changed, ConfigValues)
 
 
 class _Difference:
     """The lines of one what-if; "" where the change alters nothing."""
 
-    def __init__(self, found: WhatIf, arrow: str) -> None:
+    def __init__(self, found: WhatIf, arrow: str, *, parks: bool) -> None:
+        """`parks`: tokens that are evicted have a copy in host memory."""
         self._found = found
+        self._parks = parks
         self._less = found.without_change
         self._arrow = arrow
         self._runs = _runs(found)
@@ -102,12 +116,16 @@ class _Difference:
         """
         found, less = self._found, self._less
         lost = found.evicted_tokens + found.waiting_tokens
-        is_loss = lost > (0 if less is None else less.evicted_tokens + less.waiting_tokens)
-        gone = ", which cannot come back" if is_loss else ""
+        is_more = lost > (0 if less is None else less.evicted_tokens + less.waiting_tokens)
+        is_loss = (is_more and not self._parks) or found.dropped_tokens > 0
+        gone = ", into host memory" if self._parks else ", which cannot come back"
+        gone = gone if is_more else ""
         moved = f" ({data_size(found.moved_bytes)})"
         parts = [
             self._changed("evicts", "evicted_tokens", "token", gone),
             self._changed("evicts", "waiting_tokens", "token", f" once scored{gone}"),
+            self._changed("brings back", "restored_tokens", "parked token"),
+            self._changed("loses", "dropped_tokens", "parked token", ", which cannot come back"),
             self._changed("moves", "moved_tokens", "token", moved) if self._runs else "",
             self._changed(
                 "frees", "freed_blocks", "block", "" if self._runs else " if compacted by hand"

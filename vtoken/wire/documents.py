@@ -287,6 +287,7 @@ class RequestRow(Doc):
     # Of one that waits: blocks that must be free for it, withheld ones included. What the prefix
     # cache has of it counts as free for the first in the queue only.
     needed_blocks: int = 0
+    restored_tokens: int = 0  # that came back, those included that gave way again
     parked_tokens: int = 0  # of the dead ones: have a copy in host memory, and can come back
 
 

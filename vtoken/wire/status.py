@@ -367,6 +367,8 @@ class Parking(ParkingCounters, kw_only=True):
     peak_bytes: int  # most of `used_bytes` since the engine's start
     tokens: int  # parked now: evicted, with a copy
     clean_tokens: int  # live, with a copy: they came back, and their next eviction needs no copy
+    # That came back since memory was last short; 0 once none has come back for 10 s.
+    back_tokens: int = 0
     waits_for: ParkWait = ""  # why what is parked does not come back now
     fault: str = ""  # why nothing is parked until `park_bytes` changes
 
@@ -520,6 +522,7 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
     given_tokens: int | None
     goodput: float | None = None  # 0..1
     waiting: int | None = None  # requests; None: an older server
+    restored_tokens: int | None = None
 
     @staticmethod
     def of(status: Status) -> Point:
@@ -538,4 +541,5 @@ class Point(msgspec.Struct, array_like=True, frozen=True):
             given_tokens=None if pressure is None else pressure.given_tokens,
             goodput=None if status.slo is None else status.slo.share,
             waiting=status.requests.waiting,
+            restored_tokens=None if status.parking is None else status.parking.restored_tokens,
         )

@@ -33,7 +33,7 @@ def mode_notes(old: VTokenConfig, new: VTokenConfig) -> list[str]:
             "step on, whether a block is short or not"
             if new.evict_when == "always"
             else "pressure: running requests lose nothing more until a block is short; what they "
-            "lost stays lost"
+            "lost comes back if it is parked"
         )
     changed = (old.evict_when, old.reclamation) != (new.evict_when, new.reclamation)
     if changed and new.evict_when == "pressure" and new.reclamation != "auto":
