@@ -13,7 +13,7 @@ from vtoken_console.style.ramp import LEVELS, luminance
 from vtoken_console.style.themes import DEPTHS, NAMES, Theme, theme
 
 THEMES = [theme(name, depth) for name in NAMES for depth in DEPTHS]
-INKS = ("STRONG", "TEXT", "MUTED", "FAINT", "KEY", "GOOD", "WARN", "BAD", "DEAD", "THETA")
+INKS = ("STRONG", "TEXT", "MUTED", "FAINT", "KEY", "GOOD", "WARN", "BAD", "DEAD", "PARKED", "THETA")
 GROUNDS = ("BACKGROUND", "BAR_BACKGROUND", "NOTICE_BACKGROUND")
 
 

@@ -1,4 +1,4 @@
-"""The one-key actions: pause, resume, compact, undo, and dry runs.
+"""The one-key actions: pause, resume, compact, restore, undo, and dry runs.
 
 Each makes its calls and returns a sentence. If the server refuses, it raises ProblemError and
 nothing was changed.
@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from vtoken.base.request_ids import short_id
 from vtoken.sentences import counted, operation_text, since_text, value_text
 from vtoken_console.style import palette
 from vtoken_console.style.units import change_text
@@ -48,8 +49,7 @@ def pause_question(status: wire.Status, host: str) -> tuple[str, list[Paragraph]
         verb, effect = "Pause", "Nobody gives tokens until it is resumed: others wait, or vLLM"
         effect += " preempts them. It can be resumed at any time."
     else:
-        verb, effect = "Resume", "Requests give tokens again; tokens that they give do not come"
-        effect += " back."
+        verb, effect = "Resume", "Requests give tokens again, and parked tokens come back."
     runs = "runs" if running == 1 else "run"
     question = f"{verb} reclamation on {host}? {counted(running, 'request')} {runs}."
     return verb, [(question, palette.BOLD_STYLE), (effect, palette.TEXT_STYLE)]
@@ -61,6 +61,26 @@ async def toggle_pause(rest: AsyncClient, state: str, watch: ChangeWatch) -> str
     watch.add_own(result, time.monotonic())
     verb = "paused" if state == "auto" else "resumed"
     return f"Reclamation {verb}: {applied_text(result)}"
+
+
+async def restore_question(rest: AsyncClient, request_id: str, host: str) -> list[Paragraph]:
+    """What `restore` would do, as a question; raises ProblemError if it is refused."""
+    found = await rest.restore(request_id, validate_only=True)
+    back, parked = found.restorable_tokens, counted(found.parked_tokens, "parked token")
+    question = f"Bring back {back:,} of {parked} of {short_id(found.request_id)} on {host}?"
+    effect = f"They take {counted(found.blocks, 'free block')}; memory may get short again sooner."
+    return [
+        (question, palette.BOLD_STYLE),
+        (effect, palette.TEXT_STYLE),
+        *((note, palette.WARN_STYLE) for note in found.notes),
+    ]
+
+
+async def restore(rest: AsyncClient, request_id: str) -> str:
+    """Brings parked tokens of a request back."""
+    found = await rest.restore(request_id)
+    back = f"{found.restorable_tokens:,} of {counted(found.parked_tokens, 'parked token')}"
+    return "; ".join([f"Restored {short_id(found.request_id)}: {back} come back", *found.notes])
 
 
 async def undo(rest: AsyncClient, watch: ChangeWatch) -> str:

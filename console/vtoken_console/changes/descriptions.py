@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from vtoken_console.style.palette import Paragraph
 
 EVICTION_RULES = frozenset({"policy", *OF_EVICTION})
+FULL = 0.9  # of the host memory for parked tokens
 PROMPTS = (64, 1 << 10, 1 << 14)  # lengths to compare floors at, beside those of the requests
 
 
 def may_evict(patch: Mapping[str, Any]) -> bool:
-    """Whether a patch changes fields that decide which tokens are evicted."""
-    return bool(EVICTION_RULES & patch.keys())
+    """Whether a patch changes fields that decide which tokens are evicted, or are parked."""
+    return bool((EVICTION_RULES | {"park_bytes"}) & patch.keys())
 
 
 def irreversible(
@@ -29,11 +30,18 @@ def irreversible(
     after: wire.ConfigValues,
     evicted_tokens: int = 0,
     requests: Sequence[wire.RequestRow] = (),
+    parking: wire.Parking | None = None,
 ) -> str | None:
     """Why the change from `before` to `after` needs confirmation; None if undo restores everything.
 
-    Only evicted tokens cannot be restored. `evicted_tokens`: now, because of the change.
+    Only evicted tokens without a copy cannot be restored. `evicted_tokens`: now, because of the
+    change. `parking`: the copies of now.
     """
+    if parking is not None and parking.used_bytes > after.park_bytes:
+        used, most = units.data_size(parking.used_bytes), units.data_size(after.park_bytes)
+        return f"Copies fill {used} of host memory; those beyond {most} are given up."
+    if _is_parked(after, parking):
+        return None
     if after.policy.name == "none" or not EVICTION_RULES & config_changes(before, after).keys():
         return None
     prompts = [*PROMPTS, *(row.prompt_tokens for row in requests)]
@@ -57,6 +65,13 @@ def irreversible(
     else:
         keep = f"Requests keep {kept}".removesuffix(",")
     return f"{keep}; they hold {over} tokens more than that."
+
+
+def _is_parked(config: wire.ConfigValues, parking: wire.Parking | None) -> bool:
+    """Whether host memory has room for the tokens that are evicted."""
+    if parking is None:
+        return config.park_bytes > 0
+    return not parking.fault and parking.used_bytes < FULL * config.park_bytes
 
 
 def _floor(config: wire.ConfigValues, prompt_tokens: int) -> int:
@@ -90,7 +105,7 @@ def confirm_paragraphs(
         ("", palette.TEXT_STYLE),
         (reason, palette.WARN_STYLE),
         (
-            "Evicted tokens cannot come back: undo restores the setting, not the tokens.",
+            "Tokens without a copy cannot come back: undo restores the setting, not the tokens.",
             palette.TEXT_STYLE,
         ),
         *(line for line in _difference(result) if line[0] != NO_DIFFERENCE),

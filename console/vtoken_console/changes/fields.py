@@ -18,6 +18,7 @@ from vtoken.wire.bounds import bounds_of
 
 Path = tuple[str, ...]
 POLICY: Path = ("policy", "name")
+MIB = 1 << 20
 PARAMETERS = "Policy parameters"
 EXPERIMENTS = "Experiments"
 # Group -> its settings and the words that the form has for them. Parameters of the policy come
@@ -30,10 +31,10 @@ GROUPS: dict[str, dict[Path, str]] = {
         ("budget_tokens",): "floor in tokens",
         ("evict_after_wait_ms",): "patience, then others give",
         ("evict_when",): "when tokens are evicted",
+        ("park_bytes",): "park in host memory, bytes",
+        ("restore_after_ms",): "wait before they come back",
         ("interval_tokens",): "slack above a budget",
         ("evict_during",): "phase of eviction",
-        ("park_bytes",): "host memory to park in, bytes",
-        ("restore_after_ms",): "parked tokens come back after",
     },
     "Compaction": {
         ("reclamation",): "reclamation",
@@ -252,14 +253,15 @@ def step_value(field: Field, value: Any, by: int, *, coarse: bool) -> Any:
         return field.choices[(at + by) % len(field.choices)]
     if field.kind not in ("int", "float") or isinstance(value, (str, bool)) or value is None:
         return value
+    unit = MIB if field.path[-1].endswith("_bytes") else 1
     if field.kind == "float":
         low, high = field.minimum, field.maximum
         width = (high - low) if low is not None and high is not None else 1.0
         stepped: float = round(value + by * width / (10 if coarse else 100), 6)
     elif coarse:
-        stepped = max(1, value * 2) if by > 0 else value // 2
+        stepped = max(unit, value * 2) if by > 0 else value // 2
     else:
-        stepped = value + by
+        stepped = value + by * unit
     if field.minimum is not None:
         stepped = max(stepped, field.minimum)
     if field.maximum is not None:

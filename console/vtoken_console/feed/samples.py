@@ -24,6 +24,7 @@ NAMES = (
     "plan_ratio",  # share of wall time spent in planning
     "given_per_s",  # tokens that died because memory was short
     "goodput",  # share of requests within the SLO
+    "restored_per_s",  # tokens that came back from host memory
 )
 
 KEPT = {"kept", "confirmed"}  # in the data of an event that ends a trial for good
@@ -33,12 +34,12 @@ class Sampler:
     """Converts points, in order of time, to values in the order of NAMES."""
 
     def __init__(self) -> None:
-        self._generated, self._moved, self._copy_us, self._plan_us, self._given = (
-            Rate() for _ in range(5)
+        self._generated, self._moved, self._copy_us, self._plan_us, self._given, self._back = (
+            Rate() for _ in range(6)
         )
 
     def sample(self, point: wire.Point) -> tuple[float, ...]:
-        ts, given = point.ts, point.given_tokens
+        ts, given, back = point.ts, point.given_tokens, point.restored_tokens
         return (
             point.f,
             point.theta_f,
@@ -52,6 +53,7 @@ class Sampler:
             self._plan_us.add(ts, point.plan_us) / 1e6,
             math.nan if given is None else self._given.add(ts, given),
             _nan_if_none(point.goodput),
+            math.nan if back is None else self._back.add(ts, back),
         )
 
 

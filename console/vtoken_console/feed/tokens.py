@@ -19,8 +19,8 @@ NOWHERE = -1  # block of a dead token whose slot was reclaimed or recycled
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
-    """`position` [T], `block` [T] (NOWHERE), `offset` [T], `live` [T], `score` [T] (NaN: none),
-    `protected` [T].
+    """`position` [T], `block` [T] (NOWHERE), `offset` [T], `live` [T], `parked` [T] (not live, with
+    a copy), `score` [T] (NaN: none), `protected` [T].
     """
 
     step: int
@@ -28,11 +28,16 @@ class TokenTable:
     block: Ints
     offset: Ints
     live: npt.NDArray[np.bool_]
+    parked: npt.NDArray[np.bool_]
     score: F32
     protected: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.live)
+
+    def state(self, token: int) -> str:
+        """`live`, `dead`, `parked`."""
+        return "live" if self.live[token] else "parked" if self.parked[token] else "dead"
 
     @property
     def has_scores(self) -> bool:
@@ -49,6 +54,7 @@ def from_pages(pages: Iterable[wire.TokenPage]) -> TokenTable:
         block=np.array([NOWHERE if r.block is None else r.block for r in rows], np.int64),
         offset=np.array([NOWHERE if r.offset is None else r.offset for r in rows], np.int64),
         live=np.array([r.live for r in rows], bool),
+        parked=np.array([r.parked for r in rows], bool),
         score=np.array([np.nan if r.score is None else r.score for r in rows], np.float32),
         protected=np.array([r.protected for r in rows], bool),
     )
@@ -61,6 +67,17 @@ def live_share(table: TokenTable, per_cell: int) -> F32:
     sizes = np.diff(np.append(starts, len(table)))
     share: F32 = (sums / sizes).astype(np.float32)
     return share
+
+
+def mostly_parked(table: TokenTable, per_cell: int) -> npt.NDArray[np.bool_]:
+    """For every cell of `per_cell` tokens [ceil(T / per_cell)], whether at least half of its dead
+    tokens are parked.
+    """
+    starts = np.arange(0, len(table), per_cell)
+    dead = np.add.reduceat(~table.live, starts, dtype=np.int64)
+    parked = np.add.reduceat(table.parked, starts, dtype=np.int64)
+    most: npt.NDArray[np.bool_] = (parked > 0) & (2 * parked >= dead)
+    return most
 
 
 def any_protected(table: TokenTable, per_cell: int) -> npt.NDArray[np.bool_]:

@@ -52,8 +52,8 @@ LOOKING: tuple[Step, ...] = (
         lambda first, now: now.order != first.order,
     ),
     Step(
-        "Press {key:open} on a request that gave: its words, and struck through those that its "
-        "policy let die. esc comes back.",
+        "Press {key:open} on a request that gave: its words. Dimmed ones are parked and come "
+        "back, struck ones do not. esc closes.",
         lambda first, now: first.page == "request" and now.page == "",
     ),
 )

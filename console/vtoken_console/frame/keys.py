@@ -50,7 +50,7 @@ class Key:
 
 CONTROL = frozenset(
     {
-        *("pause", "compact", "undo", "confirm", "apply", "trial"),
+        *("pause", "compact", "restore", "undo", "confirm", "apply", "trial"),
         *("sync-engines", "undo-engine"),
     }
 )
@@ -94,6 +94,15 @@ KEYS: tuple[Key, ...] = (
     Key("C", "compact-dry", "dry run", "dry run of a compaction", "Act"),
     Key(
         "H", "pause", "pause", "pause or resume reclamation; it asks first", "Act", 7, "stop evict"
+    ),
+    Key(
+        "R",
+        "restore",
+        "restore",
+        "bring back what the request under the cursor has parked; it asks first",
+        "Act",
+        7,
+        "parked lost back",
     ),
     Key("y", "confirm", "keep", "keep the change that is on trial", "Act", 1, "trial"),
     Key("enter", "open-engine", "open", "the dashboard of the engine under the cursor", "Fleet"),
@@ -168,7 +177,7 @@ MOVES: tuple[tuple[str, str], ...] = (
     ("left right, on the charts", "step through the changes"),
     ("left right, in settings", "step a value, shift: by more; or type it; del: reset"),
     ("t, on a request's page", "its text, or its tokens"),
-    ("c, on a request's page", "compact this request"),
+    ("c, R, on a request's page", "compact this request; bring back what it has parked"),
     ("space . < >, of a replay", "pause or play, one step, slower, faster"),
     ("[ ], of a replay", "5 s back, 5 s on; digits: go to that moment"),
     ("[ ], of several engines", "the engine before, the engine after"),

@@ -280,10 +280,11 @@ class ControlScreen(ModalScreen[None]):
             evicted = found.evicted_tokens if is_more else 0
         after = edited_values(config.desired, patch)
         rows = [*self._source.feed.model.requests.values()]
-        reason = irreversible(config.desired, after, evicted, rows)
+        status = self._source.feed.model.status
+        parking = status.parking if status is not None else None
+        reason = irreversible(config.desired, after, evicted, rows, parking)
         if reason is None:
             return True
-        status = self._source.feed.model.status
         model = status.model if status is not None else ""
         question = confirm_paragraphs(reason, self._host, model, result)
         answer: bool = await self.app.push_screen_wait(ConfirmScreen(question))

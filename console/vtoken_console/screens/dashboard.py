@@ -180,6 +180,32 @@ class Dashboard(Screen[None]):
     def action_compact_dry(self) -> None:
         self._dry_run(lambda rest: controls.compact(rest, dry_run=True))
 
+    def action_restore(self) -> None:
+        """Asks, then brings back what the request under the cursor has parked."""
+        if request_id := self._under_cursor():
+            self.restore_request(request_id)
+
+    def restore_request(self, request_id: str) -> None:
+        """Asks with a dry run, then brings back what a request has parked."""
+        source = self._session.source
+        if self._refused() or source is None:
+            return
+        asking = self._ask_to_restore(source.rest, request_id, urlsplit(source.name).netloc)
+        self.run_worker(asking, group="restore", exclusive=True)
+
+    async def _ask_to_restore(self, rest: AsyncClient, request_id: str, host: str) -> None:
+        from vtoken.client import ProblemError
+        from vtoken_console.screens.confirm import ConfirmScreen
+
+        try:
+            question = await controls.restore_question(rest, request_id, host)
+        except ProblemError as error:
+            self.notify(problem_text(error.problem), severity="error")
+            return
+        page = ConfirmScreen(question, "for one request", "Restore")
+        if await self.app.push_screen_wait(page):
+            self._change("restore", lambda rest: controls.restore(rest, request_id))
+
     def action_undo(self) -> None:
         self._change("undo", lambda rest: controls.undo(rest, self._changes))
 
@@ -285,15 +311,17 @@ class Dashboard(Screen[None]):
 
     async def action_open(self) -> None:
         """Opens the item under the focused panel's cursor, else the request under the table's."""
-        focused, row = self.focused, self.query_one(Requests).chosen
-        if isinstance(focused, Heatmap):
+        if isinstance(self.focused, Heatmap):
             await self.action_zoom_in()
-            return
-        request_id = row.id if row is not None else ""
-        if isinstance(focused, Log):
-            request_id = focused.request_id
-        if request_id:
+        elif request_id := self._under_cursor():
             await self.open_request(request_id)
+
+    def _under_cursor(self) -> str:
+        """The request under the log's cursor if it has the focus, else under the table's; or ""."""
+        if isinstance(self.focused, Log):
+            return self.focused.request_id
+        row = self.query_one(Requests).chosen
+        return row.id if row is not None else ""
 
     async def open_request(self, request_id: str, *, in_place: bool = False) -> None:
         """Opens a request's page. `in_place`: replaces the top page."""
@@ -302,7 +330,9 @@ class Dashboard(Screen[None]):
         source = self._session.source
         if source is None:
             return
-        page = RequestScreen(source, request_id, self.open_block, self.compact_request)
+        page = RequestScreen(
+            source, request_id, self.open_block, self.compact_request, self.restore_request
+        )
         if in_place:
             await self.app.switch_screen(page)
         else:

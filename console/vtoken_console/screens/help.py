@@ -20,9 +20,10 @@ from vtoken_console.widgets.lines import EMPTY, Line, LinesWidget, width_of
 
 WORDS = (
     ("live, dead", "a token that attention reads; one that was evicted"),
+    ("parked", "a dead token with a copy in host memory: it comes back when memory is free"),
     ("floor", "the live tokens below which a request gives nothing"),
-    ("kept", "live tokens of all that it had: floor, what it can give (▓), dead (░)"),
-    ("gave up", "tokens that died because memory was short"),
+    ("kept", "live tokens of all: floor, what it can give (▓); parked (▒), dead (░)"),
+    ("gave up", "tokens that died because memory was short (and how many are parked)"),
     ("needs", "blocks that must be free before a waiting request starts"),
     ("missing", "blocks that are needed and not free, with the reserve"),
     ("holes", "share of slots in used blocks that hold nothing live (F)"),

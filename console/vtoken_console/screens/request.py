@@ -87,8 +87,9 @@ class Summary(LinesWidget):
             ("prompt", d.prompt_tokens),
             ("out", d.output_tokens),
             ("live", d.live),
-            ("dead", d.dead),
+            ("dead", d.dead - d.parked_tokens),
         )
+        tokens += _counts(("parked", d.parked_tokens)) if d.parked_tokens else []
         blocks = _counts(
             ("blocks", d.blocks), ("could be", d.bound_blocks), ("without vToken", d.naive_blocks)
         )
@@ -109,7 +110,9 @@ def _counts(*named: tuple[str, int]) -> list[Span]:
 
 
 class RequestScreen(Screen[None]):
-    """`open_block` opens a block's page above this one; `compact` compacts a request."""
+    """`open_block` opens a block's page above this one; `compact` compacts a request, `restore`
+    brings back what it has parked.
+    """
 
     AUTO_FOCUS = "#strip"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -117,6 +120,7 @@ class RequestScreen(Screen[None]):
         Binding("enter", "block", show=False),
         Binding("t", "text", show=False),
         Binding("c", "compact", show=False),
+        Binding("R", "restore", show=False),
     ]
 
     def __init__(
@@ -125,9 +129,11 @@ class RequestScreen(Screen[None]):
         request_id: str,
         open_block: Callable[[int], Awaitable[None]],
         compact: Callable[[str], None],
+        restore: Callable[[str], None],
     ) -> None:
         super().__init__()
         self._compact = compact
+        self._restore = restore
         self._open_block = open_block
         self._source = source
         self._request_id = request_id
@@ -155,7 +161,7 @@ class RequestScreen(Screen[None]):
         return [
             *([] if self._shows_text else [Hint("tab", "next panel", 8, "tab")]),
             *([] if view.replay is not None else self._of_tokens()),
-            *([] if view.read_only_reason else [Hint("c", "compact this", 1, "c")]),
+            *([] if view.read_only_reason else self._of_changes()),
             Hint("esc", "back", 0, "escape"),
             Hint.of(view.key_of("help"), rank=7),
             Hint.of(view.key_of("quit")),
@@ -166,6 +172,14 @@ class RequestScreen(Screen[None]):
             Hint("arrows", "move", 9),
             Hint("enter", "block", 1, "enter"),
             Hint("t", "tokens" if self._shows_text else "text", 1, "t"),
+        ]
+
+    def _of_changes(self) -> list[Hint]:
+        detail = self._summary.detail
+        has_parked = detail is not None and detail.parked_tokens > 0
+        return [
+            Hint("c", "compact this", 2, "c", control=True),
+            *([Hint("R", "restore", 1, "R", control=True)] if has_parked else []),
         ]
 
     def on_mount(self) -> None:
@@ -244,7 +258,10 @@ class RequestScreen(Screen[None]):
         config = self._source.feed.model.config
         try:
             revision = 0 if config is None else config.revision
-            await self._source.rest.refresh_text(self._text, detail.dead, revision)
+            restored, parked = detail.restored_tokens, detail.parked_tokens
+            await self._source.rest.refresh_text(
+                self._text, detail.dead, revision, restored, parked
+            )
         except ProblemError as error:
             problem = error.problem
             if problem.status not in NO_TEXT or problem.field == "request_id":
@@ -304,3 +321,6 @@ class RequestScreen(Screen[None]):
 
     def action_compact(self) -> None:
         self._compact(self._request_id)
+
+    def action_restore(self) -> None:
+        self._restore(self._request_id)

@@ -34,7 +34,7 @@ class TrialScreen(ModalScreen[dict[str, Any] | None]):
             (f"On {host}: {change}", palette.BOLD_STYLE),
             (
                 "An empty field is no limit. The engine reverts the change automatically, even if "
-                "this console is closed. Evicted tokens do not come back.",
+                "this console is closed. Evicted tokens come back only if they were parked.",
                 palette.MUTED_STYLE,
             ),
             id="terms-said",

@@ -29,6 +29,7 @@ GOOD = "#56d4b0"
 WARN = "#ffb454"
 BAD = "#ff7b54"
 DEAD = "#c9975a"  # a dead token, as text
+PARKED = "#9d90d0"  # a dead token that has a copy and can come back
 BAR = "#5b8fc9"  # an amount, in charts and bars
 THETA = "#e3b3ff"  # a threshold
 
@@ -81,7 +82,7 @@ EVENT_STYLES: dict[str, tuple[str, Style]] = {
     "canary": ("!", WARN_STYLE),
     "eviction": ("-", MUTED_STYLE),
     "reclaimed": ("+", GOOD_STYLE),
-    "restored": ("+", GOOD_STYLE),
+    "restored": ("«", style(PARKED)),
     "parking": ("!", WARN_STYLE),
 }
 MARKER_STYLES: dict[str, tuple[str, Style]] = {  # of a change of the configuration

@@ -58,6 +58,7 @@ ROLES: dict[str, Role] = {  # by their colour in the dark theme
     palette.WARN: Role("warn", "#8a4b00", "#ffff55", "#aa0000"),
     palette.BAD: Role("bad", "#b32410", "#ff5555", "#aa0000"),
     palette.DEAD: Role("dead", "#84551c", "#ffff55", "#555555"),
+    palette.PARKED: Role("parked", "#6a55a8", "#00aaaa", "#aa00aa"),
     palette.BAR: Role("bar", "#4f86c6", "#55ffff", "#0000aa"),
     palette.THETA: Role("theta", "#7a35b8", "#ff55ff", "#aa00aa"),
 }
@@ -73,6 +74,7 @@ _ROLE_NUMBERS = {
         palette.BAR_BACKGROUND: 255,
         palette.NOTICE_BACKGROUND: 254,
         palette.BORDER: 250,
+        palette.PARKED: 55,
         palette.THETA: 91,
     },
 }

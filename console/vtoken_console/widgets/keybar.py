@@ -102,6 +102,8 @@ def _usable(view: View) -> list[Key]:
         return [k for k in view.keys if k.group == "Console"]
     config = view.model.config
     off = {"confirm"} if config is None or config.trial is None else set()
+    if not any(row.parked_tokens for row in view.model.requests.values()):
+        off.add("restore")
     usable = [
         k
         for k in view.keys

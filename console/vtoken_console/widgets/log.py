@@ -1,6 +1,7 @@
 """The log, newest first: a line for all that requests gave in a second, and one for each change.
 
-What happens in every step (evictions, moves, freed blocks, preemptions) is summed over a second.
+What happens in every step (evictions, restores, moves, freed blocks, preemptions) is summed over a
+second.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Second:
     num_requests: int = 0  # that lost tokens in one step, at most
     tokens: int = 0
     given: int = 0  # of the tokens: because memory was short
+    parked: int = 0  # of the tokens: have a copy
+    restored: int = 0  # tokens that came back
     moved: int = 0
     freed_blocks: int = 0
     preempted: int = 0
@@ -49,6 +52,9 @@ class Second:
                 self.num_requests = max(self.num_requests, data.get("requests", 0))
                 self.tokens += data.get("tokens", 0)
                 self.given += data.get("given", 0)
+                self.parked += data.get("parked", 0)
+            case "restored":
+                self.restored += data.get("tokens", 0)
             case "relocation":
                 self.moved += data.get("moved_tokens", 0)
                 self.freed_blocks += data.get("freed_blocks", 0)
@@ -76,8 +82,10 @@ class Second:
         who = f"{many:,}" if short else counted(many, "request")
         verb = ("gave" if short else "gave up") if gave else "lost"
         back = f"{blocks:,} blk" if short else f"{counted(blocks, 'block')} back"
+        kept = f" ({self.parked:,} parked)" if self.parked and not short else ""
         parts = [
-            f"{who} {verb} {self.tokens:,} tok" if self.tokens else "",
+            f"{who} {verb} {self.tokens:,} tok{kept}" if self.tokens else "",
+            f"{self.restored:,} tok restored" if self.restored else "",
             f"{self.moved:,} tok moved" if self.moved and not self.tokens else "",
             back if blocks else "",
             f"{self.preempted:,} preempted" if self.preempted else "",
@@ -91,7 +99,7 @@ class Second:
         return ", ".join(most)
 
 
-KINDS = frozenset({"eviction", "relocation", "reclaimed", "preemption", "deferred"})
+KINDS = frozenset({"eviction", "restored", "relocation", "reclaimed", "preemption", "deferred"})
 
 
 def is_summed(event: Event) -> bool:
@@ -195,6 +203,7 @@ def _glyph(row: Second) -> tuple[str, Style]:
     amounts = {
         "preemption": row.preempted,
         "eviction": row.tokens,
+        "restored": row.restored,
         "relocation": row.moved,
         "reclaimed": row.freed_blocks,
     }

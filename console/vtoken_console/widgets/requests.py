@@ -43,7 +43,7 @@ COLUMNS: tuple[Column[RequestRow], ...] = (
         pressure=True,
     ),
     BLOCKS,
-    Column("gave up", 7, 4, lambda r: units.short_count(r.given_tokens), pressure=True),
+    Column("gave up", 7, 4, lambda r: _gave_up(r), pressure=True, most=13, grows=5),
     Column("floor", 7, 5, lambda r: units.short_count(r.budget_tokens), pressure=True),
     Column("moved", 7, 7, lambda r: units.short_count(r.moved_tokens)),
     Column("policy", 14, 5, lambda r: r.policy, left=True),
@@ -80,20 +80,29 @@ def _can_give(row: RequestRow) -> str:
     return NOTHING if waits(row) else units.count(row.givable_tokens)
 
 
-def floor_bar(row: RequestRow, width: int, *, ascii_only: bool) -> list[Span]:
-    """A request's floor, the live tokens above it, and the dead, as shares of all its tokens.
+def _gave_up(row: RequestRow) -> str:
+    """Tokens that left because memory was short, and how many are parked: 1440 (1.2k)."""
+    parked = f" ({units.short_count(row.parked_tokens, 0)})" if row.parked_tokens else ""
+    return units.short_count(row.given_tokens) + parked
 
-    One that does not give for others has no floor: its live tokens, and the dead.
+
+def floor_bar(row: RequestRow, width: int, *, ascii_only: bool) -> list[Span]:
+    """A request's floor, the live tokens above it, the parked and the dead, as shares of all its
+    tokens.
+
+    One that does not give for others has no floor: its live tokens, and those that are not.
     """
     total = row.live + row.dead
     floor = min(row.budget_tokens, row.live) if gives(row) else row.live
-    glyphs = ("#", "+", ".") if ascii_only else (" ", "▓", "░")
-    ends = [round(width * value / max(total, 1)) for value in (floor, row.live, total)]
+    parts = (floor, row.live, row.live + row.parked_tokens, total)
+    glyphs = ("#", "+", ":", ".") if ascii_only else (" ", "▓", "▒", "░")
+    ends = [round(width * value / max(total, 1)) for value in parts]
     return [
         (glyphs[0] * ends[0], palette.style(palette.BAR, None if ascii_only else palette.BAR)),
         (glyphs[1] * (ends[1] - ends[0]), palette.GOOD_STYLE),
-        (glyphs[2] * (ends[2] - ends[1]), palette.FAINT_STYLE),
-        (" " * (width - ends[2]), palette.TEXT_STYLE),
+        (glyphs[2] * (ends[2] - ends[1]), palette.style(palette.PARKED)),
+        (glyphs[3] * (ends[3] - ends[2]), palette.FAINT_STYLE),
+        (" " * (width - ends[3]), palette.TEXT_STYLE),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The text of one request: dead tokens struck through, live ones shaded by score.
+"""The text of one request: dead tokens struck through, parked ones dim, live ones shaded by score.
 
 With a shadow policy, a second column shows what the shadow would have evicted at the newest
 eviction. The cursor is on a token; on the last token it follows the end.
@@ -7,8 +7,8 @@ eviction. The cursor is on a token; on the last token it follows the end.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from rich.style import Style
 from textual import events
@@ -28,28 +28,34 @@ MIN_COLUMN = 28  # columns of a text below which the second one is hidden
 BETWEEN = " │ "
 PROTECTED = ("{", "}")
 NO_TEXT = "□"  # a prompt token that was given as an embedding
-DEAD_STYLE = palette.style(palette.FAINT, strike=True)
+State = Literal["live", "parked", "dead"]
+Marks = Mapping[State, tuple[str, str]]  # before and after a run of tokens in this state
+STATES: tuple[State, ...] = ("live", "parked", "dead")  # the worst last
+STYLES: dict[State, Style] = {
+    "dead": palette.style(palette.FAINT, strike=True),
+    "parked": palette.style(palette.PARKED),
+}
 DIFFERENT_DEAD_STYLE = palette.style(palette.WARN, strike=True)
 DIFFERENT_LIVE_STYLE = palette.style(palette.GOOD, bold=True)
 
 
 class Side:
-    """One of the two texts: its dead tokens and its lines."""
+    """One of the two texts: the states of its tokens, and its lines."""
 
     def __init__(self) -> None:
-        self.dead: list[bool] = []
+        self.states: list[State] = []
         self.laid_out = Flow(0)
-        self._key: tuple[int, tuple[str, str] | None] | None = None  # of `laid_out`
+        self._key: tuple[int, Marks | None] | None = None  # of `laid_out`
 
     def flow(
         self,
         tokens: Sequence[wire.TextToken],
         width: int,
         *,
-        marks: tuple[str, str] | None,
+        marks: Marks | None,
     ) -> Flow:
-        """The lines of `tokens` for `width` columns. `marks`: put dead runs between them and
-        protected ones in braces, for terminals without colour and strike-through.
+        """The lines of `tokens` for `width` columns. `marks`: put around runs of dead and of parked
+        ones, and braces around protected ones, for terminals without colour and strike-through.
         """
         key = (width, marks)
         if marks or key != self._key or len(self.laid_out) > len(tokens):
@@ -60,11 +66,9 @@ class Side:
             self.laid_out.add(self._marked(tokens, n, shown, marks) if marks else shown)
         return self.laid_out
 
-    def _marked(
-        self, tokens: Sequence[wire.TextToken], n: int, text: str, marks: tuple[str, str]
-    ) -> str:
+    def _marked(self, tokens: Sequence[wire.TextToken], n: int, text: str, marks: Marks) -> str:
         def mark(n: int) -> tuple[str, str]:
-            return marks if self.dead[n] else PROTECTED if tokens[n].protected else ("", "")
+            return marks.get(self.states[n]) or (PROTECTED if tokens[n].protected else ("", ""))
 
         opens, closes = mark(n)
         opens = "" if n > 0 and mark(n - 1) == mark(n) else opens
@@ -111,8 +115,8 @@ class TextPanel(CursorWidget):
         self._tokens, self._shadow, self._num_prompt = tokens, shadow, num_prompt
         self._policy, self._scores, self._ranks, self._problem = policy, scores, ranks, ()
         actual, shadowed = self._sides
-        actual.dead = _dead(tokens, [token.live for token in tokens])
-        shadowed.dead = _dead(
+        actual.states = _states(tokens, [token.live for token in tokens])
+        shadowed.states = _states(
             tokens, [t.live if t.shadow_live is None else t.shadow_live for t in tokens]
         )
         if self.follows:
@@ -192,11 +196,12 @@ class TextPanel(CursorWidget):
     def _token_style(self, n: int, side: int, shades: Sequence[str]) -> Style:
         if n == self.cursor:
             return palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
-        dead = self._sides[side].dead[n]
-        if self._shadow is not None and self._sides[0].dead[n] != self._sides[1].dead[n]:
-            return DIFFERENT_DEAD_STYLE if dead else DIFFERENT_LIVE_STYLE
-        if dead:
-            return DEAD_STYLE
+        state = self._sides[side].states[n]
+        lives = [one.states[n] == "live" for one in self._sides]
+        if self._shadow is not None and lives[0] != lives[1]:
+            return DIFFERENT_LIVE_STYLE if lives[side] else DIFFERENT_DEAD_STYLE
+        if state != "live":
+            return STYLES[state]
         rank = self._ranks[n] if n < len(self._ranks) else float("nan")
         scored = shades and rank == rank  # NaN: no score
         shade = shades[round(rank * (len(shades) - 1))] if scored else None
@@ -206,7 +211,7 @@ class TextPanel(CursorWidget):
         n, muted, text = self.cursor, palette.MUTED_STYLE, palette.TEXT_STYLE
         token = self._tokens[n]
         score = self._scores[n] if n < len(self._scores) else float("nan")
-        words = ["prompt" if n < self._num_prompt else "output", "live" if token.live else "dead"]
+        words = ["prompt" if n < self._num_prompt else "output", _state(token, live=token.live)]
         words += ["protected"] * token.protected
         words += [f"score {score:.3g}"] if score == score else []
         if self._shadow is not None and token.shadow_live is not None:
@@ -215,7 +220,8 @@ class TextPanel(CursorWidget):
             words.append("an embedding: no text")
         spans: list[Span] = [(f" token {n:,}  ", muted), (", ".join(words), text), ("   ", muted)]
         if view.ramp.colors:
-            spans += [("dead", DEAD_STYLE), ("  ", muted)]
+            for state in self._gone:
+                spans += [(state, STYLES[state]), ("  ", muted)]
             spans += [("protected", palette.style(palette.TEXT, underline=True)), ("  ", muted)]
             if shades := score_shades(view.theme):
                 spans += [(" ", palette.style(palette.TEXT, shade)) for shade in shades]
@@ -224,8 +230,15 @@ class TextPanel(CursorWidget):
                 spans += [("  ", muted), ("dead", DIFFERENT_DEAD_STYLE), (" or ", muted)]
                 spans += [("live", DIFFERENT_LIVE_STYLE), (" in one only", muted)]
         else:
-            spans.append((f"{'dead'.join(_marks(view))}  {{protected}}", muted))
+            marks = _marks(view)
+            marked = "  ".join(state.join(marks[state]) for state in self._gone)
+            spans.append((f"{marked}  {{protected}}", muted))
         return merge(cut(spans, width))
+
+    @property
+    def _gone(self) -> list[State]:
+        """The states of tokens that attention does not read, for the last line."""
+        return ["dead", "parked"] if "parked" in self._sides[0].states else ["dead"]
 
     # ------------------------------------------------------------ moving
 
@@ -279,19 +292,26 @@ class TextPanel(CursorWidget):
             self._post_moved(token)
 
 
-def _marks(view: View) -> tuple[str, str]:
-    """Around dead runs: brackets that texts seldom have."""
-    return ("[-", "-]") if view.ascii_only else ("⟦", "⟧")
+def _marks(view: View) -> Marks:
+    """Around runs that attention does not read: brackets that texts seldom have."""
+    if view.ascii_only:
+        return {"dead": ("[-", "-]"), "parked": ("[~", "~]")}
+    return {"dead": ("⟦", "⟧"), "parked": ("⟨", "⟩")}
 
 
-def _dead(tokens: Sequence[wire.TextToken], live: Sequence[bool]) -> list[bool]:
-    """Whether each piece is dead: a character of several tokens is dead if one of them is."""
-    dead, pending = [], False
+def _state(token: wire.TextToken, *, live: bool) -> State:
+    return "live" if live else "parked" if token.parked else "dead"
+
+
+def _states(tokens: Sequence[wire.TextToken], live: Sequence[bool]) -> list[State]:
+    """The state of each piece: of a character of several tokens that of the worst."""
+    states: list[State] = []
+    worst: State = "live"
     for token, is_live in zip(tokens, live, strict=True):
-        pending |= not is_live
-        dead.append(pending)
-        pending &= token.text == ""
-    return dead
+        worst = max(worst, _state(token, live=is_live), key=STATES.index)
+        states.append(worst)
+        worst = worst if token.text == "" else "live"
+    return states
 
 
 def _paragraphs(texts: Sequence[str], width: int) -> list[Line]:

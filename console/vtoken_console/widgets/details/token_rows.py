@@ -9,6 +9,12 @@ from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import Line, merge
 from vtoken_console.widgets.scroller import Scroller
 
+INKS = {  # by state
+    "live": palette.TEXT_STYLE,
+    "dead": palette.style(palette.DEAD),
+    "parked": palette.style(palette.PARKED),
+}
+
 
 class TokenRows(Scroller[int]):
     HEAD = 1
@@ -38,12 +44,11 @@ class TokenRows(Scroller[int]):
         table = self.table
         assert table is not None
         block, offset, score = int(table.block[row]), int(table.offset[row]), table.score[row]
-        live = bool(table.live[row])
+        state = table.state(row)
         where = f"{block:>6,} {offset:>4}" if block >= 0 else f"{'–':>6} {'–':>4}"
         value = f"{score:>7.3g}" if score == score else " " * 7  # NaN: no score
-        line = f" {row:>7,} {where}  {'live ' if live else 'dead '} {value}"
+        line = f" {row:>7,} {where}  {state:<6}{value}"
         if selected:
             style = palette.CURSOR_STYLE if self.has_focus else palette.SELECTED_STYLE
             return ((line.ljust(width), style),)
-        style = palette.TEXT_STYLE if live else palette.style(palette.DEAD)
-        return merge([(line, style)])
+        return merge([(line, INKS[state])])

@@ -1,4 +1,6 @@
-"""The tokens of one request in logical order: colour for live and dead, a stripe for the score."""
+"""The tokens of one request in logical order: colour for live, dead and parked, a stripe for the
+score.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from vtoken_console.feed.tokens import NOWHERE, TokenTable
 from vtoken_console.frame.view import View
 from vtoken_console.style import cells, palette
 from vtoken_console.style.grid import Grid, fit_pool
-from vtoken_console.style.ramp import ink_on
+from vtoken_console.style.ramp import LEVELS, ink_on, mix
+from vtoken_console.style.themes import nearest_number
 from vtoken_console.widgets.cursor import CursorWidget
 from vtoken_console.widgets.details.token_moved import TokenMoved
 from vtoken_console.widgets.lines import EMPTY, Line, Span, cut, merge, width_of
 
+PARKED = ("○", "o")  # [ASCII only]: without colours
 SCORE_INKS = ("#30363d", "#6e7681", "#a8b0b8", "#d8dde2", "#ffffff")
 
 
@@ -40,6 +44,12 @@ class TokenStrip(CursorWidget):
             grid = Grid(len(table), 1, width // wide, wide, 1)
         self._grid = grid
         levels = cells.levels(tokens.live_share(table, grid.per_cell)).tolist()
+        fills = [
+            _fill(view, level, parked=parked)
+            for level, parked in zip(
+                levels, tokens.mostly_parked(table, grid.per_cell).tolist(), strict=True
+            )
+        ]
         rank = tokens.score_rank(table, grid.per_cell)
         protected = tokens.any_protected(table, grid.per_cell).tolist()
         inks = np.where(np.isnan(rank), -1, np.rint(np.nan_to_num(rank) * 4)).astype(int).tolist()
@@ -54,7 +64,7 @@ class TokenStrip(CursorWidget):
                 mark = "S" if cell <= last_sink else mark
                 spans.append(
                     self._cell(
-                        view, levels[cell], inks[cell], mark, grid.cell_width, cursor=cell == at
+                        view, fills[cell], inks[cell], mark, grid.cell_width, cursor=cell == at
                     )
                 )
             lines.append(merge(spans))
@@ -64,30 +74,32 @@ class TokenStrip(CursorWidget):
         return [*lines, self._foot(table, width), legend]
 
     def _cell(
-        self, view: View, level: int, ink: int, mark: str, width: int, *, cursor: bool
+        self, view: View, fill: str, ink: int, mark: str, width: int, *, cursor: bool
     ) -> Span:
-        ramp = view.ramp
+        """`fill`: the cell's colour, or its glyph without colours."""
         if cursor:
             style = palette.CURSOR_CELL_STYLE if self.has_focus else palette.BLURRED_CELL_STYLE
             return (mark or "+").ljust(width), style
-        if not ramp.colors:
-            return (mark or ramp.glyphs[level]).ljust(width, ramp.glyphs[level]), palette.TEXT_STYLE
-        color = ramp.colors[level]
+        if not view.ramp.colors:
+            return (mark or fill).ljust(width, fill), palette.TEXT_STYLE
         if mark:
-            return mark.ljust(width), palette.style(ink_on(color), color, bold=True)
+            return mark.ljust(width), palette.style(ink_on(fill), fill, bold=True)
         if ink >= 0:
-            return "▂" * width, palette.style(SCORE_INKS[ink], color)
-        return " " * width, palette.style(None, color)
+            return "▂" * width, palette.style(SCORE_INKS[ink], fill)
+        return " " * width, palette.style(None, fill)
 
     def _foot(self, table: TokenTable, width: int) -> Line:
         """The token under the cursor."""
         n = min(self.cursor, len(table) - 1)
         block, score = int(table.block[n]), float(table.score[n])
-        words = ["live" if table.live[n] else "dead"]
+        words = [table.state(n)]
         words += ["protected"] * bool(table.protected[n])
-        words.append(
-            "slot reclaimed" if block == NOWHERE else f"block {block:,} slot {int(table.offset[n])}"
-        )
+        if block != NOWHERE:
+            words.append(f"block {block:,} slot {int(table.offset[n])}")
+        elif table.parked[n]:
+            words.append("in host memory")
+        else:
+            words.append("slot reclaimed")
         words += [f"score {score:.3g}"] if score == score else []
         where = [(f" token {n:,}  ", palette.MUTED_STYLE), (", ".join(words), palette.TEXT_STYLE)]
         return merge(cut(where, width))
@@ -95,15 +107,20 @@ class TokenStrip(CursorWidget):
     def _legend(self, view: View, width: int, *, has_protected: bool) -> Line:
         """What the colours and letters mean, as much as fits whole."""
         muted, ramp, table = palette.MUTED_STYLE, view.ramp, self.table
+        has_parked = table is not None and bool(table.parked.any())
         parts: list[list[Span]] = []
         if ramp.colors:
-            parts.append([("  ", palette.style(None, ramp.colors[0])), (" dead  ", muted)])
-            parts.append([("  ", palette.style(None, ramp.colors[-1])), (" live  ", muted)])
+            named = [("dead", ramp.colors[0]), ("live", ramp.colors[-1])]
+            if has_parked:
+                named.append(("parked", _fill(view, 0, parked=True)))
+            for name, color in named:
+                parts.append([("  ", palette.style(None, color)), (f" {name}  ", muted)])
             scale = [("▂", palette.style(ink, ramp.colors[-1])) for ink in SCORE_INKS]
             if table is not None and table.has_scores:
                 parts.append([*scale, (" score  ", muted)])
         else:
             parts.append([(f"{ramp.glyphs[0]} dead  {ramp.glyphs[-1]} live  ", muted)])
+            parts += [[(f"{_fill(view, 0, parked=True)} parked  ", muted)]] * has_parked
         parts += [[("S sink  ", muted)]] * bool(self.num_sinks)
         parts += [[("P protected  ", muted)]] * has_protected
         parts.append([("| answer begins", muted)])
@@ -137,3 +154,17 @@ class TokenStrip(CursorWidget):
             cell = grid.cell_at(place.x, place.y)
             if cell is not None:
                 self._post_moved(grid.blocks_of(cell)[0])
+
+
+def _fill(view: View, level: int, *, parked: bool) -> str:
+    """The colour of a cell with this share of live tokens, or its glyph without colours; `parked`:
+    the others are parked.
+    """
+    ramp = view.ramp
+    if not ramp.colors:
+        is_shown = parked and level < LEVELS // 2  # the other glyphs are those of live tokens
+        return PARKED[view.ascii_only] if is_shown else ramp.glyphs[level]
+    if not parked:
+        return ramp.colors[level]
+    color = mix(view.theme.color(palette.PARKED), ramp.colors[-1], level / (LEVELS - 1))
+    return nearest_number(color) if view.theme.depth == "256" else color

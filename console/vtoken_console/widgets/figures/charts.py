@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding, BindingType
@@ -37,7 +37,8 @@ BRIDGED_S = 2.5  # the longest gap that a curve interpolates
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart's title, values and scale; `text` formats a scale value; `line`: the threshold.
+    """A chart's title, values and scale; `text` formats a scale value; `line`: the threshold;
+    `other`: a second curve, where curves are drawn.
 
     The scale holds the values and the figure of the title, which may be higher than their newest
     column: a column is a mean.
@@ -48,6 +49,7 @@ class Chart:
     top: float
     text: Callable[[float], str]
     line: F64 | None = None
+    other: F64 | None = None
 
 
 def arrange(num: int, width: int, height: int) -> tuple[int, int]:
@@ -121,9 +123,11 @@ class Charts(LinesWidget, can_focus=True):
         faint = palette.FAINT_STYLE
         num, columns = len(chart.values), len(chart.values) // plot.DOTS_X
         room = height - 3
-        values = plot.bridged(chart.values, math.ceil(BRIDGED_S * num / window.span_s))
+        reach = math.ceil(BRIDGED_S * num / window.span_s)
+        values = plot.bridged(chart.values, reach)
+        other = None if chart.other is None else plot.bridged(chart.other, reach)
         markers = {x // plot.DOTS_X: marker for x, marker in window.markers.items()}
-        body = plot.plot(values, room, chart.top, theta=chart.line)
+        body = plot.plot(values, room, chart.top, theta=chart.line, other=other)
         parts = 4 if room >= 12 else 2 if room >= 4 else 1
         scale = {
             room - 1 - int(n / parts * (room * plot.DOTS_Y - 1)) // plot.DOTS_Y: n / parts
@@ -212,7 +216,9 @@ def make_charts(view: View, window: Window) -> list[Chart]:
         ),
     ]
     if status.pressure is not None:
-        charts.append(_rate(view.series, window, "given ", "given_per_s"))
+        given = _rate(view.series, window, "given ", "given_per_s")
+        parked = status.parking is not None
+        charts.append(_with_restored(given, view.series, window) if parked else given)
     if status.slo is not None:
         share = status.slo.share
         met = "–" if share is None else f"{share:.0%}"
@@ -230,6 +236,14 @@ def _rate(series: Series, window: Window, label: str, name: str) -> Chart:
     values, rate = window.row(name), series.newest(name)
     title = [*facts((label, units.count(rate))), (" tok/s", palette.MUTED_STYLE)]
     return Chart(title, values, nice_top(_highest(max(1.0, rate), values)), _count)
+
+
+def _with_restored(given: Chart, series: Series, window: Window) -> Chart:
+    """`given` with the tokens that came back from host memory a second."""
+    restored, rate = window.row("restored_per_s"), series.newest("restored_per_s")
+    title = [*given.title, (f" restored {units.count(rate)}", palette.style(palette.PARKED))]
+    top = nice_top(_highest(max(given.top, rate), restored))
+    return replace(given, title=title, top=top, other=restored)
 
 
 def _latency(view: View, window: Window, label: str, name: str) -> Chart:

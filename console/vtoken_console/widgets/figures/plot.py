@@ -66,12 +66,15 @@ def plot(
     top: float,
     *,
     theta: F64 | None = None,
+    other: F64 | None = None,
 ) -> list[Line]:
     """The curve through `values` [2W] as `height` lines of W columns, scale 0..top.
 
-    `theta` [2W] draws a line; the curve above it has the warning colour.
+    `theta` [2W] draws a line; the curve above it has the warning colour. `other` [2W]: a curve of
+    parked tokens, behind the first.
     """
     curve = dots(values, height, top).tolist()
+    behind = dots(values * math.nan if other is None else other, height, top).tolist()
     below, above = palette.style(palette.BAR), palette.style(palette.WARN)
     limits = [math.nan] * len(values) if theta is None else theta.tolist()
     amounts = values.tolist()
@@ -87,6 +90,8 @@ def plot(
                 pairs = zip(amounts[both], limits[both], strict=True)
                 over = row >= at >= 0 and any(amount > limit for amount, limit in pairs)
                 spans.append((chr(BRAILLE + bits), above if over else below))
+            elif behind[y][x]:
+                spans.append((chr(BRAILLE + behind[y][x]), palette.style(palette.PARKED)))
             elif row == at:
                 spans.append(("─", palette.THETA_STYLE))
             else:

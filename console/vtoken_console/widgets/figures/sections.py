@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 COLUMN = 38
 LABEL = 15
+PARKED: dict[wire.ParkWait, str] = {  # why tokens do not come back now
+    "": "tokens",
+    "memory": "need memory",
+    "time": "back soon",
+    "resume": "until resumed",
+    "budget": "over budget",
+}
 
 
 def _title(text: str, remark: str = "", style: Style = palette.MUTED_STYLE) -> Line:
@@ -124,6 +131,7 @@ def pressure_section(status: wire.Status) -> list[Line]:
         _row("reserve", units.count(pressure.headroom_blocks, 8), "blocks"),
         _row("can give", units.count(pressure.givable_blocks, 8), f"blocks of {pressure.givers}"),
         _row("gave up", units.count(pressure.given_tokens, 8), "tokens so far"),
+        *_parking_rows(status.parking),
         _row("kept, as free", units.count(pressure.spared_tokens, 8), "tokens"),
         _row(
             "kept at the end",
@@ -133,6 +141,23 @@ def pressure_section(status: wire.Status) -> list[Line]:
     ]
     if early := pressure.preemptions_above_floor:  # somebody could have given
         lines.append(_row("preempted", units.count(early, 8), "too early", palette.BAD_STYLE))
+    return lines
+
+
+def _parking_rows(parking: wire.Parking | None) -> list[Line]:
+    """What is in host memory, what came back, and what is wrong; none while it is off."""
+    if parking is None:
+        return []
+    used = units.data_size(parking.used_bytes)
+    lines = [
+        _row("parked", units.count(parking.tokens, 8), PARKED[parking.waits_for]),
+        _row("came back", units.count(parking.restored_tokens, 8), "tokens so far"),
+        _row("host memory", used.rjust(8), f"of {units.data_size(parking.capacity_bytes)}"),
+    ]
+    if parking.thrashed_tokens:
+        lines.append(_row("gave twice", units.count(parking.thrashed_tokens, 8), "within 5 s"))
+    if parking.dropped_tokens:
+        lines.append(_row("copies dropped", units.count(parking.dropped_tokens, 8), "tokens lost"))
     return lines
 
 
