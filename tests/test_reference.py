@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.support import reference
-from tests.support.reference import random_prompt
+from tests.support.reference import Change, Stretch, random_prompt
 from vtoken.demo.model import BOS, EOS, Recipe, build
 
 SINKS, BUDGET, INTERVAL = 4, 48, 16
@@ -147,6 +147,103 @@ def test_greedy_output_does_not_fall_into_a_cycle(hf_model: Any, name: str) -> N
 def test_a_victim_that_is_not_live_is_refused(hf_model: Any) -> None:
     with pytest.raises(ValueError, match=r"victims \[7\] are not live"):
         reference.generate(hf_model, random_prompt(20, 6), 4, reference.replay({0: {7}, 1: {7}}))
+
+
+# ---------------------------------------------------------------- an engine's log
+
+# Tokens vanish and return; some of them, and some others, vanish again.
+RETURNS = [
+    Change(140, range(3, 60, 2)),
+    Change(145, [70, 101]),
+    Change(150, restored=[*range(9, 40, 2), 101]),
+    Change(163, [9, 11, 80]),
+    Change(170, [150], [3, 70, 9]),
+    Change(190, restored=[11, 80, 150]),
+]
+
+
+def log_of(trace: reference.Trace, num_prompt: int) -> list[Change]:
+    return [Change(num_prompt + step, ids) for step, ids in sorted(trace.victims.items())]
+
+
+@pytest.mark.parametrize("by_rows", [False, True], ids=["masks", "rows"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_log_without_returns_gives_what_pruning_gives(
+    hf_model: Any, name: str, by_rows: bool
+) -> None:
+    prompt = random_prompt(140, seed=2)
+    pruned = reference.trace(hf_model, prompt, 100, POLICIES[name])
+    log = [Stretch(140, log_of(pruned, 140))]
+    for draft in (pruned.tokens, pruned.tokens[:30], [5, 6]):
+        found = reference.trace_log(hf_model, prompt, 100, log, draft=draft, by_rows=by_rows)
+        assert found.tokens == pruned.tokens
+        torch.testing.assert_close(
+            torch.stack(found.logits), torch.stack(pruned.logits), rtol=0, atol=1e-4
+        )
+        if by_rows:
+            break  # it takes no draft
+
+
+def test_victims_between_chunks_are_hidden_from_later_chunks(hf_model: Any) -> None:
+    prompt = random_prompt(150, seed=3)
+    evict = POLICIES["streaming_llm"]
+    pruned = reference.trace(hf_model, prompt, 40, evict, chunk=40, evict_prompt=evict)
+    assert min(pruned.victims) < -60
+    log = [Stretch(150, log_of(pruned, 150))]
+    for by_rows in (False, True):
+        found = reference.trace_log(hf_model, prompt, 40, log, by_rows=by_rows)
+        assert found.tokens == pruned.tokens
+
+
+def test_tokens_that_return_are_seen_with_the_keys_that_they_had(double_model: Any) -> None:
+    prompt = random_prompt(140, seed=2)
+
+    def run(changes: list[Change], **how: Any) -> reference.Trace:
+        return reference.trace_log(double_model, prompt, 100, [Stretch(140, changes)], **how)
+
+    masked, rows = run(RETURNS), run(RETURNS, by_rows=True)
+    assert masked.tokens == rows.tokens
+    torch.testing.assert_close(
+        torch.stack(masked.logits), torch.stack(rows.logits), rtol=0, atol=1e-5
+    )
+    assert run(RETURNS, draft=masked.tokens[:60]).tokens == masked.tokens
+    # Controls: what follows a change depends on it.
+    for number, change in enumerate(RETURNS):
+        other = torch.stack(run(RETURNS[:number], draft=masked.tokens).logits)
+        difference = (other - torch.stack(masked.logits)).abs()
+        assert difference[: change.num_tokens - 139].max() < 1e-5
+        assert difference[change.num_tokens - 139 :].max() > 1e-2
+
+
+def test_a_request_that_was_preempted_is_computed_anew_from_its_second_stretch(
+    hf_model: Any,
+) -> None:
+    prompt = random_prompt(90, seed=4)
+    evict = POLICIES["streaming_llm"]
+    first = reference.trace(hf_model, prompt, 25, evict)
+    second = reference.trace(hf_model, prompt + first.tokens, 30, evict)
+    log = [Stretch(90, log_of(first, 90)), Stretch(115, log_of(second, 115))]
+    expected = first.tokens + second.tokens
+    for draft in ((), expected):
+        assert reference.trace_log(hf_model, prompt, 55, log, draft=draft).tokens == expected
+    as_one = [Stretch(90, log[0].changes)]
+    assert reference.trace_log(hf_model, prompt, 55, as_one).tokens != expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([Change(20, [7]), Change(21, [7])], r"victims \[7\] are not live"),
+        ([Change(20, [20])], r"victims \[20\] are not live"),
+        ([Change(20, restored=[7])], r"restored tokens \[7\] are not dead"),
+        ([Change(20, [7]), Change(21, restored=[7, 8])], r"restored tokens \[8\] are not dead"),
+    ],
+)
+def test_a_log_that_cannot_be_is_refused(
+    hf_model: Any, changes: list[Change], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        reference.trace_log(hf_model, random_prompt(20, 6), 4, [Stretch(20, changes)])
 
 
 # ---------------------------------------------------------------- the model itself

@@ -13,13 +13,16 @@ the prompt, with a negative `step`: the tokens computed so far less the entire p
 1. Row i of the cache is position live[i]; RoPE positions are logical and never renumbered. Layers
    with a window or chunks keep all positions, and see those of their window or chunk.
 2. len(live) + evicted == num_tokens.
+
+`trace_log` takes an engine's log instead, in which tokens may return: its cache keeps the K and V
+of every token, and each query sees the tokens that were live in its step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache
@@ -147,8 +150,7 @@ def trace(
     result; then `evict` is called more than once for some steps. A model with states and a run with
     `watch` take no draft.
     """
-    has_states = not set(layer_types(model)) <= {"full_attention"} | WINDOWS
-    cache = DynamicCache(config=model.config) if has_states else DynamicCache()
+    cache = new_cache(model)
     prompt = list(prompt_ids)
     size = chunk or len(prompt)
     result = Trace()
@@ -160,7 +162,7 @@ def trace(
             result.victims[step] = victims
         piece = prompt[start : start + size]
         rows = forward(model, piece, start, cache, live, watch, {}, num_rows=1)
-    if has_states or watch is not None:
+    if has_states(model) or watch is not None:
         draft = ()
     ids, step = prompt[-1:], -1
     masked: dict[int, set[int]] = {}
@@ -200,7 +202,140 @@ def trace(
         rows = forward(model, ids, num_tokens, cache, live, watch, masked, num_rows=len(ids))
 
 
-FULL = {"full_attention", "attention", "hybrid"}
+# ---------------------------------------------------------------- an engine's log
+
+
+class Change(NamedTuple):
+    """From query `num_tokens` on, `evicted` are not seen and `restored` are seen again."""
+
+    num_tokens: int
+    evicted: Collection[int] = ()
+    restored: Collection[int] = ()
+
+
+@dataclass(slots=True)
+class Stretch:
+    """One admission of a request: `known` tokens existed at its start, and all are computed anew.
+
+    `changes`: of the live set, in order. A request that was preempted has one stretch more.
+    """
+
+    known: int
+    changes: list[Change] = field(default_factory=list)
+
+
+def visible(num_tokens: int, changes: Iterable[Change]) -> torch.Tensor:
+    """bool [num_tokens, num_tokens]: whether query q sees token k.
+
+    Raises ValueError if a token that is not live is evicted, or one that is live is restored.
+    """
+    seen = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
+    for first, evicted, restored in changes:
+        if first >= num_tokens:
+            continue  # no query comes after it
+        gone, back = list(evicted), list(restored)
+        if wrong := [i for i in gone if i >= first or not seen[first, i]]:
+            raise ValueError(f"victims {wrong} are not live")
+        if wrong := [i for i in back if i >= first or seen[first, i]]:
+            raise ValueError(f"restored tokens {wrong} are not dead")
+        seen[first:, gone] = False
+        seen[first:, back] = True
+    return seen
+
+
+def trace_log(
+    model: Any,
+    prompt_ids: Sequence[int],
+    num_new: int,
+    stretches: Sequence[Stretch],
+    *,
+    draft: Sequence[int] = (),
+    by_rows: bool = False,
+) -> Trace:
+    """Greedy continuation of `prompt_ids` by `num_new` tokens under the live sets of `stretches`.
+
+    `draft`: tokens that are expected, computed in one forward with one mask a query, as in `trace`.
+    `by_rows`: compute one token a forward instead, over a cache that is made of the visible rows
+    before each. A model with states takes no mask and is always computed so.
+    """
+    if not stretches or stretches[0].known != len(prompt_ids):
+        raise ValueError(f"the log does not begin with a prompt of {len(prompt_ids)} tokens")
+    extend = _extend_by_rows if by_rows or has_states(model) else _extend_by_masks
+    tokens, most = list(prompt_ids), len(prompt_ids) + num_new
+    expected = [*prompt_ids, *draft]
+    result = Trace()
+    for number, stretch in enumerate(stretches):
+        last = number + 1 == len(stretches)
+        end = most if last else min(most, stretches[number + 1].known)
+        if len(tokens) < end:
+            extend(model, tokens, end, visible(end - 1, stretch.changes), expected, result)
+    result.tokens = tokens[len(prompt_ids) :]
+    return result
+
+
+def _extend_by_masks(
+    model: Any,
+    tokens: list[int],
+    end: int,
+    seen: torch.Tensor,
+    expected: list[int],
+    result: Trace,
+) -> None:
+    """Compute `tokens` in a cache of their own, and append greedy ones until there are `end`."""
+    cache, num_computed = DynamicCache(), 0
+    while len(tokens) < end:
+        known = len(tokens)
+        ahead = expected[known : end - 1] if tokens == expected[:known] else []
+        ids = tokens[num_computed:] + ahead
+        total = num_computed + len(ids)
+        rows_seen = seen[num_computed:total, :total]
+        output = run(model, ids, num_computed, cache, rows_seen, num_rows=1 + len(ahead))
+        for row, follower in zip(output.logits[0], [*ahead, None], strict=True):
+            result.logits.append(row)
+            tokens.append(int(row.argmax()))
+            if tokens[-1] != follower:
+                break
+        num_computed = len(tokens) - 1
+        cache.crop(num_computed)
+
+
+def _extend_by_rows(
+    model: Any,
+    tokens: list[int],
+    end: int,
+    seen: torch.Tensor,
+    expected: list[int],
+    result: Trace,
+) -> None:
+    """As `_extend_by_masks`, one token a forward: the cache has the rows that its query sees.
+
+    `whole` keeps K and V of every token, so that a row can return. A prompt in which nothing
+    vanishes is computed at once.
+    """
+    del expected
+    cache = new_cache(model)
+    whole: dict[int, list[torch.Tensor]] = {}
+    num_computed = 0
+    while len(tokens) < end:
+        num_ids = 1
+        if num_computed == 0 and bool(seen[len(tokens) - 1, : len(tokens)].all()):
+            num_ids = len(tokens)
+        live = seen[num_computed, :num_computed].nonzero()[:, 0]
+        for i, kept in whole.items():
+            cache.layers[i].keys, cache.layers[i].values = (k.index_select(2, live) for k in kept)
+        ids = tokens[num_computed : num_computed + num_ids]
+        (row,) = forward(model, ids, num_computed, cache, live.tolist(), None, {}, num_rows=1)
+        for i in full_layers(model):
+            layer = cache.layers[i]
+            new = [part[:, :, -num_ids:] for part in (layer.keys, layer.values)]
+            old = whole.get(i, [part[:, :, :0] for part in new])
+            whole[i] = [torch.cat(both, dim=2) for both in zip(old, new, strict=True)]
+        num_computed += num_ids
+        if num_computed == len(tokens):
+            result.logits.append(row)
+            tokens.append(int(row.argmax()))
+
+
 WINDOWS = {"sliding_attention", "chunked_attention"}
 
 
@@ -210,6 +345,16 @@ def layer_types(model: Any) -> list[str]:
         return ["hybrid"] * config.num_hidden_layers
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     return kinds or ["full_attention"] * config.num_hidden_layers
+
+
+def has_states(model: Any) -> bool:
+    """Whether some layers have a state instead of K and V."""
+    return not set(layer_types(model)) <= {"full_attention"} | WINDOWS
+
+
+def new_cache(model: Any) -> DynamicCache:
+    """An empty cache. Without the model's configuration a layer with a window keeps all rows."""
+    return DynamicCache(config=model.config) if has_states(model) else DynamicCache()
 
 
 def full_layers(model: Any) -> list[int]:
@@ -247,24 +392,19 @@ def hide(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]
 
 
-def masks(
-    model: Any, start: int, appended: int, live: list[int], masked: Mapping[int, set[int]]
-) -> Any:
-    """The attention mask of `appended` queries at positions start.., by kind of layer.
+def masks(model: Any, start: int, seen: torch.Tensor) -> Any:
+    """The attention mask of queries at positions start.., by kind of layer.
 
-    `live`: the positions in the caches of layers of full attention, before this forward;
-    `masked[i]`: those that queries from the i-th on do not see there.
+    `seen`, bool [Q, K]: what they see in layers of full attention, of the rows cached before this
+    forward and of those that it appends.
     """
-    visible = torch.ones(appended, len(live) + appended, dtype=torch.bool).tril(len(live))
-    column = {position: n for n, position in enumerate([*live, *range(start, start + appended)])}
-    for i, victims in masked.items():
-        visible[i:, [column[position] for position in victims]] = False
-    full_mask = hide(visible, model.dtype)
+    appended, num_rows = seen.shape
+    full_mask = hide(seen, model.dtype)
     kinds = set(layer_types(model))
     if kinds == {"full_attention"}:
         return full_mask
-    if not kinds <= {"full_attention"} | WINDOWS:  # layers with a state take no mask
-        if live and appended > 1:
+    if has_states(model):  # layers with a state take no mask
+        if num_rows > appended > 1:
             raise ValueError("a model with states computes its prompt at once")
         return None
     query = torch.arange(start, start + appended)[:, None]
@@ -297,23 +437,43 @@ def forward(
     """Append `ids` at positions start.. to cache and `live`; the logits [num_rows, V] of the last.
 
     Queries see every cached token, and appended tokens up to themselves; those from the i-th on do
-    not see `masked[i]`. The mask is explicit, because the model would derive it from the cache's
-    length instead of positions.
+    not see `masked[i]`.
     """
     appended = len(ids)
-    mask = masks(model, start, appended, live, masked)
-    with torch.inference_mode():
-        output = model(
-            input_ids=torch.tensor([ids]),
-            position_ids=torch.arange(start, start + appended)[None],
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=num_rows,
-            output_attentions=watch is not None,
-        )
+    seen = torch.ones(appended, len(live) + appended, dtype=torch.bool).tril(len(live))
+    column = {position: n for n, position in enumerate([*live, *range(start, start + appended)])}
+    for i, victims in masked.items():
+        seen[i:, [column[position] for position in victims]] = False
+    output = run(model, ids, start, cache, seen, num_rows=num_rows, attentions=watch is not None)
     live += range(start, start + appended)
     if watch is not None:
         watch(live, appended, output)
     rows: torch.Tensor = output.logits[0]
     return rows
+
+
+def run(
+    model: Any,
+    ids: list[int],
+    start: int,
+    cache: DynamicCache,
+    seen: torch.Tensor,
+    *,
+    num_rows: int,
+    attentions: bool = False,
+) -> Any:
+    """Append `ids` at positions start.. to the cache; the model's output, `seen` as in `masks`.
+
+    The mask is explicit, because the model would derive it from the cache's length instead of
+    positions.
+    """
+    with torch.inference_mode():
+        return model(
+            input_ids=torch.tensor([ids]),
+            position_ids=torch.arange(start, start + len(ids))[None],
+            attention_mask=masks(model, start, seen),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=num_rows,
+            output_attentions=attentions,
+        )
