@@ -96,7 +96,7 @@ bench-evaluation: $(SETUP) ## throughput, waiting and answers of native, naive-e
 		$(if $(filter llama-8b,$(EVAL_MODEL)),--dummy-weights) \
 		$(FORWARD) $(ARGS)
 
-bench-gpu: $(SETUP) ## checks 1 to 5 of docs/gpu.md; skips those finished in .bench/gpu
+bench-gpu: $(SETUP) ## the checks of docs/gpu.md; skips those finished in .bench/gpu
 	$(BIN)/vtoken bench gpu $(ARGS)
 
 bench-host: $(SETUP) ## host time of a GPU's step, without a GPU [ARGS="--against OTHER-CHECKOUT"]

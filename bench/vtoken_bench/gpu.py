@@ -24,7 +24,7 @@ from scripts.gpu_kit.run import run as run_step
 from vtoken_bench.output import FOLDER, Cell, Table, finish, new_result
 from vtoken_bench.target import device_name, found_device
 
-CHECKS = ("pages", "copies", "overlap", "probe", "serving")
+CHECKS = ("pages", "copies", "overlap", "probe", "parking", "serving")
 NEEDS_VLLM = ("serving",)  # a machine that runs the kit may lack it
 LIMIT_MINUTES = 10.0
 # What a check's table shows of a row: figures, and dictionaries of figures. The probe's ratios, one
@@ -35,6 +35,7 @@ SHOWN = {
     "copies": ("tokens", "triton", "torch", "triton_exact", "torch_exact"),
     "overlap": ("variant", "step_us", "host_us", "host_synchronisations_in_4_steps"),
     "probe": ("batch", "context", "probe_us", "max_error"),
+    "parking": ("tokens", "host slots", "returned_exact", "park", "restore"),
     "serving": ("variant", "repeat", "seconds", "itl_ms", "ttft_ms", "mean_running", "preemptions",
                 "moved_tokens", "gpu_seconds", "hook_seconds"),
 }  # fmt: skip

@@ -4,7 +4,7 @@ Writes `dist/vtoken-gpu-kit.tar.xz`. There, where torch and Triton are installed
 
     tar xf vtoken-gpu-kit.tar.xz && python vtoken-gpu-kit/run.py
 
-By default for checks 1 to 5, which need no vLLM: the modules that they import, and numpy for
+By default for checks 1 to 5 and 7, which need no vLLM: the modules that they import, and numpy for
 several Pythons, which torch needs and does not install. `--with-vllm` packs vLLM, all packages that
 it needs beside torch, and the project, for every step that `run.py --help` lists. Here,
 `vtoken bench gpu --results FOLDER` makes the report of the results.
@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 def write_kernels(kit: Path) -> None:
-    """The modules of checks 1 to 5 into `kit`; they run where numpy is installed."""
+    """The modules of the checks without vLLM into `kit`; they run where numpy is installed."""
     for source, patterns in SOURCES.items():
         inside = kit / "src" / source.removeprefix("bench/")
         inside.mkdir(parents=True, exist_ok=True)

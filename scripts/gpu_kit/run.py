@@ -65,6 +65,7 @@ def _kernels(limit_s: float) -> list[Step]:
         "copies": "check 3: relocation over 32 layers",
         "overlap": "check 4: copies beside the forward",
         "probe": "check 5: the score probe",
+        "parking": "check 7: tokens to the host and back",
     }
     takes = ("--tiny", "--device")
     return [Step(n, limit_s, w, ("vtoken_bench.checks", n), takes=takes) for n, w in what.items()]

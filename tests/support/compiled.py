@@ -39,6 +39,7 @@ FILL |= {"pages": INTS, "seq_lens": INTS, "slot_mapping": "*i64", "num_rows": IN
 FILL |= {"block_row": INT, "page_row": INT}
 COPY = {"bases": "*i64", "source": "*i64", "destination": "*i64", "num_tokens": INT}
 COPY |= {"row_words": INT}
+HOST_ROWS = {"bases": "*i64", "slots": "*i64", "rows": INTS, "num_tokens": INT, "row_words": INT}
 COUNTS = {"entries": INTS, "num_entries": INT, "values_row": INT}
 ACCUMULATE = COUNTS | {"rows": FLOATS, "bases": "*i64", "kept": INTS, "part_row": INT}
 ACCUMULATE |= {"num_rows": INT}
@@ -77,6 +78,19 @@ CASES = (
         registers=64,
         shared_bytes=0,
         load_bits=128,
+    ),
+    *(
+        Case(
+            f"`_host_rows_kernel`, {name}",
+            kernels._host_rows_kernel,
+            HOST_ROWS,
+            {"WORDS": 1024, "TOKENS": kernels.TOKENS_PER_PROGRAM}
+            | {"ALIGNMENT": kernels.MAX_ALIGNMENT, "GATHER": name == "gather"},
+            registers=64,
+            shared_bytes=0,
+            load_bits=128,
+        )
+        for name in ("gather", "scatter")
     ),
     Case(
         "`_fill_tables_kernel`",

@@ -29,6 +29,9 @@ READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "
 DEVICE = torch.device("meta")
 
 
+Dropped = str | Stream | tuple[Stream, Stream]
+
+
 class Event(NamedTuple):
     """Complete when the first `number` items of `stream` have run."""
 
@@ -50,14 +53,15 @@ class LateDevice(TorchDispatchMode):
 
     `faults`: operations that failed when they ran, because their inputs were garbage.
     `host_waits`: how often a copy made the host wait; `synchronize` is not counted. `dropped`: what
-    does nothing, for controls: `keep`, `synchronize`, and streams that wait for no event.
+    does nothing, for controls: `keep`, `synchronize`, streams that wait for no event, and pairs of
+    a stream and one for whose events it does not wait.
     `haste`: the share of possible progress that streams make at once; None: random.
     """
 
     def __init__(
         self,
         seed: int,
-        dropped: Container[str | Stream] = (),
+        dropped: Container[Dropped] = (),
         haste: float | Mapping[Stream, float] | None = None,
     ) -> None:
         super().__init__()
@@ -66,7 +70,7 @@ class LateDevice(TorchDispatchMode):
         self._queues: dict[Stream, deque[Callable[[], None] | Event]] = {s: deque() for s in Stream}
         self._launched = dict.fromkeys(Stream, 0)
         self._done = dict.fromkeys(Stream, 0)
-        paces = self._random.sample((0.0, 0.5, 0.97), len(Stream))
+        paces = self._random.sample((0.0, 0.5, 0.9, 0.97), len(Stream))
         self._haste = dict(zip(Stream, paces, strict=True))
         if isinstance(haste, float):
             self._haste = dict.fromkeys(Stream, haste)
@@ -80,11 +84,14 @@ class LateDevice(TorchDispatchMode):
 
     # ------------------------------------------------------------ streams
 
-    def record(self, stream: Stream) -> Event:
+    def record(self, stream: Stream, *, timed: bool = False) -> Event:  # noqa: ARG002
         return Event(stream, self._launched[stream])
 
+    def elapsed_us(self, start: Event, end: Event) -> float | None:
+        return float(end.number - start.number) if self.is_done(end) else None
+
     def wait(self, stream: Stream, event: Event) -> None:
-        if stream not in self._dropped:
+        if stream not in self._dropped and (stream, event.stream) not in self._dropped:
             self._launch(stream, event)
 
     def launch(self, stream: Stream, work: Callable[[], None]) -> None:

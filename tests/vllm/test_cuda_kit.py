@@ -1,4 +1,4 @@
-"""`make gpu-kit`: checks 1 to 5 run where neither vLLM nor the project is installed."""
+"""`make gpu-kit`: its checks of parts run where neither vLLM nor the project is installed."""
 
 from __future__ import annotations
 

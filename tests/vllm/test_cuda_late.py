@@ -49,7 +49,7 @@ pytestmark = pytest.mark.vllm
 INTERLEAVINGS = int(os.environ.get("VTOKEN_INTERLEAVINGS", "4"))
 WITHIN = 16  # interleavings in which a control must be noticed
 # Copies run as soon as they may, and overwrite what is still to be read.
-HASTY = {Stream.MAIN: 0.5, Stream.RELOCATION: 0.97, Stream.REPORT: 0.0}
+HASTY = {Stream.MAIN: 0.5, Stream.RELOCATION: 0.97, Stream.REPORT: 0.0, Stream.PARK: 0.0}
 STEPS = 12
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 SIGNALS = {  # an accumulator in place, one with a window, and keys that are read from the cache

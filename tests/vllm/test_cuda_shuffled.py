@@ -14,7 +14,9 @@ def wrong() -> Any:
     return run_process("-m", "tests.support.shuffled")
 
 
-@pytest.mark.parametrize("kernel", ["copies", "tables", "probes", "keys", "accumulators"])
+@pytest.mark.parametrize(
+    "kernel", ["copies", "host_rows", "tables", "probes", "keys", "accumulators"]
+)
 def test_no_order_of_programs_and_no_shape_changes_a_result_or_writes_beside_it(
     wrong: Any, kernel: str
 ) -> None:

@@ -12,16 +12,17 @@ import torch
 
 from vtoken_bench.checks.cases import Shape
 
-CHECKS = ("pages", "copies", "overlap", "probe")
+CHECKS = ("pages", "copies", "overlap", "probe", "parking")
 TINY: dict[str, dict[str, Any]] = {
     "pages": {"batches": (2,), "contexts": (40,)},
     "copies": {"layers": 2, "tokens": (1, 5, 20)},
     "overlap": {"layers": 2, "tokens": 8, "steps": 2, "width": 16},
     "probe": {"batches": (2,), "contexts": (70,)},
+    "parking": {"layers": 2, "tokens": (1, 20), "repeats": 1},
 }
 # For the interpreter, which is slow and rounds differently. A device uses the serving shape.
 INTERPRETED = Shape(heads=2, query_heads=4, dim=16, dtype=torch.float32)
-SHAPED = ("pages", "probe")
+SHAPED = ("pages", "probe", "parking")
 
 
 def main(argv: list[str]) -> int:

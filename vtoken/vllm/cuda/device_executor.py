@@ -59,7 +59,9 @@ class DeviceExecutor:
         `zero` clears blocks that copies write, before them and on their stream.
         """
         if len(plan.source_slots):
-            copy_us = self.copies.copy(plan.source_slots, plan.destination_slots, zero)
+            if zero is not None:
+                self.copies.stages.launch(zero)
+            copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
             self.executor.note_copy(copy_us)
 
     @property

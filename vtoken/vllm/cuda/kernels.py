@@ -1,4 +1,4 @@
-"""Triton kernels of the CUDA worker: slot copy over all layers, and a step's page tables.
+"""Triton kernels of the CUDA worker: copies of slots over all layers, and a step's page tables.
 
 `vtoken.vllm.cuda.signals.kernels` has those of signals.
 
@@ -47,8 +47,8 @@ def _copy_slots_kernel(
             tl.store(base + dst + word, tl.load(base + src + word, mask=mask), mask=mask)
 
 
-class TritonSlotCopy:
-    """Copies slots; `layers`: one [N * S, row] a layer, rows contiguous, a multiple of 4 bytes."""
+class SlotRows:
+    """The addresses of `layers`, one [N * S, row] each, rows contiguous, a multiple of 4 bytes."""
 
     def __init__(self, layers: Sequence[torch.Tensor]) -> None:
         row = layers[0]
@@ -62,6 +62,13 @@ class TritonSlotCopy:
         self._alignment = math.gcd(MAX_ALIGNMENT, row_bytes, *addresses)
         self._bases = torch.tensor(addresses, dtype=torch.int64, device=row.device)
 
+    def _grid(self, num_tokens: int) -> tuple[int, int]:
+        return triton.cdiv(num_tokens, TOKENS_PER_PROGRAM), len(self._layers)
+
+
+class TritonSlotCopy(SlotRows):
+    """Copies slots to slots."""
+
     def __call__(self, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copy slots `source` [k] to `destination` [k] int64 in every layer, in one launch.
 
@@ -69,8 +76,7 @@ class TritonSlotCopy:
         """
         if not len(source):
             return
-        grid = (triton.cdiv(len(source), TOKENS_PER_PROGRAM), len(self._layers))
-        _copy_slots_kernel[grid](
+        _copy_slots_kernel[self._grid(len(source))](
             self._bases,
             source,
             destination,
@@ -79,6 +85,59 @@ class TritonSlotCopy:
             WORDS=self._words,
             TOKENS=TOKENS_PER_PROGRAM,
             ALIGNMENT=self._alignment,
+        )
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _host_rows_kernel(
+    bases,  # [L] int64: address of each layer's row 0
+    slots,  # [k] int64
+    rows,  # [k, L, row_words] int32
+    num_tokens,
+    row_words,
+    WORDS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ALIGNMENT: tl.constexpr,  # bytes, of every row of a layer and of `rows`
+    GATHER: tl.constexpr,  # from the layers to `rows`; else back
+):
+    layer, num_layers = tl.program_id(1), tl.num_programs(1)
+    base = tl.multiple_of(tl.load(bases + layer).to(tl.pointer_type(tl.int32)), ALIGNMENT)
+    for i in tl.static_range(TOKENS):
+        token = tl.program_id(0) * TOKENS + i
+        exists = token < num_tokens
+        own = base + tl.load(slots + token, mask=exists, other=0) * row_words
+        row = rows + (token * num_layers + layer).to(tl.int64) * row_words
+        for start in range(0, row_words, WORDS):
+            word = start + tl.arange(0, WORDS)
+            mask = word < tl.where(exists, row_words, 0)
+            if GATHER:
+                tl.store(row + word, tl.load(own + word, mask=mask), mask=mask)
+            else:
+                tl.store(own + word, tl.load(row + word, mask=mask), mask=mask)
+
+
+class TritonHostRows(SlotRows):
+    """Gathers slots into rows that have all layers of a token, and scatters them back."""
+
+    def gather(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copy `slots` [k] int64 of every layer to `rows` [k, L, row], in one launch."""
+        self._run(slots, rows, gather=True)
+
+    def scatter(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
+        """Copy `rows` [k, L, row] to `slots` [k] int64 of every layer, in one launch."""
+        self._run(slots, rows, gather=False)
+
+    def _run(self, slots: torch.Tensor, rows: torch.Tensor, *, gather: bool) -> None:
+        _host_rows_kernel[self._grid(len(slots))](
+            self._bases,
+            slots,
+            rows.view(torch.int32),
+            len(slots),
+            self._row_words,
+            WORDS=self._words,
+            TOKENS=TOKENS_PER_PROGRAM,
+            ALIGNMENT=self._alignment,
+            GATHER=gather,
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,16 +77,16 @@ class CUDACopyEngine:
             from vtoken.vllm.cuda.kernels import TritonSlotCopy
 
             self._direct = TritonSlotCopy(self._layers)
-        self.stages = StagedCopies(streams, self._copy, sync=sync)
+        self.stages = StagedCopies(streams, sync=sync)
 
-    def copy(self, source: Ints, destination: Ints, zero: Callable[[], None] | None = None) -> int:
-        """Launch the copies of `source` [k] to `destination` [k] in every layer, after `zero`.
+    def copy(self, source: Ints, destination: Ints) -> int:
+        """Launch the copies of `source` [k] to `destination` [k] in every layer.
 
         Returns the host's time for the launch in µs, not the device's. Raises InvariantViolation
         when destinations are sources too and there are more copies than one chunk gathers.
         """
         started = time.perf_counter_ns()
-        self.stages.begin(source, destination, zero)
+        self.stages.launch(partial(self._copy, source, destination))
         return (time.perf_counter_ns() - started) // 1000
 
     def contents(self, slots: Ints) -> Iterator[LayerBytes]:
