@@ -57,11 +57,11 @@ class Work(NamedTuple):
 
 # By policy, the most that a step may do: a steady one, in which no token dies or moves and no score
 # is due, and any other. Here all requests are due at once. The first step uploads what stays, and
-# makes an accumulator for each request.
+# makes an accumulator for each request. Room for the sums of dead tokens grows by two operations.
 LIMITS = {
     "fixed": (Work(1, 1), Work(4, uploads=2, downloads=1, ops=1)),
     "pressure": (Work(1, 1), Work(4, uploads=2, downloads=1, ops=1)),
-    "h2o": (Work(5, 1, ops=1), Work(7, uploads=2, downloads=1, ops=32)),
+    "h2o": (Work(5, 1, ops=1), Work(7, uploads=2, downloads=1, ops=62)),
     "streaming": (Work(1, 1), Work(1, 1)),
 }
 CONFIGS: dict[str, dict[str, Any]] = {
