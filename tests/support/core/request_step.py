@@ -18,6 +18,8 @@ class RequestStep(msgspec.Struct):
     evicted: Ints = NO_IDS
     moved_ids: Ints = NO_IDS
     moved_slots: Ints = NO_IDS
+    restored_ids: Ints = NO_IDS
+    restored_slots: Ints = NO_IDS
     retained: Retained | None = None
     blocks: list[int] | None = None
     new_slots: Ints = NO_IDS
@@ -34,6 +36,8 @@ def part_of(steps: RequestSteps, name: str) -> RequestStep:
         steps.evicted.of(i),
         steps.moved_ids.of(i),
         steps.moved_slots.of(i),
+        steps.restored_ids.of(i),
+        steps.restored_slots.of(i),
         steps.retained.get(name),
         steps.blocks[name].tolist() if name in steps.blocks else None,
         steps.new_slots.of(i),
@@ -53,6 +57,8 @@ def steps_of(parts: Mapping[str, RequestStep]) -> RequestSteps:
     each = list(parts.values())
     moved_ids = Ragged.joined(part.moved_ids for part in each)
     moved_slots = Ragged.joined(part.moved_slots for part in each)
+    restored_ids = Ragged.joined(part.restored_ids for part in each)
+    restored_slots = Ragged.joined(part.restored_slots for part in each)
     return RequestSteps(
         list(parts),
         np.array([part.num_tokens for part in each], dtype=np.int64),
@@ -61,6 +67,8 @@ def steps_of(parts: Mapping[str, RequestStep]) -> RequestSteps:
         Ragged.joined(part.evicted for part in each),
         moved_ids,
         Ragged(moved_slots.values, moved_ids.starts),
+        restored_ids,
+        Ragged(restored_slots.values, restored_ids.starts),
         Ragged.joined(part.new_slots for part in each),
         Ragged.joined(part.scratch for part in each),
         {

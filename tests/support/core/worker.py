@@ -63,6 +63,8 @@ class SimulatedWorker:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.memory: list[Content] = [None] * (num_blocks * block_size)
+        self.host: dict[int, Content] = {}  # by host slot
+        self.refuses_memory = False  # of the host
         self.mirrors: dict[str, Mirror] = {}
         self.product = Mirrors()
         self.sequential_copies = False
@@ -76,7 +78,9 @@ class SimulatedWorker:
     def execute(self, message: StepMessage) -> WorkerReport:
         plan = message.plan
         before = self._retained(plan, old=True)
+        copied = self.park_slots(plan)
         self.copy_slots(plan)
+        self.restore_slots(plan)
         after = self._retained(plan, old=False)
         for request_id in message.gone:
             self.mirrors.pop(request_id, None)
@@ -98,6 +102,11 @@ class SimulatedWorker:
             for token, slot in zip(part.moved_ids.tolist(), part.moved_slots.tolist(), strict=True):
                 assert token in slots, "a dead token was moved"
                 slots[token] = slot
+            for token, slot in zip(
+                part.restored_ids.tolist(), part.restored_slots.tolist(), strict=True
+            ):
+                assert token not in slots, "a live token was restored"
+                slots[token] = slot
             if part.blocks is not None:
                 mirror.blocks = list(part.blocks)
             mirror.slots = slots
@@ -111,6 +120,10 @@ class SimulatedWorker:
         moved, packed = len(plan.source_slots), self._num_packed(plan)
         report = WorkerReport(plan.step, moved_tokens=moved, copy_us=self.copy_us * moved)
         report.packed_tokens, report.pack_us = packed, self.hole_us * packed
+        report.parked_tokens, report.restored_tokens = copied, len(plan.restore_slots)
+        report.park_us = self.copy_us * copied
+        if copied < len(plan.park_slots):
+            report.park_fault = "no memory"
         report.verified_relocations = len(after)
         for request_id, contents in after.items():
             if contents != before[request_id]:
@@ -178,6 +191,20 @@ class SimulatedWorker:
         gathered = [self.memory[source] for source, _ in pairs]
         for (_, destination), content in zip(pairs, gathered, strict=True):
             self.memory[destination] = content
+
+    def park_slots(self, plan: StepPlan) -> int:
+        """Park the step's victims; returns how many."""
+        if self.refuses_memory:
+            return 0
+        for slot, host in zip(plan.park_slots.tolist(), plan.park_hosts.tolist(), strict=True):
+            assert host < plan.park_capacity
+            self.host[host] = self.memory[slot]
+        return len(plan.park_slots)
+
+    def restore_slots(self, plan: StepPlan) -> None:
+        pairs = zip(plan.restore_hosts.tolist(), plan.restore_slots.tolist(), strict=True)
+        for host, slot in pairs:
+            self.memory[slot] = self.host[host]
 
     def _write(self, request_id: str, contents: list[Content], message: StepMessage) -> None:
         mirror = self.mirrors[request_id]

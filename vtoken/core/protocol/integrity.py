@@ -44,6 +44,17 @@ def fingerprint(ids: Ints, layers: Iterable[LayerBytes]) -> Fingerprint:
     return Fingerprint(ids, tuple(digests))
 
 
+def token_digests(layers: Iterable[LayerBytes], num_tokens: int) -> list[bytes]:
+    """Hash K and V of each of `num_tokens` tokens, which `layers` yields in their order."""
+    digests = [blake2b(digest_size=DIGEST_BYTES) for _ in range(num_tokens)]
+    for layer in layers:
+        for part in layer:
+            rows = np.frombuffer(part, dtype=np.uint8).reshape(num_tokens, -1)
+            for digest, row in zip(digests, rows, strict=True):
+                digest.update(row.data)
+    return [digest.digest() for digest in digests]
+
+
 def misplaced(slots: Ints, blocks: Sequence[int] | Ints, block_size: int) -> str | None:
     """Describe why `slots` [n] cannot hold distinct live tokens in `blocks`; None if they can.
 

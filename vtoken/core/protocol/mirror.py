@@ -12,7 +12,8 @@ slack at the end. Invariants of each row r in use, with o = first_token[r]:
 2. num_live[r] = |{t < num_tokens[r]: slots[o + t] >= 0}|, counted by transitions
 3. num_tokens[r] <= token_capacity[r], and segments slots[o : o + token_capacity[r]] do not overlap
 4. (r, version[r]) identifies the state of existing tokens: the version changes when a token dies,
-   moves or is taken back and when the row is reassigned, but not when tokens are appended
+   moves, comes back or is taken back and when the row is reassigned, but not when tokens are
+   appended
 """
 
 from __future__ import annotations
@@ -41,13 +42,25 @@ SLACK_SHARE = 8
 MAX_SLOT = (1 << 31) - 1
 
 # Why a kernel stopped at a request: `fault` is (reason, number in the plan, number in the mirror).
-FULL, SHAPE, COUNT, LIVE_COUNT, DEAD_EVICTED, DEAD_MOVED, NO_SLOT, NO_BLOCK, FEWER = range(1, 10)
+(
+    FULL,
+    SHAPE,
+    COUNT,
+    LIVE_COUNT,
+    DEAD_EVICTED,
+    DEAD_MOVED,
+    NO_SLOT,
+    NO_BLOCK,
+    FEWER,
+    LIVE_RESTORED,
+) = range(1, 11)
 REASONS = {
     SHAPE: "the plan's columns do not fit: {} numbers, {} referenced",
     COUNT: "the plan is for {} tokens, the mirror has {}",
     LIVE_COUNT: "the plan counts {} live tokens, the mirror has {}",
     DEAD_EVICTED: "the plan evicts token {}, which is not live in the mirror of {} tokens",
     DEAD_MOVED: "the plan moves token {}, which is not live in the mirror of {} tokens",
+    LIVE_RESTORED: "the plan restores token {}, which is not dead in the mirror of {} tokens",
     NO_SLOT: "the plan writes to {}, which is no slot, in a mirror of {} tokens",
     NO_BLOCK: "the plan is for {} tokens, the block table has room for {}",
     FEWER: "{} tokens were rejected, the mirror has {}",
@@ -224,13 +237,13 @@ class Mirrors(Mapping[str, Mirror]):
         self._change(_place, names, num_tokens, block_size, tables)
 
     def apply(self, steps: RequestSteps) -> Ints:
-        """Apply evictions, moves and new tokens; returns the rows [R] of the requests.
+        """Apply evictions, moves, restores and new tokens; returns the rows [R] of the requests.
 
         Raises MirrorMismatchError when the plan and a mirror disagree; mirrors may then be partly
         updated.
         """
         columns = steps.num_tokens, steps.num_live, steps.evicted
-        moves = steps.moved_ids, steps.moved_slots
+        moves = steps.moved_ids, steps.moved_slots, steps.restored_ids, steps.restored_slots
         return self._change(_apply, steps.names, *columns, *moves, steps.new_slots)
 
     def truncate(self, rejected: Mapping[str, int]) -> None:
@@ -347,17 +360,21 @@ def _apply(
     evicted: Ragged,
     moved_ids: Ragged,
     moved_slots: Ragged,
+    restored_ids: Ragged,
+    restored_slots: Ragged,
     new_slots: Ragged,
     fault: Ints,
 ) -> int:
     """Apply the steps of `rows[first:]`. For each row, with o = first_token and T = tokens before:
 
-    slots[o + t] = -1 for evicted t, moved_slots[j] for moved_ids[j], new_slots[j] for t = T + j
-    tokens = T + |new|,  live = live - |evicted| + |new|,  version + 1 if a token died or moved
+    slots[o + t] = -1 for evicted t, moved_slots[j] for moved_ids[j], new_slots[j] for t = T + j,
+                   restored_slots[j] for restored_ids[j]
+    tokens = T + |new|,  live = live - |evicted| + |restored| + |new|
+    version + 1 if a token died, moved or came back
 
-    Checks that every id is live and < T and that every slot is valid, so no plan can write outside
-    a row's segment. Returns the index of the first request that could not be applied, with the
-    reason in `fault`; with reason `FULL` that request is unchanged.
+    Checks that every id is < T, and live or, of a restored one, dead, and that every slot is
+    valid, so no plan can write outside a row's segment. Returns the index of the first request that
+    could not be applied, with the reason in `fault`; with reason `FULL` that request is unchanged.
     """
     size = len(rows)
     fault[0], fault[1] = SHAPE, size
@@ -365,6 +382,7 @@ def _apply(
         len(num_tokens) + 1,
         len(num_live) + 1,
         len(moved_ids.starts),
+        len(restored_ids.starts),
         len(new_slots.starts),
     ):
         if found != size + 1:
@@ -373,11 +391,15 @@ def _apply(
     if len(evicted.starts) != size + 1 or len(moved_slots.values) != len(moved_ids.values):
         fault[1], fault[2] = len(moved_slots.values), len(moved_ids.values)
         return first
+    if len(restored_slots.values) != len(restored_ids.values):
+        fault[1], fault[2] = len(restored_slots.values), len(restored_ids.values)
+        return first
     for i in range(first, size):
         fact = columns.facts[rows[i]]
         base, before, live = fact.first_token, fact.num_tokens, fact.num_live
         e0, e1 = evicted.starts[i], evicted.starts[i + 1]
         m0, m1 = moved_ids.starts[i], moved_ids.starts[i + 1]
+        r0, r1 = restored_ids.starts[i], restored_ids.starts[i + 1]
         n0, n1 = new_slots.starts[i], new_slots.starts[i + 1]
         fault[0] = SHAPE
         if not 0 <= e0 <= e1 <= len(evicted.values):
@@ -385,6 +407,9 @@ def _apply(
             return i
         if not 0 <= m0 <= m1 <= len(moved_ids.values):
             fault[1], fault[2] = len(moved_ids.values), m1
+            return i
+        if not 0 <= r0 <= r1 <= len(restored_ids.values):
+            fault[1], fault[2] = len(restored_ids.values), r1
             return i
         if not 0 <= n0 <= n1 <= len(new_slots.values):
             fault[1], fault[2] = len(new_slots.values), n1
@@ -396,7 +421,7 @@ def _apply(
         if before + n1 - n0 > fact.token_capacity:
             fault[0], fault[1] = FULL, before + n1 - n0
             return i
-        if e1 > e0 or m1 > m0:
+        if e1 > e0 or m1 > m0 or r1 > r0:
             fact.version += 1
         for j in range(e0, e1):
             token = evicted.values[j]
@@ -413,13 +438,22 @@ def _apply(
                 fault[0], fault[1] = NO_SLOT, slot
                 return i
             columns.slots[base + token] = slot
+        for j in range(r0, r1):
+            token, slot = restored_ids.values[j], restored_slots.values[j]
+            if token < 0 or token >= before or columns.slots[base + token] >= 0:
+                fault[0], fault[1] = LIVE_RESTORED, token
+                return i
+            if slot < 0 or slot > MAX_SLOT:
+                fault[0], fault[1] = NO_SLOT, slot
+                return i
+            columns.slots[base + token] = slot
         for j in range(n0, n1):
             slot = new_slots.values[j]
             if slot < 0 or slot > MAX_SLOT:
                 fault[0], fault[1] = NO_SLOT, slot
                 return i
             columns.slots[base + before + j - n0] = slot
-        live += n1 - n0 - (e1 - e0)
+        live += n1 - n0 + r1 - r0 - (e1 - e0)
         fact.num_tokens, fact.num_live = before + n1 - n0, live
         if live != num_live[i]:
             fault[0], fault[1], fault[2] = LIVE_COUNT, num_live[i], live

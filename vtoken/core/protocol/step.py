@@ -4,11 +4,14 @@ Plain picklable data, independent of both sides. The scheduler's tables are cano
 holds mirrors; every plan contains absolute counts by which the worker verifies them.
 
 Order on the worker, one step:
-1. all copies of the step: one gather, then one scatter (destinations are never live, so no copy
-   overwrites a slot that is still read)
-2. block tables are replaced by `blocks`, then vLLM appends what it allocated in this step
-3. `evicted` and `moved` are applied to the mirror, then the step's new tokens go to `new_slots`
-4. attention reads exactly the `num_live` live tokens
+1. victims are copied from `park_slots` to host memory, before anything overwrites them
+2. relocations: one gather, then one scatter (destinations are never live, so no copy overwrites a
+   slot that is still read)
+3. tokens that come back are copied from host memory to `restore_slots`, which nobody reads
+4. block tables are replaced by `blocks`, then vLLM appends what it allocated in this step
+5. `evicted`, `moved` and `restored` are applied to the mirror, then the step's new tokens go to
+   `new_slots`
+6. attention reads exactly the `num_live` live tokens
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class RequestSteps:
 
     `evicted`     ids of tokens that died
     `moved_ids`, `moved_slots`   relocated tokens and their new slots; both have the same `starts`
+    `restored_ids`, `restored_slots`   tokens that are live again, likewise
     `new_slots`   slots of this step's tokens; none for unscheduled requests
     `scratch`     blocks borrowed for this step, into which attention may pack the request's tokens
                   of partial blocks; none when too few blocks were free
@@ -58,6 +62,8 @@ class RequestSteps:
     evicted: Ragged = field(default_factory=Ragged.empty)
     moved_ids: Ragged = field(default_factory=Ragged.empty)
     moved_slots: Ragged = field(default_factory=Ragged.empty)
+    restored_ids: Ragged = field(default_factory=Ragged.empty)
+    restored_slots: Ragged = field(default_factory=Ragged.empty)
     new_slots: Ragged = field(default_factory=Ragged.empty)
     scratch: Ragged = field(default_factory=Ragged.empty)
     blocks: dict[str, Ints] = field(default_factory=dict)
@@ -85,6 +91,10 @@ class RequestSteps:
 class StepPlan:
     """Everything the worker needs for one step.
 
+    `park_slots` [k] are copied to `park_hosts`, and `restore_hosts` [m] to `restore_slots`: host
+    slots are numbers below `park_capacity`, the same on every rank. Of `checked_hosts` the worker
+    hashes what it parks, and compares that when it restores it (I1).
+
     `signals`: the signals that the worker keeps per scheduled request; none for a request without
     an entry. `probed`: requests whose queries are probed in this step, on the layers of their
     signals. `want_scores`: the (request, signal) pairs to report after the step.
@@ -93,6 +103,12 @@ class StepPlan:
     step: int
     source_slots: Ints = field(default_factory=lambda: NO_IDS)
     destination_slots: Ints = field(default_factory=lambda: NO_IDS)
+    park_slots: Ints = field(default_factory=lambda: NO_IDS)
+    park_hosts: Ints = field(default_factory=lambda: NO_IDS)
+    restore_hosts: Ints = field(default_factory=lambda: NO_IDS)
+    restore_slots: Ints = field(default_factory=lambda: NO_IDS)
+    checked_hosts: Ints = field(default_factory=lambda: NO_IDS)
+    park_capacity: int = 0
     requests: RequestSteps = field(default_factory=RequestSteps)
     want_scores: tuple[tuple[str, Signal], ...] = ()
     signals: dict[str, tuple[Signal, ...]] = field(default_factory=dict)
@@ -100,14 +116,21 @@ class StepPlan:
 
     @property
     def is_compared(self) -> bool:
-        """Whether ranks and stages compare it: it evicts, moves, recycles or reads signals."""
-        return bool(self.requests or len(self.source_slots) or self.want_scores)
+        """Whether ranks and stages compare it: it evicts, copies, recycles or reads signals."""
+        return bool(self.requests or self.copies or self.want_scores)
+
+    @property
+    def copies(self) -> bool:
+        """Whether the worker copies any token in this step."""
+        return bool(len(self.source_slots) or len(self.park_slots) or len(self.restore_slots))
 
 
 @dataclass(slots=True)
 class WorkerReport:
     """The worker's report of step `step`.
 
+    `park_fault`: why the host refused memory for the tokens that the step parks; then none of them
+    is copied.
     `packed_tokens`: tokens packed before attention, counted once, and `pack_us` the time over all
     layers; with several ranks, those of the reporting rank, and with several stages the sum of
     their times. `probe_us`: time over all layers of
@@ -120,6 +143,11 @@ class WorkerReport:
     step: int
     copy_us: int = 0
     moved_tokens: int = 0
+    parked_tokens: int = 0
+    restored_tokens: int = 0
+    park_us: int = 0
+    restore_us: int = 0
+    park_fault: str | None = None
     verified_relocations: int = 0
     verify_us: int = 0
     packed_tokens: int = 0

@@ -1,4 +1,4 @@
-"""The decisions of a step: victims and moves, chosen before the engine allocates.
+"""The decisions of a step: victims, moves and restores, chosen before the engine allocates.
 
 Collected by row between `begin_step` and `commit_step`, then turned into the columns of the
 worker's plan. A request that releases its blocks in between is removed from them.
@@ -12,6 +12,8 @@ from vtoken.base.arrays import Ints, Ragged
 from vtoken.base.compiled import kernel
 from vtoken.core.protocol.step import NO_IDS, Retained
 
+IdsAndSlots = dict[int, tuple[Ints, Ints]]  # by row
+
 
 def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
     """The numbers of the rows `wanted` [k], from `given`, whose request i has row `rows[i]`."""
@@ -23,14 +25,15 @@ def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
 
 
 class StepDecisions:
-    """`evicted_rows` [k] (-1: removed) and the victims of each. By row: `moved` ids and slots, the
-    rewritten `blocks`, the `retained` tokens.
+    """`evicted_rows` [k] (-1: removed) and the victims of each. By row: `moved` and `restored` ids
+    and slots, the rewritten `blocks`, the `retained` tokens.
     """
 
     def __init__(self) -> None:
         self.evicted_rows: Ints = NO_IDS
         self.evicted = Ragged.empty()
-        self.moved: dict[int, tuple[Ints, Ints]] = {}
+        self.moved: IdsAndSlots = {}
+        self.restored: IdsAndSlots = {}
         self.blocks: dict[int, Ints] = {}
         self.retained: dict[int, Retained] = {}
 
@@ -42,17 +45,17 @@ class StepDecisions:
         """Remove a request that releases its blocks; its row may be reused."""
         if len(self.evicted_rows):
             self.evicted_rows = np.where(self.evicted_rows == row, -1, self.evicted_rows)
-        for parts in (self.moved, self.blocks, self.retained):
+        for parts in (self.moved, self.restored, self.blocks, self.retained):
             parts.pop(row, None)
 
     @property
     def is_empty(self) -> bool:
         """Whether no request is concerned."""
-        return not (len(self.evicted_rows) or self.moved or self.blocks)
+        return not (len(self.evicted_rows) or self.moved or self.restored or self.blocks)
 
     def other_rows(self, rows: Ints) -> list[int]:
         """The concerned rows that are not in `rows`."""
-        changed = {*self.evicted_rows.tolist(), *self.moved, *self.blocks}
+        changed = {*self.evicted_rows.tolist(), *self.moved, *self.restored, *self.blocks}
         return sorted(changed.difference(rows.tolist(), (-1,)))
 
     def evicted_of(self, rows: Ints, num_rows: int) -> Ragged:
@@ -60,12 +63,20 @@ class StepDecisions:
 
     def moved_of(self, rows: Ints, num_rows: int) -> tuple[Ragged, Ragged]:
         """Moved ids and their slots, with the same starts."""
-        if not self.moved:
-            return Ragged.empty(len(rows)), Ragged.empty(len(rows))
-        movers = np.fromiter(self.moved, dtype=np.int64)
-        ids = pick(rows, movers, Ragged.joined(i for i, _ in self.moved.values()), num_rows)
-        slots = pick(rows, movers, Ragged.joined(s for _, s in self.moved.values()), num_rows)
-        return ids, Ragged(slots.values, ids.starts)
+        return _ids_and_slots(self.moved, rows, num_rows)
+
+    def restored_of(self, rows: Ints, num_rows: int) -> tuple[Ragged, Ragged]:
+        """Restored ids and their slots, with the same starts."""
+        return _ids_and_slots(self.restored, rows, num_rows)
+
+
+def _ids_and_slots(parts: IdsAndSlots, rows: Ints, num_rows: int) -> tuple[Ragged, Ragged]:
+    if not parts:
+        return Ragged.empty(len(rows)), Ragged.empty(len(rows))
+    own = np.fromiter(parts, dtype=np.int64)
+    ids = pick(rows, own, Ragged.joined(i for i, _ in parts.values()), num_rows)
+    slots = pick(rows, own, Ragged.joined(s for _, s in parts.values()), num_rows)
+    return ids, Ragged(slots.values, ids.starts)
 
 
 # ---------------------------------------------------------------- kernels

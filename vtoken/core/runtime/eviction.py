@@ -19,6 +19,7 @@ from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.due import is_due, phases
 from vtoken.core.runtime.losses import Losses
+from vtoken.core.runtime.parking import Parking
 from vtoken.core.runtime.ranking import Ranking
 from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables import kernels
@@ -54,6 +55,7 @@ class Evictor:
     _current: CurrentStep
     _ranking: Ranking
     _losses: Losses
+    _parking: Parking
 
     def __post_init__(self) -> None:
         self._any_retained = False  # whether some request may retain dead blocks
@@ -112,7 +114,7 @@ class Evictor:
         rows, victims, emptied = self._apply(rows, victims)
         if len(victims.values) == 0:
             return NOTHING_DIED
-        self._losses.report(rows, victims)
+        self._losses.report(rows, victims, self._parking.park(rows, victims))
         freed: list[int] = []
         for row in emptied.tolist():
             table = self._requests.tables.at(row)

@@ -117,7 +117,7 @@ class TokenAppender:
 
     def plan(self, rows: Ints, grown: AppendedTokens) -> RequestSteps:
         """The worker's part of the step: the scheduled `rows` [k] that have evicted something, and
-        all rows with evicted or moved tokens.
+        all rows with evicted, moved or restored tokens.
         """
         tables = self._requests.tables
         decided, columns = self._current.take_decisions(), tables.columns
@@ -131,11 +131,14 @@ class TokenAppender:
             chosen = np.append(chosen, np.array(others, dtype=np.int64))
         new_slots = Ragged(grown.slots, grown.starts)
         if len(chosen) != len(rows) or others:
-            new_slots = pick(chosen, rows, new_slots, tables.columns.num_rows)
-        evicted = moved_ids = moved_slots = nothing = Ragged.empty(len(chosen))
+            new_slots = pick(chosen, rows, new_slots, columns.num_rows)
+        num_rows = columns.num_rows
+        evicted = nothing = Ragged.empty(len(chosen))
+        moved = restored = (nothing, nothing)
         if not decided.is_empty:
-            evicted = decided.evicted_of(chosen, tables.columns.num_rows)
-            moved_ids, moved_slots = decided.moved_of(chosen, tables.columns.num_rows)
+            evicted = decided.evicted_of(chosen, num_rows)
+            moved = decided.moved_of(chosen, num_rows)
+            restored = decided.restored_of(chosen, num_rows)
         names, numbers = tables.names, chosen.tolist()
         num_live = columns.num_live[chosen]
         steps = RequestSteps(
@@ -144,8 +147,8 @@ class TokenAppender:
             num_live,
             columns.extent[chosen] == num_live,
             evicted,
-            moved_ids,
-            moved_slots,
+            *moved,
+            *restored,
             new_slots,
             nothing,
             {names[row]: blocks for row, blocks in decided.blocks.items()},

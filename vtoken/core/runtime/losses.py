@@ -78,8 +78,10 @@ class Losses:
     def __post_init__(self) -> None:
         self.given = GivenTally()
 
-    def report(self, rows: Ints, victims: Ragged) -> None:
-        """Count the `victims` of `rows` [k], which have died, and add their event."""
+    def report(self, rows: Ints, victims: Ragged, num_parked: int) -> None:
+        """Count the `victims` of `rows` [k], which have died, `num_parked` of them with a copy, and
+        add their event.
+        """
         counters, counts, num_tokens = self._current.counters, victims.counts, len(victims.values)
         num_given = self._note_given(rows, counts)
         counters.tokens.evicted += num_tokens
@@ -104,6 +106,7 @@ class Losses:
                 "requests": len(rows),
                 "tokens": num_tokens,
                 "given": num_given,
+                "parked": num_parked,
                 "policy": policies,
                 "largest": largest,
             },

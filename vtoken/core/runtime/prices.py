@@ -1,14 +1,15 @@
 """The measured cost of holes, copies, plans and probes on this machine, in µs.
 
 Independent of tables and gates. For each step, the worker reports how many tokens it packed for
-attention and copied, how many requests it probed, and the time of each; the relocator reports the
-planning time of a round. A price is the median of its newest `WINDOW` samples, so a single slow
-step has little effect.
+attention, copied, parked and restored, how many requests it probed, and the time of each; the
+relocator reports the planning time of a round. A price is the median of its newest `WINDOW`
+samples, so a single slow step has little effect.
 
 A price counts as measured from `MIN_SAMPLES` samples on. Before that, it is a prior:
 - hole: 0, so the gates are the paper's. Where attention never packs (CUDA), no sample arrives and
   the price stays 0
 - copy: the price of a hole. Both read and write a token's K and V once in every layer
+- park, restore: the price of a copy
 - plan, probe: 0. On CUDA the host does not wait for a probe, and its price stays 0
 """
 
@@ -52,6 +53,8 @@ class Prices:
     def __init__(self) -> None:
         self.holes = Samples()
         self.copies = Samples()
+        self.parks = Samples()
+        self.restores = Samples()
         self.plans = Samples()
         self.probes = Samples()
 
@@ -64,6 +67,16 @@ class Prices:
     def copy_us(self) -> float:
         """Moving one token."""
         return self.hole_us if self.copies.us is None else self.copies.us
+
+    @property
+    def park_us(self) -> float:
+        """Copying one token to host memory."""
+        return self.copy_us if self.parks.us is None else self.parks.us
+
+    @property
+    def restore_us(self) -> float:
+        """Copying one token from host memory."""
+        return self.copy_us if self.restores.us is None else self.restores.us
 
     @property
     def plan_us(self) -> float:

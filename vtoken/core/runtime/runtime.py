@@ -2,7 +2,7 @@
 
 Independent of the engine. The owner of the blocks implements `BlockStore` and calls, in every step,
 
-    begin_step(ready, …)    before allocation: evict, return all-dead blocks, relocate
+    begin_step(ready, …)    before allocation: evict, return all-dead blocks, relocate, restore
     required_extent(id, n)  during allocation: the places that n tokens of a request require
     commit_step(scheduled)  after allocation: append the new tokens, return the worker's plan
     finish_step(report)     process the worker's report
@@ -49,6 +49,7 @@ from vtoken.core.runtime.growth import Scheduled, TokenAppender
 from vtoken.core.runtime.latency import LatencyMeter
 from vtoken.core.runtime.losses import FinishedLog, Losses
 from vtoken.core.runtime.other_groups import OtherGroups
+from vtoken.core.runtime.parking import Parking
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.ranking import Ranking
 from vtoken.core.runtime.relocation.operations import Operations, record_operation
@@ -56,6 +57,7 @@ from vtoken.core.runtime.relocation.relocator import Relocator
 from vtoken.core.runtime.relocation.round_planner import RoundPlanner
 from vtoken.core.runtime.request_rows import describe_rules, request_row
 from vtoken.core.runtime.requests import Announced, Requests
+from vtoken.core.runtime.restoring import Restorer
 from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
 from vtoken.policies import Policy, make_policy
 from vtoken.policies.shadow import ShadowTally
@@ -122,7 +124,21 @@ class Runtime:
             self.prices,
             other_groups,
         )
-        self.evictor = Evictor(store, requests, active, current, self.ranking, self.losses)
+        self.parking = Parking(shape.geometry, requests, active, current, self.prices)
+        self.restorer = Restorer(
+            shape,
+            store,
+            requests,
+            active,
+            current,
+            self.parking,
+            self.prices,
+            self.admission,
+            self.shortages,
+        )
+        self.evictor = Evictor(
+            store, requests, active, current, self.ranking, self.losses, self.parking
+        )
         self.round_planner = RoundPlanner(shape, store, requests, self.prices)
         self.relocator = Relocator(
             shape,
@@ -190,7 +206,9 @@ class Runtime:
         A worker without a plan drops its state of all requests, those that are not scheduled in
         this step included.
         """
-        return bool(plan.signals) or self.tables.any_virtual or self.ranking.keeps_signals
+        if plan.signals or plan.copies:
+            return True
+        return self.tables.any_virtual or self.ranking.keeps_signals
 
     # ------------------------------------------------------------ requests come and go
 
@@ -234,6 +252,7 @@ class Runtime:
         if not preempted and not is_check:
             self._note_end(request_id, num_sampled)
         self.relocator.drop(request_id)
+        self.parking.drop_request(table)
         self.current.decisions.drop(table.row)
         requests.release(request_id)
         if not requests.held:
@@ -296,7 +315,7 @@ class Runtime:
         prefilling: Sequence[tuple[str, int]] = (),
         drafting: Sequence[tuple[str, int]] = (),
     ) -> None:
-        """Evict and relocate before this step's allocation.
+        """Evict, relocate and restore before this step's allocation.
 
         `ready`: requests whose prompt is computed and that append their newest token next; those
         `drafting` append drafts behind it, so many tokens in all. `prefilling`: requests in the
@@ -308,6 +327,7 @@ class Runtime:
         self.latency.set_objectives(self.config.objectives)
         self.requests.begin_step()
         self.admission.begin_step()
+        self.parking.begin_step()
         freed = self.evictor.drop_retained()
         self.relocator.forget_step()
         ready = list(ready)
@@ -324,6 +344,7 @@ class Runtime:
         freed += self.relocator.plan_step(
             new_holes=died, missing_blocks=missing, short_blocks=shortage.blocks
         )
+        self.restorer.restore(shortage.blocks)
         self.current.wanted_blocks = 0
         if freed:
             freed.reverse()  # the block freed first is the first to leave the prefix cache
@@ -351,6 +372,7 @@ class Runtime:
             giving = self.shortages.soon(rows)
             self.ranking.request_signals(plan, scheduled.request_ids, rows, before, giving)
         self.relocator.hand_over(plan)
+        self.parking.hand_over(plan)
         self._count_commit()
         return plan
 
@@ -403,6 +425,8 @@ class Runtime:
         copy_us = report.copy_us if report is not None else 0
         self.counters.reclamation.copy_us += copy_us
         self.relocator.finish_step(step, copy_us, fault)
+        if detail := self.parking.finish_step(report, step):
+            self.current.violated(InvariantViolation("I3", detail))
         if report is None:
             return
         self.prices.copies.add(report.copy_us, report.moved_tokens)
@@ -427,7 +451,9 @@ class Runtime:
         names = [name for name in rejected if name in tables]
         rows = tables.rows_of(names)
         counts = np.array([rejected[name] for name in names], dtype=np.int64)
-        tables.truncate(rows, tables.columns.num_tokens[rows] - counts)
+        totals = tables.columns.num_tokens[rows] - counts
+        self.parking.cut(rows, totals)
+        tables.truncate(rows, totals)
 
     def check_lengths(self, num_tokens: Mapping[str, int]) -> None:
         """Check that tables have as many tokens as the engine counts, by request, after a step."""
@@ -462,6 +488,7 @@ class Runtime:
         """Recompute all invariants; raises InvariantViolation."""
         tables, requests = self.tables, self.requests
         tables.check()
+        self.parking.check()
         if set(requests.held) != {table.request_id for table in tables}:
             raise InvariantViolation("I4", "a request has a table but no state, or the reverse")
         if differences := self.store.differences(tables):

@@ -121,8 +121,12 @@ class ShortageMonitor:
             return False
         if self._admission.demand is not None:
             return True
-        growth = self._book.bound(WARM_QUERIES + 2 * (self._shape.report_lag_steps + 1))
+        growth = self.near_growth()
         return self._store.num_free_blocks() < growth + self._active.config.headroom_blocks
+
+    def near_growth(self) -> int:
+        """The most blocks that running requests take before a shortage can be answered."""
+        return self._book.bound(WARM_QUERIES + 2 * (self._shape.report_lag_steps + 1))
 
     def measure(
         self, ready: list[str], prefilling: Sequence[tuple[str, int]], free_blocks: int

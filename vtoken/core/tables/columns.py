@@ -3,14 +3,14 @@
 Facts with one number per request are fields of `facts`, by row. Facts with one number per token,
 place or block are segments of arenas, because request lengths differ by orders of magnitude:
 
-    index_of[first_token + id]       id: any token the request ever had
+    index_of, parked_at[first_token + id]    id: any token the request ever had
     naive_live[first_token / S + k]  k: naive block, the tokens with ids k * S .. (k + 1) * S - 1
     token_at[(first_block + gap) * S + p]    p: physical index, a place in the request's block table
     block_id, block_live, readonly[first_block + gap + i]      i: logical block
 
     gap + num_blocks <= block_capacity    gap: blocks that have left at the front of the segment
 
-A row's capacity grows by at least an eighth; a gap of an eighth is closed instead. Memory: 4 bytes
+A row's capacity grows by at least an eighth; a gap of an eighth is closed instead. Memory: 8 bytes
 per token ever computed, 4 per place and 9 per block.
 """
 
@@ -35,6 +35,7 @@ class TableArrays(NamedTuple):
 
     facts: Any
     index_of: Int32s
+    parked_at: Int32s  # the host slot of its copy; -1: none
     naive_live: Int32s
     token_at: Int32s
     block_id: Int32s
@@ -51,6 +52,9 @@ class Columns(Rows):
     num_blocks: Ints
     num_full: Ints  # blocks full of live tokens
     num_dead_slots: Ints  # dead tokens whose slot is held and not overwritten
+    num_copies: Ints  # tokens with a copy in host memory
+    num_parked: Ints  # of these, dead
+    num_restored: Ints  # tokens that became live again, counted each time
     num_naive: Ints  # naive blocks with a live token: what naive eviction would hold
     front: Ints  # every place below is live
     hole: Ints  # place of the next single token; -1: behind the last one
@@ -66,7 +70,7 @@ class Columns(Rows):
     def __init__(self, block_size: int) -> None:
         s, i4 = block_size, np.int32
         self.block_size = block_size
-        self._tokens = Arena(Column(i4, fill=-1), Column(i4, group=s))
+        self._tokens = Arena(Column(i4, fill=-1), Column(i4, fill=-1), Column(i4, group=s))
         self._blocks = Arena(Column(i4, fill=-1, width=s), Column(i4), Column(i4), Column(np.bool_))
         super().__init__()
 

@@ -6,6 +6,7 @@ State of one token, for id t and place p of one row, with q = gap * S + p:
     index_of[t] = q       t is live at p                <=>  token_at[p] = t
     index_of[t] = -2 - q  t is dead, its K/V still at p <=>  token_at[p] = -2 - t
     index_of[t] = -1      t is dead and has no slot          token_at[p] = -1: nothing written
+    parked_at[t] = h      host slot h has a copy of its K/V; -1: there is none
 
 q counts from the start of the row's segment, where `gap` blocks have left at the front. So a block
 that leaves near the front moves the few blocks before it, not the many behind it:
@@ -21,6 +22,7 @@ Equations that hold before and after every kernel, for each row:
     num_live = |{t : index_of[t] >= 0}|     extent = 1 + max {p : token_at[p] >= 0}, 0 if none
     block_live[i] = |{p in block i : token_at[p] >= 0}|     num_full = |{i : block_live[i] = S}|
     num_dead_slots = |{p : token_at[p] < -1}|               every place below front is live
+    num_copies = |{t : parked_at[t] >= 0}|                  num_parked: those of them that are dead
     naive_live[k] = |{t : t // S = k, index_of[t] >= 0}|     num_naive = |{k : naive_live[k] > 0}|
 
 and for the pool: readers[slot] = live tokens in the slot, over all rows; live[b] = slots of b with
@@ -47,6 +49,7 @@ DUPLICATE_BLOCK, OUTSIDE, TAKEN, LOST = 9, 10, 11, 12
 NO_BLOCK = 13
 PROTECTED = 14
 CROWDED = 15
+NO_COPY, NO_HOLE = 16, 17
 
 MAX_HOLDERS = 65_535  # `holders` and `readers` are uint16
 
@@ -370,6 +373,7 @@ def evict(rows, victims, num_due, spans, s, cols, pool, codes, num_emptied):
             k = (fact.first_token + t) // s
             cols.naive_live[k] -= 1
             fact.num_naive -= cols.naive_live[k] == 0
+            fact.num_parked += cols.parked_at[fact.first_token + t] >= 0
             _remove_reader(cols.block_id[i] * s + q % s, s, pool)
             fact.front = min(fact.front, q - fact.gap * s)
         fact.num_dead_slots += high - low
@@ -377,6 +381,121 @@ def evict(rows, victims, num_due, spans, s, cols, pool, codes, num_emptied):
         base = (fact.first_block + fact.gap) * s
         while fact.extent > 0 and cols.token_at[base + fact.extent - 1] < 0:
             fact.extent -= 1
+
+
+# ---------------------------------------------------------------- parking
+
+
+@kernel
+def note_copies(r, ids, hosts, cols):
+    """Note that the dead tokens `ids` [k] of row `r` have their first copy, in `hosts` [k]."""
+    fact = cols.facts[r]
+    for n in range(len(ids)):
+        cols.parked_at[fact.first_token + ids[n]] = hosts[n]
+    fact.num_copies += len(ids)
+    fact.num_parked += len(ids)
+
+
+@kernel
+def drop_copies(rows, ids, cols):
+    """Give up the copies of token ids[n] of row rows[n], for every n [k]; each has one.
+
+    Returns how many of these tokens are dead.
+    """
+    num_parked = 0
+    for n in range(len(ids)):
+        fact = cols.facts[rows[n]]
+        at = fact.first_token + ids[n]
+        cols.parked_at[at] = -1
+        fact.num_copies -= 1
+        if cols.index_of[at] < 0:
+            fact.num_parked -= 1
+            num_parked += 1
+    return num_parked
+
+
+@kernel
+def open_places(r, s, cols, out):
+    """Write the places of row `r` that a token may be restored to, ascending, to `out` [k]: not
+    live, in blocks that are not read-only. Returns their number, at most k.
+    """
+    fact = cols.facts[r]
+    base = fact.first_block + fact.gap
+    found = 0
+    for i in range(fact.num_blocks):
+        if cols.readonly[base + i] or cols.block_live[base + i] == s:
+            continue
+        for p in range(i * s, (i + 1) * s):
+            if found == len(out):
+                return found
+            if cols.token_at[base * s + p] < 0:
+                out[found] = p
+                found += 1
+    return found
+
+
+@kernel
+def restore(r, ids, places, added, s, cols, pool, slots, detail):
+    """Make the parked tokens `ids` [k] of row `r`, ascending, live at `places` [k], ascending.
+
+    The row gains the blocks `added` behind those that it has; places may be in them. Refuses,
+    without any change: a token that is live or has no copy; a place outside the row's blocks, in a
+    read-only one, or with a live token. Writes the tokens' slots to `slots` [k]. Returns a code.
+
+        places      | a - b . |                letters: live; -: dead, .: nothing written
+        restored    | a x b y | z . . . |      x in a hole, y behind the last, z in a new block
+    """
+    fact = cols.facts[r]
+    first, base = fact.first_token, fact.first_block + fact.gap
+    last_id, last_place = -1, -1
+    for n in range(len(ids)):
+        t, p = ids[n], places[n]
+        detail[0], detail[1] = t, p
+        if t <= last_id or t >= fact.num_tokens:
+            return UNKNOWN
+        if cols.index_of[first + t] >= 0 or cols.parked_at[first + t] < 0:
+            return NO_COPY
+        if p <= last_place or p >= (fact.num_blocks + len(added)) * s:
+            return NO_HOLE
+        if p < fact.num_blocks * s and (
+            cols.token_at[base * s + p] >= 0 or cols.readonly[base + p // s]
+        ):
+            return NO_HOLE
+        last_id, last_place = t, p
+    for n in range(len(added)):
+        i = base + fact.num_blocks
+        cols.block_id[i] = added[n]
+        cols.block_live[i] = 0
+        cols.readonly[i] = False
+        for at in range(i * s, (i + 1) * s):
+            cols.token_at[at] = -1
+        _hold(added[n], fact.number, pool)
+        fact.num_blocks += 1
+    for n in range(len(ids)):
+        t, p = ids[n], places[n]
+        q = cols.index_of[first + t]
+        if q < -1:  # its old K and V are still in a slot
+            cols.token_at[fact.first_block * s - 2 - q] = -1
+            fact.num_dead_slots -= 1
+        at, i = base * s + p, base + p // s
+        if cols.token_at[at] < -1:
+            cols.index_of[first - 2 - cols.token_at[at]] = -1
+            fact.num_dead_slots -= 1
+        cols.token_at[at] = t
+        cols.index_of[first + t] = fact.gap * s + p
+        cols.block_live[i] += 1
+        fact.num_full += cols.block_live[i] == s
+        k = (first + t) // s
+        fact.num_naive += cols.naive_live[k] == 0
+        cols.naive_live[k] += 1
+        slots[n] = cols.block_id[i] * s + p % s
+        _add_reader(slots[n], s, pool)
+        fact.extent = max(fact.extent, p + 1)
+    fact.num_live += len(ids)
+    fact.num_parked -= len(ids)
+    fact.num_restored += len(ids)
+    fact.hole = -1
+    return DONE
 
 
 # ---------------------------------------------------------------- relocation

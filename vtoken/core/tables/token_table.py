@@ -57,6 +57,19 @@ class TokenTable:
         return self.num_tokens - self.num_live
 
     @property
+    def num_parked(self) -> int:
+        """Dead tokens with a copy in host memory."""
+        return int(self._columns.num_parked[self.row])
+
+    @property
+    def num_deaths(self) -> int:
+        """How often a token died: those that came back count, too.
+
+        With the number of tokens it identifies the set of live ones.
+        """
+        return self.num_dead + int(self._columns.num_restored[self.row])
+
+    @property
     def extent(self) -> int:
         """1 + the highest place of a live token."""
         return int(self._columns.extent[self.row])
@@ -92,6 +105,16 @@ class TokenTable:
 
     def is_live(self, token_id: int) -> bool:
         return token_id < self.num_tokens and bool(self._index[token_id] >= 0)
+
+    def hosts_of(self, ids: Ints | slice = slice(None)) -> Ints:
+        """Host slots [n] of the copies of the tokens `ids` [n], or of all; -1: none."""
+        first = int(self._columns.first_token[self.row])
+        hosts = self._columns.arrays.parked_at[first : first + self.num_tokens]
+        return hosts[ids].astype(np.int64)
+
+    def parked_ids(self) -> Ints:
+        """Ids of the dead tokens that have a copy [num_parked], ascending."""
+        return np.flatnonzero((self.hosts_of() >= 0) & (self._index < 0))
 
     def slots_of(self, ids: Ints) -> Ints:
         """Slots [n] of the tokens `ids` [n]; -1 where a dead token has no slot."""
@@ -192,6 +215,8 @@ class TokenTable:
             "num_full": int(np.count_nonzero(live == s)),
             "num_dead_slots": len(dead_places),
             "num_naive": int(np.count_nonzero(naive)),
+            "num_copies": int(np.count_nonzero(self.hosts_of() >= 0)),
+            "num_parked": len(self.parked_ids()),
         }
         for name, number in counted.items():
             recorded = int(self._columns.facts[name][self.row])

@@ -1,7 +1,8 @@
 """All token tables and the pool's liveness, changed by the three calls of the paper (section 3.2).
 
 `grow` adds the engine's new tokens (the paper's sync_new_tokens), `evict` a policy's victims
-(evict_token), `apply_moves` the result of a relocation. `truncate` takes back what `grow` added.
+(evict_token), `apply_moves` the result of a relocation. `truncate` takes back what `grow` added,
+`restore` what `evict` did to tokens with a copy.
 Independent of policies, planners and vLLM.
 
 Invariants:
@@ -54,6 +55,9 @@ REFUSALS = {
     kernels.DUPLICATE_BLOCK: ("I2", "the new table of {name} contains a block twice"),
     kernels.OUTSIDE: ("I2", "destination block {0} is not in the table of {name}"),
     kernels.TAKEN: ("I2", "a destination slot of {name} is used twice or holds a live token"),
+    kernels.UNKNOWN: ("I1", "restored tokens of {name}: {0} is unknown or out of order"),
+    kernels.NO_COPY: ("I1", "token {0} of {name} is live, or has no copy to be restored from"),
+    kernels.NO_HOLE: ("I2", "token {0} of {name} cannot be restored to place {1}"),
 }
 
 
@@ -274,6 +278,42 @@ class TokenTables:
             self._refuse(code, table.row)
         out: list[int] = dropped[:num_dropped].tolist()
         return out
+
+    # ------------------------------------------------------------ parking
+
+    def note_copies(self, row: int, ids: Ints, hosts: Ints) -> None:
+        """Note that the dead tokens `ids` [k] of `row` have their first copy, in `hosts` [k]."""
+        kernels.note_copies(row, ids, hosts, self.columns.arrays)
+
+    def drop_copies(self, rows: Ints, ids: Ints) -> int:
+        """Give up the copies of the tokens ids[n] of rows[n], n < k; returns how many are dead."""
+        return int(kernels.drop_copies(rows, ids, self.columns.arrays))
+
+    def open_places(self, row: int, most: int) -> Ints:
+        """The first places of `row` that a token may be restored to, at most `most`, ascending."""
+        out = np.empty(most, dtype=np.int64)
+        found = kernels.open_places(row, self.block_size, self.columns.arrays, out)
+        return out[:found]
+
+    def restore(self, row: int, ids: Ints, places: Ints, added: Ints) -> Ints:
+        """Make the parked tokens `ids` [k] live at `places` [k], both ascending; returns their
+        slots.
+
+        The request gains the blocks `added` behind its others. Raises InvariantViolation, without
+        any change, for a token without a copy or a place that is taken or read-only.
+        """
+        columns, slots = self.columns, np.empty(len(ids), dtype=np.int64)
+        num_blocks = int(columns.num_blocks[row])
+        columns.reserve(row, int(columns.num_tokens[row]), num_blocks + len(added))
+        code = kernels.restore(
+            row, ids, places, added, self.block_size, columns.arrays, self.pool.arrays,
+            slots, self._detail,
+        )  # fmt: skip
+        if code != kernels.DONE:
+            self._refuse(code, row)
+        return slots
+
+    # ------------------------------------------------------------ blocks
 
     def drop_blocks(self, table: TokenTable, leaves: Bools) -> list[int]:
         """Drop the blocks where `leaves` [num_blocks] is set and return them.

@@ -25,7 +25,7 @@ class CPUCopyEngine:
     """Copies K and V of token slots on the host, before the step's forward."""
 
     def __init__(self, caches: Sequence[torch.Tensor], layout: KVLayout) -> None:
-        self._layers = [layout.memory(cache) for cache in caches]
+        self.layers = [layout.memory(cache) for cache in caches]
 
     def copy(self, source: Ints, destination: Ints) -> int:
         """Copy `source` [k] to `destination` [k] in every layer; return the time taken in µs.
@@ -33,11 +33,11 @@ class CPUCopyEngine:
         Raises IndexError for a slot outside the cache.
         """
         started = time.perf_counter_ns()
-        first = self._layers[0]
+        first = self.layers[0]
         first.check(source)
         first.check(destination)
         keys, values = (first.empty(len(source)) for _ in range(2))
-        for layer in self._layers:
+        for layer in self.layers:
             for part, staged in ((KEY, keys), (VALUE, values)):
                 read_tokens(layer.bits, layer.shape, part, source, staged)
             for part, staged in ((KEY, keys), (VALUE, values)):
@@ -46,8 +46,8 @@ class CPUCopyEngine:
 
     def contents(self, slots: Ints) -> Iterator[LayerBytes]:
         """The bytes of K and of V of the tokens in `slots` [n], in that order, layer by layer."""
-        self._layers[0].check(slots)
-        for layer in self._layers:
+        self.layers[0].check(slots)
+        for layer in self.layers:
             yield _bytes(layer, KEY, slots), _bytes(layer, VALUE, slots)
 
 

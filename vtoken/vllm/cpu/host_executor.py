@@ -16,6 +16,7 @@ from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.holes import PackedSlots
+from vtoken.vllm.cpu.host_copies import CPUHostCopies
 from vtoken.vllm.cpu.layout import KVLayout
 from vtoken.vllm.worker.executor import Batch, StepExecutor
 from vtoken.vllm.worker.ranks import Ranks
@@ -45,6 +46,7 @@ class HostExecutor:
         num_blocks, _, self._block_size, _ = caches[0].shape
         self.caches, self.layout = caches, layout
         self.copies = CPUCopyEngine(caches, layout)
+        self.host_copies = CPUHostCopies(self.copies.layers)
         self.packed = PackedSlots(num_blocks, self._block_size, len(caches))
         self.scores = HostScores(self._keys, num_heads)
         self.executor = StepExecutor(
@@ -60,11 +62,19 @@ class HostExecutor:
         return keys
 
     def relocate(self, plan: StepPlan) -> None:
-        """Make the step's copies."""
+        """Make the step's copies: park, relocate, restore."""
+        self.host_copies.limit(plan.park_capacity)
+        if len(plan.park_slots):
+            with self.executor.parks():
+                self.executor.note_park(self.host_copies.park(plan.park_slots, plan.park_hosts))
         if len(plan.source_slots):
             copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
             self.packed.written(plan.destination_slots)
             self.executor.note_copy(copy_us)
+        if len(plan.restore_slots):
+            restore_us = self.host_copies.restore(plan.restore_hosts, plan.restore_slots)
+            self.packed.written(plan.restore_slots)
+            self.executor.note_restore(restore_us)
 
     def present(self, batch: Batch, slot_mapping: torch.Tensor) -> None:
         """Set the context of the step's attention, until `clear`; corrects `slot_mapping` [T]."""

@@ -174,6 +174,8 @@ def _plan(
             evicted=Ragged.joined(NO_IDS for _ in virtual),
             moved_ids=Ragged.joined(earlier),
             moved_slots=Ragged.joined(of[ids] for of, ids in zip(slots, earlier, strict=True)),
+            restored_ids=Ragged.empty(len(virtual)),
+            restored_slots=Ragged.empty(len(virtual)),
             new_slots=Ragged.joined(of[end : end + 1] for of, end in zip(slots, ends, strict=True)),
             scratch=Ragged.joined(
                 borrowed if read.how == "borrowed" else () for read in virtual.values()

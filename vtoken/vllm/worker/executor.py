@@ -7,9 +7,9 @@ Independent of the device and of vLLM's model runner version. A runner calls, on
                             plan every request is positional, and there is no report
     prepare(blocks_of)      before vLLM appends blocks: make mirrors of new requests; return the
                             block tables to replace
-    before_copies()         hash the retained tokens of sampled relocations
-    apply()                 after vLLM: apply evictions, moves and new tokens to the mirrors, and
-                            compare the hashes
+    before_copies()         hash the retained tokens of sampled relocations, and sampled victims
+    apply()                 after vLLM: apply evictions, moves, restores and new tokens to the
+                            mirrors, and compare the hashes
     physical(batch)         the differences from vLLM's own inputs: slots, counts, holes, probes
     forward_ended()         after the forward is launched: feed the probes to the accumulators and
                             start the transfer of the requested scores; `attach` calls it if needed
@@ -22,7 +22,8 @@ The runner makes the step's copies, because their stream and time depend on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,7 +187,7 @@ class StepExecutor:
         return [*requests.blocks.items()]
 
     def before_copies(self) -> None:
-        if self.plan is not None and self.report is not None and len(self.plan.source_slots):
+        if self.plan is not None and self.report is not None and self.plan.copies:
             self._check.before(self.plan, self.mirrors, self.report)
 
     def note_copy(self, copy_us: int) -> None:
@@ -195,6 +196,31 @@ class StepExecutor:
         assert self.report is not None
         self.report.copy_us = copy_us
         self.report.moved_tokens = len(self.plan.source_slots)
+
+    @contextmanager
+    def parks(self) -> Iterator[None]:
+        """Report an error of the host's memory in the context, where the step's victims are copied,
+        instead of raising it.
+        """
+        assert self.report is not None
+        try:
+            yield
+        except MemoryError as error:
+            self.report.park_fault = str(error) or "out of memory"
+
+    def note_park(self, park_us: int) -> None:
+        """Record that the step's victims are copied to host memory, or their copies launched."""
+        assert self.plan is not None
+        assert self.report is not None
+        self.report.park_us = park_us
+        self.report.parked_tokens = len(self.plan.park_slots)
+
+    def note_restore(self, restore_us: int) -> None:
+        """Record that the step's tokens are copied back, or their copies launched."""
+        assert self.plan is not None
+        assert self.report is not None
+        self.report.restore_us = restore_us
+        self.report.restored_tokens = len(self.plan.restore_slots)
 
     def note_packing(self, pack_us: int, packed_tokens: int) -> None:
         """Record the packing of requests with holes."""

@@ -38,8 +38,26 @@ class RankField(IntEnum):
     FAILED = 2  # the rank could not apply the plan
     HAS_MESSAGE = 3  # the rank has an error or a violation
     MOVED_TOKENS = 4
-    COPY_US = 5
-    VERIFY_US = 6
+    PARKED_TOKENS = 5
+    RESTORED_TOKENS = 6
+    COPY_US = 7
+    PARK_US = 8
+    RESTORE_US = 9
+    VERIFY_US = 10
+
+
+# Fields of the report of all ranks: every rank copies (I3), and the slowest decides.
+COPIED = {
+    RankField.MOVED_TOKENS: "moved_tokens",
+    RankField.PARKED_TOKENS: "parked_tokens",
+    RankField.RESTORED_TOKENS: "restored_tokens",
+}
+TIMES = {
+    RankField.COPY_US: "copy_us",
+    RankField.PARK_US: "park_us",
+    RankField.RESTORE_US: "restore_us",
+    RankField.VERIFY_US: "verify_us",
+}
 
 
 DIFFERENCES = {
@@ -119,9 +137,8 @@ class Peers(Ranks):
         own[RankField.MIRRORS] = 0 if error else digest.of_mirrors(plan, mirrors)
         own[RankField.FAILED] = error is not None
         own[RankField.HAS_MESSAGE] = message is not None
-        own[RankField.MOVED_TOKENS] = report.moved_tokens
-        own[RankField.COPY_US] = report.copy_us
-        own[RankField.VERIFY_US] = report.verify_us
+        for field, name in (COPIED | TIMES).items():
+            own[field] = getattr(report, name)
         rows = [torch.empty_like(own) for _ in range(self._size)]
         dist.all_gather(rows, own, group=self._group)
         fields = torch.stack(rows).numpy()  # [ranks, RankField]
@@ -132,9 +149,12 @@ class Peers(Ranks):
             messages = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
         if fields[:, RankField.FAILED].any():
             raise MirrorMismatchError(f"step {plan.step}: {'; '.join(messages)}")
-        report.moved_tokens = int(fields[:, RankField.MOVED_TOKENS].min())  # I3: every rank copies
-        report.copy_us = int(fields[:, RankField.COPY_US].max())
-        report.verify_us = int(fields[:, RankField.VERIFY_US].max())
+        for field, name in COPIED.items():
+            setattr(report, name, int(fields[:, field].min()))
+        for field, name in TIMES.items():
+            setattr(report, name, int(fields[:, field].max()))
+        if report.parked_tokens < len(plan.park_slots):
+            report.park_fault = report.park_fault or "the host of another rank refused memory"
         report.violation = "; ".join(messages) or None
         differences = [
             f"rank {rank} {text} rank 0 ({fields[rank, column]:08x}, {fields[0, column]:08x})"

@@ -31,6 +31,7 @@ from vtoken.core.protocol.mirror import Mirror
 from vtoken.core.protocol.step import StepPlan, WorkerReport
 from vtoken.policies.signals import Signal
 from vtoken.vllm.startup import support
+from vtoken.vllm.worker.ranks import COPIED, TIMES
 
 SignalKey = tuple[str, Signal]
 Tensors = dict[SignalKey, torch.Tensor]
@@ -183,9 +184,11 @@ class Pipeline(Stages):
         found, self._found = self._found, None
         if found is not None and found.report is not None:
             before = found.report
-            report.moved_tokens = min(before.moved_tokens, report.moved_tokens)  # I3: all copy
-            report.copy_us += before.copy_us
-            report.verify_us += before.verify_us
+            for name in COPIED.values():  # I3: all copy
+                setattr(report, name, min(getattr(before, name), getattr(report, name)))
+            for name in TIMES.values():
+                setattr(report, name, getattr(before, name) + getattr(report, name))
+            report.park_fault = before.park_fault or report.park_fault
             report.violation = _joined(before.violation, report.violation)
             differences = [
                 f"stage {self._number} {text} stage 0 ({mine:08x}, {first:08x})"

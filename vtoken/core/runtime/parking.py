@@ -1,0 +1,444 @@
+"""Parking: tokens that leave attention are copied to host memory, so that they can come back.
+
+The scheduler owns the host slots; a worker has only the memory behind them. A host slot holds K and
+V of one token in every layer. With `parked_at` of the tables, a token is
+
+    live, without a copy        dead, without a copy: lost
+    live, with a copy: clean    dead, with a copy: parked
+
+K and V of a token never change, so a clean token that dies again is parked without another copy.
+For everything but this module and `restoring` a parked token is a dead one.
+
+Invariants:
+1. a host slot has one owner: row[h] = r and token[h] = t  <=>  parked_at[t] = h in row r      (I5)
+2. the worker copies out of a slot in the step in which its token dies, before anything else
+3. a token is restored only from a copy whose step the worker has reported
+4. tokens that a client named as forgotten have no copy
+5. without host memory nothing is copied, and what dies is lost
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vtoken.base.arrays import Bools, Ints, Ragged
+from vtoken.base.compiled import kernel
+from vtoken.base.errors import InvariantViolation
+from vtoken.core.config.spans import covered
+from vtoken.core.protocol.step import NO_IDS, StepPlan, WorkerReport
+from vtoken.core.runtime.active_config import ActiveConfig
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.prices import Prices
+from vtoken.core.runtime.requests import Requests
+from vtoken.core.tables.token_table import TokenTable
+from vtoken.sentences import counted
+from vtoken.wire import Geometry
+
+THRASH_S = 5.0  # a token that dies so soon after its return came back in vain
+
+
+class HostSlots:
+    """Who owns each host slot [capacity]: `row` (-1: nobody), `token`, the `step` of its copy, and
+    when its token `returned_s` last (monotonic; -inf: never).
+    """
+
+    def __init__(self) -> None:
+        self._resize(0)
+        self.num_used = self.peak = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self.row)
+
+    @property
+    def num_free(self) -> int:
+        return self.capacity - self.num_used
+
+    def _resize(self, capacity: int) -> None:
+        self._next = 0  # no free slot is below
+        self.row: Ints = np.full(capacity, -1, dtype=np.int64)
+        self.token, self.step = np.zeros((2, capacity), dtype=np.int64)
+        self.returned_s = np.full(capacity, -np.inf)
+
+    def set_capacity(self, capacity: int) -> None:
+        """Have `capacity` slots; those that go must be free."""
+        before = self.row, self.token, self.step, self.returned_s
+        self._resize(capacity)
+        for old, new in zip(
+            before, (self.row, self.token, self.step, self.returned_s), strict=True
+        ):
+            kept = min(capacity, len(old))
+            new[:kept] = old[:kept]
+
+    def used(self, start: int = 0) -> Ints:
+        """The slots from `start` on that have an owner, ascending."""
+        return start + np.flatnonzero(self.row[start:] >= 0)
+
+    def take(self, row: int, ids: Ints, step: int) -> Ints:
+        """Give the lowest free slots to the tokens `ids` [k] of `row`; there must be as many."""
+        hosts = np.empty(len(ids), dtype=np.int64)
+        self._next = _take_lowest(self.row, self._next, hosts)
+        self.row[hosts], self.token[hosts], self.step[hosts] = row, ids, step
+        self.returned_s[hosts] = -np.inf
+        self.num_used += len(ids)
+        self.peak = max(self.peak, self.num_used)
+        return hosts
+
+    def give_back(self, hosts: Ints) -> None:
+        """Let the slots `hosts` [k] have no owner."""
+        if len(hosts):
+            self.row[hosts] = -1
+            self._next = min(self._next, int(hosts.min()))
+            self.num_used -= len(hosts)
+
+
+@dataclass(slots=True)
+class Copies:
+    """Tokens that a step copies for one request: cache slots [k] and host slots [k]."""
+
+    slots: Ints
+    hosts: Ints
+
+
+NO_COPIES = Copies(NO_IDS, NO_IDS)
+
+
+def joined(parts: Iterator[Copies] | list[Copies]) -> Copies:
+    """All of them in one."""
+    found = [NO_COPIES, *parts]
+    return Copies(
+        np.concatenate([copies.slots for copies in found]),
+        np.concatenate([copies.hosts for copies in found]),
+    )
+
+
+@dataclass(slots=True)
+class _Sent:
+    """How many tokens the plan of one step parks and restores, and the requests that restore."""
+
+    parked: int
+    restored: int
+    restoring: list[str]
+
+
+@dataclass(eq=False)
+class Parking:
+    """The host slots of one runtime, and the copies of its steps.
+
+    `fault`: why the host refused memory; "" if it did not. `to_park`, `to_restore`: the copies of
+    the step being planned, by request.
+    """
+
+    _geometry: Geometry
+    _requests: Requests
+    _active: ActiveConfig
+    _current: CurrentStep
+    _prices: Prices
+    fault: str = ""
+    slots: HostSlots = field(default_factory=HostSlots)
+    to_park: dict[str, Copies] = field(default_factory=dict)
+    to_restore: dict[str, Copies] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._bytes = 0  # `park_bytes` that the capacity was made from
+        self._num_forgets = 0
+        self._sent: dict[int, _Sent] = {}
+        self._reported_step = 0
+        self._verify_credit = 0.0
+
+    # ------------------------------------------------------------ counts
+
+    @property
+    def is_on(self) -> bool:
+        """Whether tokens that die now are copied."""
+        return self.slots.capacity > 0 and not self.fault
+
+    @property
+    def num_parked(self) -> int:
+        """Dead tokens with a copy."""
+        return int(self._requests.tables.columns.num_parked.sum())
+
+    @property
+    def num_clean(self) -> int:
+        """Live tokens with a copy."""
+        return self.slots.num_used - self.num_parked
+
+    def capacity_of(self, num_bytes: int) -> int:
+        """How many tokens fit `num_bytes` of host memory, over all ranks."""
+        return num_bytes // self._geometry.bytes_per_token
+
+    def lost_by(self, num_bytes: int) -> int:
+        """Parked tokens that would be lost if `park_bytes` were `num_bytes`."""
+        hosts = self.slots.used(self.capacity_of(num_bytes))
+        return int(np.count_nonzero(~self._are_live(hosts)))
+
+    def restorable(self, table: TokenTable) -> Ints:
+        """The parked tokens of a request whose copies are there, newest victims first."""
+        if not table.num_parked:
+            return NO_IDS
+        ids = table.parked_ids()
+        steps = self.slots.step[table.hosts_of(ids)]
+        there = steps <= self._reported_step
+        ids, steps = ids[there], steps[there]
+        found: Ints = ids[np.lexsort((ids, steps))[::-1]]
+        return found
+
+    # ------------------------------------------------------------ a step
+
+    def begin_step(self) -> None:
+        """Take the setting of the new step, and forget the copies of the one before."""
+        self.to_park.clear()
+        self.to_restore.clear()
+        if self._bytes != self._active.config.park_bytes:
+            self._bytes = self._active.config.park_bytes
+            capacity = self.capacity_of(self._bytes)
+            self._drop(self.slots.used(capacity), "setting")
+            self.slots.set_capacity(capacity)
+            self.fault = ""
+        if self._num_forgets != self._requests.num_forgets:
+            self._num_forgets = self._requests.num_forgets
+            self._drop_forgotten()
+
+    def park(self, rows: Ints, victims: Ragged) -> int:
+        """Park the `victims` of `rows` [k], which have just died, as far as there is host memory.
+
+        Returns how many of them have a copy.
+        """
+        if not self.is_on:
+            return 0
+        return sum(self._park(row, victims.of(i)) for i, row in enumerate(rows.tolist()))
+
+    def _park(self, row: int, ids: Ints) -> int:
+        table = self._requests.tables.at(row)
+        ids = ids[~self._are_forgotten(table, ids)]
+        hosts = table.hosts_of(ids)
+        self._count_thrash(hosts[hosts >= 0])
+        new = ids[hosts < 0]
+        if len(new) > self.slots.num_free:
+            self._make_room(row, len(new) - self.slots.num_free)
+        fits = min(len(new), self.slots.num_free)
+        self._current.counters.parking.dropped_tokens += len(new) - fits
+        new = new[len(new) - fits :]
+        if fits:
+            taken = self.slots.take(row, new, self._current.number)
+            self._requests.tables.note_copies(row, new, taken)
+            self.to_park[table.request_id] = Copies(table.slots_of(new), taken)
+        return len(ids) - int(np.count_nonzero(hosts < 0)) + fits
+
+    def restore(self, table: TokenTable, ids: Ints, slots: Ints) -> None:
+        """Let the plan copy the tokens `ids` [k] of a request, which are live again, to `slots`."""
+        hosts = table.hosts_of(ids)
+        self.slots.returned_s[hosts] = time.monotonic()
+        self.to_restore[table.request_id] = Copies(slots, hosts)
+
+    def hand_over(self, plan: StepPlan) -> None:
+        """Write the step's copies into the worker's plan."""
+        plan.park_capacity = self.slots.capacity
+        if not self.to_park and not self.to_restore:
+            return
+        parked, restored = joined([*self.to_park.values()]), joined([*self.to_restore.values()])
+        plan.park_slots, plan.park_hosts = parked.slots, parked.hosts
+        plan.restore_hosts, plan.restore_slots = restored.hosts, restored.slots
+        plan.checked_hosts = self._sampled()
+        self._sent[plan.step] = _Sent(len(parked.hosts), len(restored.hosts), [*self.to_restore])
+
+    def _sampled(self) -> Ints:
+        """Host slots of this step whose contents the worker hashes until their tokens return: an
+        evenly spread share `verify_ratio` of the requests that park.
+        """
+        chosen = []
+        for copies in self.to_park.values():
+            self._verify_credit += self._active.config.verify_ratio
+            if self._verify_credit >= 1.0 - 1e-9:
+                self._verify_credit -= 1.0
+                chosen.append(copies)
+        return joined(chosen).hosts
+
+    def finish_step(self, report: WorkerReport | None, step: int) -> str | None:
+        """Process the end of `step`. Returns what is wrong with the report's copies, or None."""
+        for earlier in [number for number in self._sent if number < step]:
+            self._lose(earlier)
+        if report is None:
+            return self._lose(step)
+        sent = self._end(step)
+        self._reported_step = step
+        counters = self._current.counters.parking
+        counters.copied_tokens += report.parked_tokens
+        counters.restored_tokens += report.restored_tokens
+        counters.park_us += report.park_us
+        counters.restore_us += report.restore_us
+        self._prices.parks.add(report.park_us, report.parked_tokens)
+        self._prices.restores.add(report.restore_us, report.restored_tokens)
+        planned = (0, 0) if sent is None else (sent.parked, sent.restored)
+        if report.park_fault is not None:
+            self._refused(report.park_fault, step)
+            planned = report.parked_tokens, planned[1]
+        done = report.parked_tokens, report.restored_tokens
+        if done == planned:
+            return None
+        return f"step {step} parks {planned[0]} and restores {planned[1]} tokens, reported {done}"
+
+    def _lose(self, step: int) -> str | None:
+        """No report of `step` has come: nobody knows whether its copies were made."""
+        if self._end(step) is None:
+            return None
+        hosts = self.slots.used()
+        self._drop(hosts[self.slots.step[hosts] == step], "the worker did not report their copies")
+        return f"step {step} copies to or from host memory, none was reported"
+
+    def _end(self, step: int) -> _Sent | None:
+        """Let the requests that restore in `step` be relocated and restored again."""
+        sent = self._sent.pop(step, None)
+        for name in [] if sent is None else sent.restoring:
+            if self._requests.in_flight_step(name) == step:
+                self._requests.due.in_flight[self._requests.tables.rows[name]] = 0
+        return sent
+
+    def _refused(self, fault: str, step: int) -> None:
+        """The host refused memory: the copies of `step` were not made, and no others are."""
+        self.fault = fault
+        hosts = self.slots.used()
+        self._drop(hosts[self.slots.step[hosts] >= step], f"refused by the host: {fault}")
+
+    # ------------------------------------------------------------ copies are given up
+
+    def drop_request(self, table: TokenTable) -> None:
+        """Give up the copies of a request that releases its blocks, those of the step included."""
+        self.to_park.pop(table.request_id, None)
+        self.to_restore.pop(table.request_id, None)
+        self._free_of(table, table.hosts_of() >= 0)
+
+    def cut(self, rows: Ints, totals: Ints) -> None:
+        """Give up the copies of all but the first `totals` [k] tokens of `rows` [k]."""
+        for row, total in zip(rows.tolist(), totals.tolist(), strict=True):
+            if self._requests.tables.columns.num_copies[row]:
+                table = self._requests.tables.at(row)
+                has_copy = table.hosts_of() >= 0
+                has_copy[:total] = False
+                self._free_of(table, has_copy)
+
+    def _drop_forgotten(self) -> None:
+        """Give up the copies of tokens that clients have named since."""
+        for name in self._requests.forgotten:
+            table = self._requests.tables.get(name)
+            if table is None or not self._requests.tables.columns.num_copies[table.row]:
+                continue
+            ids = np.arange(table.num_tokens)
+            self._free_of(table, (table.hosts_of() >= 0) & self._are_forgotten(table, ids))
+
+    def _free_of(self, table: TokenTable, which: Bools) -> None:
+        """Give up the copies of the tokens of one request where `which` [T] is set."""
+        ids = np.flatnonzero(which)
+        if len(ids):
+            self._free(table.hosts_of(ids))
+
+    def _free(self, hosts: Ints) -> int:
+        """Give up the copies in `hosts` [k]; returns how many of their tokens were parked."""
+        rows, ids = self.slots.row[hosts], self.slots.token[hosts]
+        self.slots.give_back(hosts)
+        return self._requests.tables.drop_copies(rows, ids)
+
+    def _drop(self, hosts: Ints, reason: str) -> None:
+        """Give up the copies in `hosts` [k]: those of dead tokens are lost."""
+        if len(hosts) == 0:
+            return
+        for copies in self.to_park.values():
+            kept = ~np.isin(copies.hosts, hosts)
+            copies.slots, copies.hosts = copies.slots[kept], copies.hosts[kept]
+        num_lost = self._free(hosts)
+        if num_lost:
+            self._current.counters.parking.dropped_tokens += num_lost
+            self._current.note(
+                "parking",
+                f"{counted(num_lost, 'parked token')} lost: {reason}",
+                {"dropped": num_lost, "reason": reason},
+            )
+
+    def _make_room(self, row: int, wanted: int) -> None:
+        """Free up to `wanted` host slots for victims of `row`: of clean tokens first, then of the
+        oldest parked ones, the least important priority first and none more important than `row`.
+        """
+        hosts = self.slots.used()
+        priority = self._requests.due.priority
+        hosts = hosts[priority[self.slots.row[hosts]] >= priority[row]]
+        hosts = hosts[self.slots.step[hosts] < self._current.number]
+        order = np.lexsort(
+            (
+                self.slots.step[hosts],
+                -priority[self.slots.row[hosts]],
+                ~self._are_live(hosts),
+            )
+        )
+        self._drop(hosts[order[:wanted]], "host memory is full")
+
+    def _are_live(self, hosts: Ints) -> Bools:
+        """Whether the tokens with copies in `hosts` [k] are live [k]."""
+        columns = self._requests.tables.columns
+        first = columns.first_token[self.slots.row[hosts]]
+        live: Bools = columns.arrays.index_of[first + self.slots.token[hosts]] >= 0
+        return live
+
+    def _are_forgotten(self, table: TokenTable, ids: Ints) -> Bools:
+        """Which of the tokens `ids` [k] a client named, besides protected ones [k]."""
+        name = table.request_id
+        if name not in self._requests.forgotten:
+            return np.zeros(len(ids), dtype=np.bool_)
+        named = covered(self._requests.forgotten_pairs(name), ids)
+        forgotten: Bools = named & ~self._requests.protection(name).covers(ids)
+        return forgotten
+
+    def _count_thrash(self, hosts: Ints) -> None:
+        """Count those of `hosts` [k] whose tokens die soon after their return."""
+        soon = self.slots.returned_s[hosts] > time.monotonic() - THRASH_S
+        self._current.counters.parking.thrashed_tokens += int(np.count_nonzero(soon))
+
+    # ------------------------------------------------------------ checking
+
+    def check(self) -> None:
+        """Recompute invariant 1; raises InvariantViolation."""
+        tables, hosts = self._requests.tables, self.slots.used()
+        if len(hosts) != self.slots.num_used:
+            raise InvariantViolation(
+                "I5", f"{len(hosts)} host slots have an owner, counted {self.slots.num_used}"
+            )
+        num_copies = 0
+        for table in tables:
+            ids = np.flatnonzero(table.hosts_of() >= 0)
+            own = table.hosts_of(ids)
+            num_copies += len(ids)
+            if len(own) and int(own.max()) >= self.slots.capacity:
+                raise InvariantViolation(
+                    "I5", f"{table.request_id} has a copy beyond the last slot"
+                )
+            wrong = (self.slots.row[own] != table.row) | (self.slots.token[own] != ids)
+            if wrong.any():
+                i = int(np.flatnonzero(wrong)[0])
+                raise InvariantViolation(
+                    "I5", f"host slot {own[i]} is not owned by token {ids[i]} of {table.request_id}"
+                )
+        if num_copies != len(hosts):
+            raise InvariantViolation(
+                "I5", f"{len(hosts)} host slots have an owner, {num_copies} tokens have a copy"
+            )
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@kernel
+def _take_lowest(row: Ints, first: int, out: Ints) -> int:
+    """Write the lowest free slots of `row` [capacity] from `first` on to `out` [k]; returns the one
+    behind the last.
+    """
+    found = 0
+    at = first
+    while found < len(out):
+        if row[at] < 0:
+            out[found] = at
+            found += 1
+        at += 1
+    return at

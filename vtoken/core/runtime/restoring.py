@@ -1,0 +1,227 @@
+"""Restoring: when parked tokens become live again, whose, and where they go.
+
+Tokens come back while memory is ample: nothing is short or near to it, nobody waits for blocks, and
+a shortage is `restore_after_ms` past. A client or an operator may ask for a request, which only
+spares it that wait. How far:
+
+    under `pressure`, and under policy `none`     all of them
+    under `always`                                up to the budget, so that a raised one acts
+
+The blocks that restores may take in a step are
+
+    free blocks - headroom - low watermark - growth of running requests (the bound of `is_near`)
+
+and their copies take about `RESTORE_US` at the measured price. The most important priority comes
+first, of these whoever keeps the smallest share of its tokens, and of its tokens the newest
+victims, which ranked highest. They go into holes of the request's own blocks, then behind its last
+token, then into fresh blocks.
+
+Invariants:
+1. a request restores in no step in which it evicts or is relocated, and has one of these in flight
+2. destinations are in private, unhashed blocks (I4)
+3. a restore leaves nobody short: what it takes was free beside all that is reserved
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vtoken.base.arrays import Ints
+from vtoken.base.errors import InvariantViolation
+from vtoken.base.request_ids import short_id
+from vtoken.core.config.values import VTokenConfig
+from vtoken.core.planning.engine_shape import EngineShape
+from vtoken.core.runtime.active_config import ActiveConfig
+from vtoken.core.runtime.admission import Admission
+from vtoken.core.runtime.block_store import BlockStore
+from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.losses import NUM_NAMED
+from vtoken.core.runtime.parking import Parking
+from vtoken.core.runtime.prices import Prices
+from vtoken.core.runtime.requests import Requests
+from vtoken.core.runtime.shortage import ShortageMonitor
+from vtoken.core.tables.token_table import TokenTable
+from vtoken.sentences import counted
+from vtoken.wire.status import ParkWait
+
+RESTORE_US = 20_000.0  # what restores may add to a step
+
+
+@dataclass(eq=False)
+class Restorer:
+    """Brings the parked tokens of one runtime back.
+
+    `asked`: requests that do not wait for `restore_after_ms`, until all of theirs are back.
+    """
+
+    _shape: EngineShape
+    _store: BlockStore
+    _requests: Requests
+    _active: ActiveConfig
+    _current: CurrentStep
+    _parking: Parking
+    _prices: Prices
+    _admission: Admission
+    _shortages: ShortageMonitor
+    asked: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._last_short_s = -float("inf")  # monotonic
+
+    # ------------------------------------------------------------ when
+
+    def ask(self, request_id: str) -> None:
+        """Bring the tokens of a request back as soon as memory allows it."""
+        self.asked.add(request_id)
+
+    def waits_for(self) -> ParkWait:
+        """What keeps parked tokens from coming back now; "" if nothing does, or none is parked."""
+        if not self._parking.num_parked:
+            return ""
+        config = self._active.config
+        if config.reclamation != "auto":
+            return "resume"
+        if not any(self._wanted(table, config) for table in self._requests.tables):
+            return "budget"
+        if self._is_short() or self.spare_blocks(config) <= 0:
+            return "memory"
+        return "time" if self._recently_short(config) else ""
+
+    def _is_short(self) -> bool:
+        return self._current.is_short_soon or self._admission.demand is not None
+
+    def _recently_short(self, config: VTokenConfig) -> bool:
+        return time.monotonic() - self._last_short_s < config.restore_after_ms / 1000
+
+    def spare_blocks(self, config: VTokenConfig) -> int:
+        """The blocks that restores may take now."""
+        reserved = config.headroom_blocks + config.low_watermark_blocks
+        return self._store.num_free_blocks() - reserved - self._shortages.near_growth()
+
+    # ------------------------------------------------------------ how far
+
+    def _wanted(self, table: TokenTable, config: VTokenConfig) -> int:
+        """How many parked tokens of a request come back under `config`, if memory allows it."""
+        if not table.num_parked:
+            return 0
+        rules = self._requests.rules(table.request_id, config)
+        if not rules.evicts or rules.evict_when == "pressure":
+            return table.num_parked
+        return max(0, min(table.num_parked, rules.budget_tokens - table.num_live))
+
+    def restorable(self, config: VTokenConfig, request_id: str | None = None) -> int:
+        """How many parked tokens come back under `config` in the end, of one request or of all."""
+        tables = self._requests.tables
+        chosen = tables if request_id is None else [tables[request_id]]
+        return sum(self._wanted(table, config) for table in chosen)
+
+    # ------------------------------------------------------------ a step
+
+    def restore(self, short_blocks: int) -> None:
+        """Restore what comes back in this step. `short_blocks`: the shortage of the step.
+
+        Call after evictions and relocations are planned, and before places are chosen.
+        """
+        if short_blocks or self._admission.demand is not None:
+            self._last_short_s = time.monotonic()
+        columns, config = self._requests.tables.columns, self._active.config
+        rows = np.flatnonzero(columns.num_parked > 0)
+        if len(rows) == 0:
+            self.asked.clear()
+            return
+        if short_blocks or config.reclamation != "auto" or self._is_short():
+            return
+        if self._recently_short(config):
+            rows = np.array([row for row in rows if self._is_asked(row)], dtype=np.int64)
+        rows = self._that_may(rows)
+        blocks = self.spare_blocks(config)
+        if len(rows) == 0 or blocks <= 0:
+            return
+        due = self._requests.due
+        share = columns.num_live[rows] / columns.num_tokens[rows]
+        tokens = self._most_tokens(config)
+        restored: dict[str, int] = {}
+        num_taken = 0
+        for row in rows[np.lexsort((share, due.priority[rows]))].tolist():
+            table = self._requests.tables.at(row)
+            most = min(tokens, self._wanted(table, config))
+            count, taken = self._restore(table, most, blocks - num_taken)
+            if count:
+                restored[table.request_id] = count
+            tokens, num_taken = tokens - count, num_taken + taken
+            if tokens <= 0 or num_taken >= blocks:
+                break
+        if restored:
+            self._report(restored, num_taken)
+
+    def _is_asked(self, row: int) -> bool:
+        return self._requests.tables.names[row] in self.asked
+
+    def _that_may(self, rows: Ints) -> Ints:
+        """Those of `rows` [k] that neither evict nor move in this step, nor have copies in
+        flight.
+        """
+        decisions = self._current.decisions
+        rows = rows[self._requests.due.in_flight[rows] == 0]
+        busy = np.append(decisions.evicted_rows, [*decisions.moved, *decisions.blocks])
+        free: Ints = rows[~np.isin(rows, busy)]
+        return free
+
+    def _most_tokens(self, config: VTokenConfig) -> int:
+        """How many tokens a step restores at most: at least a block."""
+        size, price = self._shape.block_size, self._prices.restore_us
+        return max(size, int(RESTORE_US / price) if price else config.batch_size * size)
+
+    def _restore(self, table: TokenTable, most: int, blocks: int) -> tuple[int, int]:
+        """Restore up to `most` tokens of one request, in up to `blocks` fresh blocks; returns how
+        many, and the blocks taken.
+        """
+        ids = self._parking.restorable(table)[:most]
+        if len(ids) == 0:
+            return 0, 0
+        tables, size = self._requests.tables, self._shape.block_size
+        places = tables.open_places(table.row, len(ids))
+        taken = min(blocks, self._shape.blocks_of(len(ids) - len(places)))
+        fresh = self._store.take(taken) if taken else []
+        behind = np.arange(taken * size) + table.num_blocks * size
+        places = np.append(places, behind)[: len(ids)]
+        ids = np.sort(ids[: len(places)])
+        if len(ids) == 0:
+            return 0, 0
+        try:
+            slots = tables.restore(table.row, ids, places, np.array(fresh, dtype=np.int64))
+        except InvariantViolation as violation:  # nothing changed
+            self._current.violated(violation)
+            self._store.give_back(fresh)
+            return 0, 0
+        foreign = self._store.first_not_writable(sorted({*(slots // size).tolist()}))
+        if foreign is not None:
+            detail = f"block {foreign}, which tokens are restored to, is not private"
+            self._current.violated(InvariantViolation("I4", detail))
+        self._current.decisions.restored[table.row] = ids, slots
+        if fresh:
+            self._current.decisions.blocks[table.row] = table.block_ids()
+            self._store.rebind(table.request_id, table.blocks)
+        self._requests.due.in_flight[table.row] = self._current.number
+        self._parking.restore(table, ids, slots)
+        return len(ids), taken
+
+    def _report(self, restored: dict[str, int], num_blocks: int) -> None:
+        """Add the event of a step that restores these tokens, by request."""
+        total = sum(restored.values())
+        most = sorted(restored, key=restored.__getitem__, reverse=True)[:NUM_NAMED]
+        who = short_id(most[0]) if len(restored) == 1 else f"{len(restored):,} requests"
+        self._current.note(
+            "restored",
+            f"{counted(total, 'token')} of {who} came back",
+            {
+                "requests": len(restored),
+                "tokens": total,
+                "blocks": num_blocks,
+                "reason": "asked" if self.asked.issuperset(restored) else "memory",
+                "largest": {name: restored[name] for name in most},
+            },
+        )

@@ -1,0 +1,88 @@
+"""Copies of token slots in host memory beside the cache, and back: parking on the CPU.
+
+Works on slots and host slots, not on requests. Host memory is taken in slabs as host slots are
+used, so a worker that parks nothing holds none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from vtoken.base.arrays import Ints
+from vtoken.vllm.cpu.copy_engine import KEY, VALUE, read_tokens, write_tokens
+from vtoken.vllm.cpu.layout import Bits, Memory
+
+SLAB_BYTES = 32 << 20
+PARTS = (KEY, VALUE)
+
+
+class CPUHostCopies:
+    """K and V of tokens by host slot. `layers`: the caches, as their copy engine has them.
+
+    Host slot h is row h % n of slab h // n, each [n, layers, 2, H, D].
+    """
+
+    def __init__(self, layers: list[Memory]) -> None:
+        self._layers = layers
+        _, heads, _, dim = layers[0].shape[:4].tolist()
+        self._row = (len(layers), len(PARTS), heads, dim)
+        token_bytes = int(np.prod(self._row)) * layers[0].bits.itemsize
+        self._slab_slots = max(1, SLAB_BYTES // token_bytes)
+        self._slabs: list[Bits] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """The host memory that is held."""
+        return sum(slab.nbytes for slab in self._slabs)
+
+    def limit(self, capacity: int) -> None:
+        """Free the memory of host slots from `capacity` on."""
+        del self._slabs[-(-capacity // self._slab_slots) :]
+
+    def park(self, slots: Ints, hosts: Ints) -> int:
+        """Copy cache slots `slots` [k] to host slots `hosts` [k]; return the time taken in µs.
+
+        Raises MemoryError, before anything is copied, if the host refuses memory, and IndexError
+        for a slot outside the cache.
+        """
+        started = time.perf_counter_ns()
+        self._layers[0].check(slots)
+        self._take(int(hosts.max(initial=-1)) + 1)
+        staged = self._layers[0].empty(len(slots))
+        for number, layer in enumerate(self._layers):
+            for i, part in enumerate(PARTS):
+                read_tokens(layer.bits, layer.shape, part, slots, staged)
+                for slab, rows, at in self._parts(hosts):
+                    slab[rows, number, i] = staged[at]
+        return (time.perf_counter_ns() - started) // 1000
+
+    def restore(self, hosts: Ints, slots: Ints) -> int:
+        """Copy host slots `hosts` [m] to cache slots `slots` [m]; return the time taken in µs.
+
+        Raises IndexError for a host slot that nothing was copied to, or a slot outside the cache.
+        """
+        started = time.perf_counter_ns()
+        self._layers[0].check(slots)
+        if int(hosts.max(initial=-1)) >= len(self._slabs) * self._slab_slots:
+            raise IndexError(f"host slot {hosts.max()} has no memory")
+        staged = self._layers[0].empty(len(slots))
+        for number, layer in enumerate(self._layers):
+            for i, part in enumerate(PARTS):
+                for slab, rows, at in self._parts(hosts):
+                    staged[at] = slab[rows, number, i]
+                write_tokens(layer.bits, layer.shape, part, slots, staged)
+        return (time.perf_counter_ns() - started) // 1000
+
+    def _take(self, num_slots: int) -> None:
+        while len(self._slabs) * self._slab_slots < num_slots:
+            self._slabs.append(np.empty((self._slab_slots, *self._row), self._layers[0].bits.dtype))
+
+    def _parts(self, hosts: Ints) -> Iterator[tuple[Bits, Ints, Ints]]:
+        """Each slab of `hosts` [k], its rows, and their indices in `hosts`."""
+        slabs, rows = np.divmod(hosts, self._slab_slots)
+        for number in np.unique(slabs).tolist():
+            at = np.flatnonzero(slabs == number)
+            yield self._slabs[number], rows[at], at
