@@ -30,6 +30,8 @@ def plan() -> StepPlan:
         evicted=ints(2, 3),
         moved_ids=ints(7, 8),
         moved_slots=ints(40, 41),
+        restored_ids=ints(0, 1),
+        restored_slots=ints(90, 91),
         retained=Retained(ints(7, 8), ints(40, 41)),
         blocks=[3, 10],
         new_slots=ints(42),
@@ -41,7 +43,13 @@ def plan() -> StepPlan:
         7,
         ints(12, 13),
         ints(40, 41),
-        steps_of({"a": one, "b": other}),
+        park_slots=ints(8, 9),
+        park_hosts=ints(3, 4),
+        restore_hosts=ints(0, 1),
+        restore_slots=ints(90, 91),
+        checked_hosts=ints(3),
+        park_capacity=6,
+        requests=steps_of({"a": one, "b": other}),
         want_scores=(("a", HITS),),
         signals={"a": (HITS,)},
     )
@@ -76,6 +84,13 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
         setattr(p, "source_slots", ints(12)),
         setattr(p, "destination_slots", ints(13, 40, 41)),
     ),
+    **{
+        name: lambda p, name=name: getattr(p, name).__setitem__(0, 7)
+        for name in ("park_slots", "park_hosts", "restore_hosts", "restore_slots", "checked_hosts")
+    },
+    "park capacity": lambda p: setattr(p, "park_capacity", 7),
+    "restored id": column("restored_ids", 1, 2),
+    "restored slot": column("restored_slots", 1, 92),
     "tokens": column("num_tokens", 1, 6),
     "live tokens": column("num_live", 1, 5),
     "dense": column("dense", 1, 0),
@@ -86,7 +101,7 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     "scratch": column("scratch", 0, 6),
     **{
         f"{name} of another request": later(name)
-        for name in ("evicted", "moved_ids", "moved_slots", "new_slots", "scratch")
+        for name in ("evicted", "moved_ids", "restored_ids", "new_slots", "scratch")
     },
     "victim moved over": lambda p: (
         setattr(p.requests, "evicted", Ragged.joined([[2], []])),
@@ -130,11 +145,12 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
     """A new field must be covered by the digest and by this file."""
     assert set(StepPlan.__slots__) == {
         *("step", "source_slots", "destination_slots", "requests"),
-        *("want_scores", "signals", "probed"),
+        *("park_slots", "park_hosts", "restore_hosts", "restore_slots", "checked_hosts"),
+        *("park_capacity", "want_scores", "signals", "probed"),
     }
     assert set(RequestSteps.__slots__) == {
         *("names", "num_tokens", "num_live", "dense", "evicted", "moved_ids", "moved_slots"),
-        *("new_slots", "scratch", "blocks", "retained"),
+        *("restored_ids", "restored_slots", "new_slots", "scratch", "blocks", "retained"),
     }
 
 

@@ -57,7 +57,16 @@ def test_what_a_batch_writes_is_what_each_request_writes(
 
 def test_parts_become_columns_and_come_back() -> None:
     ids = np.array([3, 5])
-    one = RequestStep(9, ids, ids + 1, ids + 40, Retained(ids, ids), [2, 7], ids + 9, 8, False, [4])
+    one = RequestStep(
+        9,
+        *(ids, ids + 1, ids + 40, ids - 3, ids + 50),
+        Retained(ids, ids),
+        [2, 7],
+        ids + 9,
+        8,
+        False,
+        [4],
+    )
     other = RequestStep(5, num_live=6)
     steps = steps_of({"a": one, "b": other})
     assert len(steps) == 2

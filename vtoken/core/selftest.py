@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from vtoken.base.compiled import describe_kernels
 from vtoken.core.config.request_rules import RequestRules
@@ -26,7 +27,7 @@ from vtoken.core.runtime.runtime import Runtime
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.wire import Geometry
 
-NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 28, 4, 2
+NUM_BLOCKS, BLOCK_SIZE, NUM_LAYERS = 40, 4, 2
 PROMPT_TOKENS, NUM_STEPS = 30, 6
 PROTECTED = ((5, 6), (9, 11))  # spans of one request
 SHARED_BLOCKS = 3  # prefix cache hits of the second request
@@ -41,6 +42,7 @@ PHASES: tuple[dict[str, Any], ...] = (
     RANDOM | EAGER | {"prefix_sharing": "copy"},  # out of shared blocks
     {"policy": {"name": "h2o"}, "reclamation": "off"},  # the lowest scores of many requests
     RANDOM | {"evict_when": "pressure", "headroom_blocks": NUM_BLOCKS // 2},  # blocks are short
+    RANDOM | {"park_bytes": 1 << 12, "low_watermark_blocks": 0, "headroom_blocks": 0},
 )
 
 
@@ -129,6 +131,9 @@ class _Serving:
     def run(self) -> None:
         for number in range(NUM_STEPS):
             self._step(PROMPT_TOKENS if number == 0 else 1)
+        if self.runtime.parking.num_parked:
+            self.runtime.active.install(replace(self.runtime.config, budget_tokens=20))
+            self._step(1)  # tokens come back
         tables = self.runtime.tables  # as if the newest token were a draft that was rejected
         tables.truncate(tables.all_rows, tables.columns.num_tokens[tables.all_rows] - 1)
         for name in self.num_tokens:
@@ -154,7 +159,12 @@ class _Serving:
             if num_new > 1
         }
         plan = runtime.commit_step(Scheduled(names, totals, held, new))
-        report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots))
+        report = WorkerReport(
+            plan.step,
+            moved_tokens=len(plan.source_slots),
+            parked_tokens=len(plan.park_slots),
+            restored_tokens=len(plan.restore_slots),
+        )
         for name, signal in plan.want_scores:
             scores = np.arange(self.num_tokens[name], dtype=np.float32)
             report.scores[name, signal] = scores
