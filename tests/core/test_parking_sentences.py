@@ -89,6 +89,10 @@ def test_a_request_says_how_many_of_its_tokens_are_parked() -> None:
         evict_when="pressure",
     )
     assert given_words(row) == (
-        "kept 29.4% of 2,040 tokens, gave up 1,440 because memory was short, 1,200 parked; "
+        "kept 29.4% of 2,040 tokens, gave up 1,440 because memory was short (1,200 parked); "
         "344 above its floor, can give nothing"
     )
+    row = structs.replace(row, given_tokens=1680, restored_tokens=240, givable_tokens=336)
+    short = "kept 29.4% of 2,040 tokens, gave up 1,680 (1,200 parked, 240 back); can give 336"
+    assert given_words(row, len(short)) == short
+    assert given_words(row, len(short) + 16) == f"{short} above its floor"

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from vtoken.demo.conversations import (
+    LONG_TOKENS,
     MIN_PASSAGE_CHARS,
     Conversation,
     excerpt,
@@ -40,6 +41,17 @@ def test_no_passage_is_longer_than_asked_for(limit: int) -> None:
 def test_a_small_context_gets_chats_only() -> None:
     found = conversations(0, 50, MIN_PASSAGE_CHARS - 1)
     assert {talk.kind for talk in found} == {"chat"}
+
+
+def test_a_long_conversation_is_about_a_passage_and_outlives_the_others() -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        talk = make_conversation(rng, 3000, is_long=True)
+        assert talk.kind == "passage"
+        assert (talk.min_tokens, talk.max_tokens) == LONG_TOKENS
+    others = conversations(0, 100)
+    assert max(talk.max_tokens for talk in others) < LONG_TOKENS[0]
+    assert not any(talk.min_tokens for talk in others)
 
 
 def test_an_excerpt_is_whole_paragraphs_where_they_fit() -> None:

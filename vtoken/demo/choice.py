@@ -50,8 +50,6 @@ def choose(model: str | None, out: Path, num_engines: int = 1) -> Choice:
     """
     num_blocks = max(NUM_BLOCKS // num_engines, MIN_BLOCKS)
     flags = [*FLAGS, EXPLICIT_SIZE, f"--num-gpu-blocks-override={num_blocks}"]
-    # A high watermark makes reclamation start early, so that it is visible.
-    flags += [f"--vtoken-low-watermark-blocks={num_blocks * 3 // 4}"]
     environment = {}
     if num_engines > 1:
         flags += [f"--data-parallel-size={num_engines}"]

@@ -48,6 +48,7 @@ MODULES = """
 """
 CHAT_SHARE = 0.5  # of the conversations
 MIN_PASSAGE_CHARS = 1500
+LONG_TOKENS = 400, 500  # of an answer that outlives a busy phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +62,28 @@ class Conversation:
     questions: Sequence[str]
     max_tokens: int  # of one answer
     passage: str = ""
+    min_tokens: int = 0
 
     @property
     def kind(self) -> str:
         return "passage" if self.passage else "chat"
 
 
-def make_conversation(rng: random.Random, max_passage_chars: int) -> Conversation:
-    """A chat, or questions about a passage of at most `max_passage_chars` characters."""
+def make_conversation(
+    rng: random.Random, max_passage_chars: int, *, is_long: bool = False
+) -> Conversation:
+    """A chat, or questions about a passage of at most `max_passage_chars` characters. `is_long`: it
+    is about a passage, and its answers take `LONG_TOKENS`.
+    """
     system = rng.choice(SYSTEM_PROMPTS)
-    chat = rng.random() < CHAT_SHARE
+    chat = not is_long and rng.random() < CHAT_SHARE
     if chat or max_passage_chars < MIN_PASSAGE_CHARS:
         return Conversation(system, rng.choice(CHATS), rng.randint(48, 128))
     text = rng.choice(passages())
     num_chars = rng.randint(MIN_PASSAGE_CHARS, max_passage_chars)
     questions = rng.sample(PASSAGE_QUESTIONS, 2)
-    return Conversation(system, questions, rng.randint(64, 160), excerpt(text, num_chars))
+    least, most = LONG_TOKENS if is_long else (0, rng.randint(64, 160))
+    return Conversation(system, questions, most, excerpt(text, num_chars), least)
 
 
 @cache

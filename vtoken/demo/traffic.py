@@ -21,7 +21,7 @@ MAX_ANSWERS_KEPT = 100
 MAX_PASSAGE_CHARS = 3600
 THINK_S = (0.5, 5.0)  # before each question
 BUSY_S, QUIET_S = 30.0, 20.0  # the load swings: memory is short, then ample
-QUIET_SHARE = 0.25  # of the clients send while it is quiet
+QUIET_SHARE = 0.125  # of the clients send while it is quiet; their answers are long
 TEMPLATE_TOKENS = 64  # an upper bound of the tokens that the chat template adds
 
 
@@ -60,7 +60,8 @@ def quiet_left_s(elapsed_s: float) -> float:
 class Traffic:
     """`num_workers` clients, each with at most one request in flight.
 
-    Most of them rest in quiet phases, between two conversations.
+    Most of them rest in quiet phases, between two questions. The others get long answers, so
+    that tokens which were given while it was busy come back before the answers end.
     """
 
     def __init__(self, url: str, *, num_workers: int, seed: int) -> None:
@@ -110,19 +111,21 @@ class Traffic:
 
     async def _work(self, number: int) -> None:
         rng = random.Random(f"{self._seed}/{number}")
+        rests = number >= QUIET_SHARE * self._num_workers
         while not self._stop.is_set():
-            if number >= QUIET_SHARE * self._num_workers:
-                await self._pause(quiet_left_s(time.monotonic() - self._started))
             # Characters are an upper bound on tokens for any tokenizer.
             max_chars = min(MAX_PASSAGE_CHARS, self._max_model_len * 3 // 4)
-            await self._converse(make_conversation(rng, max_chars))
+            talk = make_conversation(rng, max_chars, is_long=not rests)
+            await self._converse(talk, rests=rests)
 
-    async def _converse(self, talk: Conversation) -> None:
-        """Every turn of `talk`, until one fails or the context is full."""
+    async def _converse(self, talk: Conversation, *, rests: bool) -> None:
+        """Every turn of `talk`, until one fails or the context is full. `rests`: when quiet."""
         messages = [{"role": "system", "content": talk.system}]
         max_tokens = min(talk.max_tokens, self._max_model_len // 4)
         for question in talk.questions:
             await self._pause(random.uniform(*THINK_S))
+            if rests:
+                await self._pause(quiet_left_s(time.monotonic() - self._started))
             if self._stop.is_set():
                 return
             first = talk.passage and len(messages) == 1
@@ -131,7 +134,7 @@ class Traffic:
             used = sum(len(message["content"]) for message in messages)
             if used + max_tokens + TEMPLATE_TOKENS > self._max_model_len:
                 return
-            answer = await self._send(messages, max_tokens)
+            answer = await self._send(messages, max_tokens, min(talk.min_tokens, max_tokens))
             if answer is None:
                 return
             if len(self.report.answers) < MAX_ANSWERS_KEPT:
@@ -144,10 +147,12 @@ class Traffic:
         except TimeoutError:
             return
 
-    async def _send(self, messages: list[dict[str, str]], max_tokens: int) -> str | None:
+    async def _send(
+        self, messages: list[dict[str, str]], max_tokens: int, min_tokens: int
+    ) -> str | None:
         """Send one request and count it; returns the answer's text, None if it failed."""
         try:
-            answer = await self._stream(messages, max_tokens)
+            answer = await self._stream(messages, max_tokens, min_tokens)
         except asyncio.CancelledError:
             self.report.cancelled += 1
             raise
@@ -159,7 +164,9 @@ class Traffic:
         self.report.done += 1
         return answer
 
-    async def _stream(self, messages: list[dict[str, str]], max_tokens: int) -> str:
+    async def _stream(
+        self, messages: list[dict[str, str]], max_tokens: int, min_tokens: int
+    ) -> str:
         """Run one request to its end. Raises IncompleteError if the stream ends early."""
         usage = reason = None
         pieces: list[str] = []
@@ -170,6 +177,7 @@ class Traffic:
             temperature=0.0,  # a sampling seed kills vLLM 0.32 on CPU when a prompt is chunked
             stream=True,
             stream_options={"include_usage": True},
+            extra_body={"min_tokens": min_tokens},
         )
         async for chunk in stream:
             for choice in chunk.choices:

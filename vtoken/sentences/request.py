@@ -34,10 +34,13 @@ def waited_s(row: RequestRow, now: float) -> float:
 def given_words(row: RequestRow, width: int | None = None) -> str:
     """What the request gave and can give, or kept at its end; empty if there is nothing to say.
 
-    Without the reason if that makes it fit `width` columns.
+    Without the reason, and without what it can give above, if it does not fit `width` columns.
     """
     words = _words(row)
-    return words if width is None or len(words) <= width else words.replace(REASON, "")
+    for part in (REASON, " above its floor"):
+        if width is not None and len(words) > width:
+            words = words.replace(part, "")
+    return words
 
 
 def _words(row: RequestRow) -> str:
@@ -50,13 +53,18 @@ def _words(row: RequestRow) -> str:
     above, total = row.live - row.budget_tokens, row.live + row.dead
     kept = f"kept {row.live / total:.1%} of {total:,} tokens"
     if row.given_tokens:
-        kept += f", gave up {row.given_tokens:,}{REASON}"
-    if row.parked_tokens:
-        kept += f", {row.parked_tokens:,} parked"
+        kept += f", gave up {row.given_tokens:,}{REASON}{_of_these(row)}"
     if row.givable_tokens:
         return f"{kept}; can give {row.givable_tokens:,} above its floor"
     place = f"{above:,} above" if above > 0 else "at" if above == 0 else "below"
     return f"{kept}; {place} its floor, can give nothing"
+
+
+def _of_these(row: RequestRow) -> str:
+    """` (1,200 parked, 240 back)`: of the tokens that it gave; "" if none is."""
+    parts = ((row.parked_tokens, "parked"), (row.restored_tokens, "back"))
+    named = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+    return f" ({named})" if named else ""
 
 
 def wait_words(row: RequestRow, now: float) -> str:

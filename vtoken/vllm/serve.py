@@ -42,7 +42,8 @@ RESERVED_FLAGS = ("--scheduler-cls", "--worker-cls", "--additional-config")
 AUTO = "auto"
 AUTO_NOTE = (
     "vToken: --vtoken-policy auto is keydiff under pressure: while memory is short, a request may "
-    "be cut down to half of its prompt's length; otherwise it keeps every token (docs/pressure.md)"
+    "be cut down to half of its prompt's length (docs/pressure.md); what it gives is parked, and "
+    "comes back (docs/parking.md)"
 )
 
 

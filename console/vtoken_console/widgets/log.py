@@ -82,7 +82,8 @@ class Second:
         who = f"{many:,}" if short else counted(many, "request")
         verb = ("gave" if short else "gave up") if gave else "lost"
         back = f"{blocks:,} blk" if short else f"{counted(blocks, 'block')} back"
-        kept = f" ({self.parked:,} parked)" if self.parked and not short else ""
+        parked = "all" if self.parked == self.tokens else f"{self.parked:,}"
+        kept = f" ({parked} parked)" if self.parked and not short else ""
         parts = [
             f"{who} {verb} {self.tokens:,} tok{kept}" if self.tokens else "",
             f"{self.restored:,} tok restored" if self.restored else "",
