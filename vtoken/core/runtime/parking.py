@@ -42,37 +42,37 @@ THRASH_S = 5.0  # a token that dies so soon after its return came back in vain
 
 
 class HostSlots:
-    """Who owns each host slot [capacity]: `row` (-1: nobody), `token`, the `step` of its copy, and
-    when its token `returned_s` last (monotonic; -inf: never).
+    """Who owns each of the `capacity` host slots: `row` (-1: nobody), `token`, the `step` of its
+    copy, and when its token `returned_s` last (monotonic; -inf: never).
+
+    The arrays grow with the slots that are used.
     """
 
     def __init__(self) -> None:
-        self._resize(0)
+        self.capacity = 0
         self.num_used = self.peak = 0
-
-    @property
-    def capacity(self) -> int:
-        return len(self.row)
+        self._next = 0  # no free slot is below
+        self.row: Ints = np.empty(0, dtype=np.int64)
+        self.token, self.step = np.empty((2, 0), dtype=np.int64)
+        self.returned_s = np.empty(0)
 
     @property
     def num_free(self) -> int:
         return self.capacity - self.num_used
 
-    def _resize(self, capacity: int) -> None:
-        self._next = 0  # no free slot is below
-        self.row: Ints = np.full(capacity, -1, dtype=np.int64)
-        self.token, self.step = np.zeros((2, capacity), dtype=np.int64)
-        self.returned_s = np.full(capacity, -np.inf)
-
     def set_capacity(self, capacity: int) -> None:
         """Have `capacity` slots; those that go must be free."""
-        before = self.row, self.token, self.step, self.returned_s
-        self._resize(capacity)
-        for old, new in zip(
-            before, (self.row, self.token, self.step, self.returned_s), strict=True
-        ):
-            kept = min(capacity, len(old))
+        self.capacity = capacity
+        self._resize(min(capacity, len(self.row)))
+
+    def _resize(self, size: int) -> None:
+        kept = min(size, len(self.row))
+        self._next = min(self._next, kept)
+        for name, unused in (("row", -1), ("token", 0), ("step", 0), ("returned_s", -np.inf)):
+            old = getattr(self, name)
+            new = np.full(size, unused, dtype=old.dtype)
             new[:kept] = old[:kept]
+            setattr(self, name, new)
 
     def used(self, start: int = 0) -> Ints:
         """The slots from `start` on that have an owner, ascending."""
@@ -81,6 +81,8 @@ class HostSlots:
     def take(self, row: int, ids: Ints, step: int) -> Ints:
         """Give the lowest free slots to the tokens `ids` [k] of `row`; there must be as many."""
         hosts = np.empty(len(ids), dtype=np.int64)
+        if (needed := self.num_used + len(ids)) > len(self.row):
+            self._resize(min(self.capacity, 2 * needed))
         self._next = _take_lowest(self.row, self._next, hosts)
         self.row[hosts], self.token[hosts], self.step[hosts] = row, ids, step
         self.returned_s[hosts] = -np.inf

@@ -38,6 +38,7 @@ from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.admission import Admission
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.due import NEVER
 from vtoken.core.runtime.losses import NUM_NAMED
 from vtoken.core.runtime.parking import Parking
 from vtoken.core.runtime.prices import Prices
@@ -104,13 +105,25 @@ class Restorer:
     # ------------------------------------------------------------ how far
 
     def _wanted(self, table: TokenTable, config: VTokenConfig) -> int:
-        """How many parked tokens of a request come back under `config`, if memory allows it."""
+        """How many parked tokens of a request come back under `config`, if memory allows it.
+
+        `_wanted_now`: the same of `rows` [k] under the configuration of the step [k].
+        """
         if not table.num_parked:
             return 0
         rules = self._requests.rules(table.request_id, config)
         if not rules.evicts or rules.evict_when == "pressure":
             return table.num_parked
         return max(0, min(table.num_parked, rules.budget_tokens - table.num_live))
+
+    def _wanted_now(self, rows: Ints) -> Ints:
+        columns, due = self._requests.tables.columns, self._requests.due
+        to_budget = np.maximum(0, due.target[rows] - columns.num_live[rows])
+        by_length = due.limit[rows] < NEVER
+        wanted: Ints = np.where(
+            by_length, np.minimum(columns.num_parked[rows], to_budget), columns.num_parked[rows]
+        )
+        return wanted
 
     def restorable(self, config: VTokenConfig, request_id: str | None = None) -> int:
         """How many parked tokens come back under `config` in the end, of one request or of all."""
@@ -134,21 +147,23 @@ class Restorer:
             return
         if short_blocks or config.reclamation != "auto" or self._is_short():
             return
+        rows = self._that_may(rows[self._wanted_now(rows) > 0])
         if self._recently_short(config):
-            rows = np.array([row for row in rows if self._is_asked(row)], dtype=np.int64)
-        rows = self._that_may(rows)
-        blocks = self.spare_blocks(config)
-        if len(rows) == 0 or blocks <= 0:
+            asked = [self._requests.tables.names[row] in self.asked for row in rows.tolist()]
+            rows = rows[np.array(asked, dtype=np.bool_)]
+        if len(rows) == 0:
             return
-        due = self._requests.due
+        blocks = self.spare_blocks(config)
+        if blocks <= 0:
+            return
         share = columns.num_live[rows] / columns.num_tokens[rows]
+        rows = rows[np.lexsort((share, self._requests.due.priority[rows]))]
         tokens = self._most_tokens(config)
         restored: dict[str, int] = {}
         num_taken = 0
-        for row in rows[np.lexsort((share, due.priority[rows]))].tolist():
+        for row, wanted in zip(rows.tolist(), self._wanted_now(rows).tolist(), strict=True):
             table = self._requests.tables.at(row)
-            most = min(tokens, self._wanted(table, config))
-            count, taken = self._restore(table, most, blocks - num_taken)
+            count, taken = self._restore(table, min(tokens, wanted), blocks - num_taken)
             if count:
                 restored[table.request_id] = count
             tokens, num_taken = tokens - count, num_taken + taken
@@ -156,9 +171,6 @@ class Restorer:
                 break
         if restored:
             self._report(restored, num_taken)
-
-    def _is_asked(self, row: int) -> bool:
-        return self._requests.tables.names[row] in self.asked
 
     def _that_may(self, rows: Ints) -> Ints:
         """Those of `rows` [k] that neither evict nor move in this step, nor have copies in
