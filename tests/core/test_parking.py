@@ -180,7 +180,8 @@ def test_forgotten_tokens_have_no_copy() -> None:
     assert not {*range(20, 30)} & {*parked}
     engine.runtime.requests.forget_tokens("long", ((parked[0], parked[0] + 3),))
     engine.run(1)
-    assert table_of(engine).parked_ids().tolist() == parked[3:]
+    left = {*table_of(engine).parked_ids().tolist()}
+    assert left & {*parked} == {*parked[3:]}
     assert engine.runtime.counters.parking.dropped_tokens == 0  # nobody wants them back
 
 
