@@ -64,6 +64,21 @@ def test_h2o_divides_by_the_queries_that_saw_the_token_when_asked() -> None:
     assert victims("h2o", view([*range(4)], 3, scores), **normalized) == [0]
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [*(set(EVICTING) - {"fastgen"}), "h2o by the mean"],
+)
+def test_a_token_that_came_back_outlives_those_that_have_a_number(policy: str) -> None:
+    params = {"normalize": True} if policy == "h2o by the mean" else {}
+    chosen = make_policy(policy.split()[0], params)
+    if chosen.reads is None:
+        return
+    scores, back = np.random.default_rng(0).random(120), [*range(30, 50)]
+    scores[back] = np.inf
+    dead = chosen.select_victims(view([*range(120)], 80, [*scores]))
+    assert not set(back) & set(dead.tolist())
+
+
 def test_random_depends_on_seed_prompt_and_length_alone() -> None:
     seen = view([*range(60)], 30, seed=5)
     first = victims("random", seen)

@@ -399,15 +399,69 @@ def test_a_signal_whose_anchor_is_of_all_tokens_seen_is_kept_between_readings(
     assert {bool(plan.signals) for plan in between} == {keeps}
 
 
-def test_control_a_reading_from_before_a_token_died_does_not_hold() -> None:
+def test_control_a_reading_from_before_a_token_died_or_came_back_does_not_hold() -> None:
     kept = SignalState(Signal("key_norm", layers=(2,)), KNorm(), requested=True)
     kept.ask(3, 40, 0)
     kept.scores, kept.scores_step = np.zeros(40, dtype=np.float32), 3
     assert kept.holds(40 + kept.spared_tokens, 0)
     assert not kept.holds(40 + kept.spared_tokens + 1, 0)
-    assert not kept.holds(41, 1)
-    kept.ask(5, 42, 1)
-    assert not kept.holds(42, 1)  # the reading of step 5 is on its way
+    for changes in (1, 2):  # a token died, and came back
+        assert not kept.holds(41, changes)
+        kept.ask(5, 42, changes)
+        assert not kept.holds(42, changes)  # the reading of step 5 is on its way
+
+
+class LivingWorker(SimulatedWorker):
+    """Dead tokens have no number, as in a worker's reports."""
+
+    def execute(self, message: Any) -> Any:
+        report = super().execute(message)
+        for (request_id, _), scores in report.scores.items():
+            live = self.live_slots(self.mirrors[request_id])
+            scores[[token not in live for token in range(len(scores))]] = np.inf
+        return report
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("policy", ["knorm", "h2o"])
+def test_no_token_that_came_back_dies_for_want_of_a_number(policy: str, lag: int) -> None:
+    """The budget is lowered right after a raise has brought them back. With a late report, a
+    reading of keys from before that is used once.
+    """
+    engine = engine_with(
+        policy,
+        lag=lag,
+        budget=24,
+        interval_tokens=4,
+        headroom_blocks=2,
+        low_watermark_blocks=0,
+        park_bytes=1 << 20,
+        restore_after_ms=0,
+    )
+    engine.worker = LivingWorker(64, 4)
+    runtime, used = engine.runtime, []
+    current = runtime.ranking.current
+
+    def watch(state: Any, *rest: Any) -> Any:
+        found = current(state, *rest)
+        used.append(found)
+        return found
+
+    runtime.ranking.current = watch  # type: ignore[method-assign]
+    engine.add("a", 60, max_tokens=100)
+    engine.steps(11)
+    patch(engine, budget_tokens=50)
+    while not len((plan := engine.step()).requests.restored_ids.values):
+        assert plan.step < 20
+    back = plan.requests.restored_ids.values
+    patch(engine, budget_tokens=30)
+    used.clear()
+    while not len((plan := engine.step()).requests.evicted.values):
+        assert plan.step < 30
+    victims, scores = plan.requests.evicted.values, used[-1]
+    assert len(victims) > len(back) // 2
+    assert np.isfinite(scores[victims]).all()
+    assert np.isinf(scores[back]).any() == (policy == "knorm" and lag == 1)
 
 
 def test_a_reading_that_never_arrives_is_asked_for_again() -> None:

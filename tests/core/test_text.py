@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.core.live import LiveEngine, make_quiet
@@ -119,3 +120,36 @@ def test_an_engine_without_a_tokenizer_refuses_text(core: LiveEngine) -> None:
     problem = core.ask("text", request_id="a").problem
     assert problem is not None
     assert (problem.status, problem.title) == (409, "No text")
+
+
+def test_a_choice_is_not_shown_of_as_many_dead_tokens_when_some_have_come_back_between(
+    core: LiveEngine,
+) -> None:
+    core.call("patch_config", patch={"park_bytes": 1 << 20, "restore_after_ms": 0})
+    core.steps(8)
+    shadowed, table = core.runtime.config, core.runtime.tables["a"]
+    num_dead = table.num_dead
+    assert text_of(core).shadow is not None
+    wide = {"shadow": None, "reclamation": "auto", "budget_tokens": 48}
+    core.call("patch_config", patch=wide)
+    while table.num_live < 48:
+        assert core.runtime.step < 60
+        core.steps()
+    narrow = {"budget_tokens": table.num_tokens - num_dead, "interval_tokens": 0}
+    core.call("patch_config", patch=narrow)
+    core.steps()
+    core.runtime.shadow.set_policy(shadowed.shadow)
+    assert table.num_dead == num_dead
+    assert text_of(core).shadow is None
+
+
+def test_a_token_without_a_number_shows_none(core: LiveEngine) -> None:
+    def score(request_id: str, num_tokens: int) -> Any:
+        del request_id
+        return np.where(np.arange(num_tokens) % 2, np.inf, 0.5).astype(np.float32)
+
+    core.core.worker.score = score
+    core.call("patch_config", patch={"policy": {"name": "h2o"}})
+    core.steps(3)
+    page = core.reporter.tokens("a", 0, 40)
+    assert [row.score for row in page.rows] == [0.5, None] * 20

@@ -28,7 +28,6 @@ import torch
 from transformers import DynamicCache
 
 Evict = Callable[[int, list[int], int], set[int]]
-Watch = Callable[[list[int], int, Any], None]
 
 
 # ---------------------------------------------------------------- policies
@@ -136,19 +135,15 @@ def trace(
     *,
     chunk: int | None = None,
     evict_prompt: Evict = full,
-    watch: Watch | None = None,
     draft: Sequence[int] = (),
 ) -> Trace:
     """As `generate`, with the logits and the victims of each step.
 
-    `watch(live, appended, output)` is called after every forward with the positions in the cache,
-    how many of them it appended, and the model's output with its attentions and cache.
-
     `draft`: tokens that are expected. All are computed in one forward, as a verifier of
     speculative decoding does; victims are masked from their step on. What follows the first token
     that the model would not choose is taken out of the cache again. It changes the time and not the
-    result; then `evict` is called more than once for some steps. A model with states and a run with
-    `watch` take no draft.
+    result; then `evict` is called more than once for some steps. A model with states takes no
+    draft.
     """
     cache = new_cache(model)
     prompt = list(prompt_ids)
@@ -161,8 +156,8 @@ def trace(
             live = prune(cache, live, victims, full_layers(model))
             result.victims[step] = victims
         piece = prompt[start : start + size]
-        rows = forward(model, piece, start, cache, live, watch, {}, num_rows=1)
-    if has_states(model) or watch is not None:
+        rows = forward(model, piece, start, cache, live, {}, num_rows=1)
+    if has_states(model):
         draft = ()
     ids, step = prompt[-1:], -1
     masked: dict[int, set[int]] = {}
@@ -199,7 +194,7 @@ def trace(
                     visible = left(visible, victims)
                     masked[ahead] = victims
                 ids.append(token)
-        rows = forward(model, ids, num_tokens, cache, live, watch, masked, num_rows=len(ids))
+        rows = forward(model, ids, num_tokens, cache, live, masked, num_rows=len(ids))
 
 
 # ---------------------------------------------------------------- an engine's log
@@ -324,7 +319,7 @@ def _extend_by_rows(
         for i, kept in whole.items():
             cache.layers[i].keys, cache.layers[i].values = (k.index_select(2, live) for k in kept)
         ids = tokens[num_computed : num_computed + num_ids]
-        (row,) = forward(model, ids, num_computed, cache, live.tolist(), None, {}, num_rows=1)
+        (row,) = forward(model, ids, num_computed, cache, live.tolist(), {}, num_rows=1)
         for i in full_layers(model):
             layer = cache.layers[i]
             new = [part[:, :, -num_ids:] for part in (layer.keys, layer.values)]
@@ -429,7 +424,6 @@ def forward(
     start: int,
     cache: DynamicCache,
     live: list[int],
-    watch: Watch | None,
     masked: Mapping[int, set[int]],
     *,
     num_rows: int,
@@ -444,10 +438,8 @@ def forward(
     column = {position: n for n, position in enumerate([*live, *range(start, start + appended)])}
     for i, victims in masked.items():
         seen[i:, [column[position] for position in victims]] = False
-    output = run(model, ids, start, cache, seen, num_rows=num_rows, attentions=watch is not None)
+    output = run(model, ids, start, cache, seen, num_rows=num_rows)
     live += range(start, start + appended)
-    if watch is not None:
-        watch(live, appended, output)
     rows: torch.Tensor = output.logits[0]
     return rows
 

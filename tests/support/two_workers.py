@@ -60,10 +60,17 @@ class Life:
     `signals`: those of each of at most four requests. `caches` show the state after the step that
     was made last. Slots of evicted tokens are taken by the next moves, and slots of moved tokens by
     new tokens of the same step, as early as plans permit. `written`: the step's new slots.
+    `returns`: dead tokens come back in some steps.
     """
 
-    def __init__(self, seed: int, signals: Mapping[str, tuple[Signal, ...]] = SIGNALS) -> None:
-        self.signals = signals
+    def __init__(
+        self,
+        seed: int,
+        signals: Mapping[str, tuple[Signal, ...]] = SIGNALS,
+        *,
+        returns: bool = False,
+    ) -> None:
+        self.signals, self.returns = signals, returns
         self.rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
         memory = torch.randn(LAYERS, BLOCKS, S, KV_HEADS, 2 * DIM)
@@ -72,6 +79,7 @@ class Life:
         self.free = list(self.rng.permutation(np.arange(20 * S, BLOCKS * S)))
         self.live: dict[str, dict[int, int]] = {name: {} for name in signals}
         self.num_tokens = dict.fromkeys(signals, 0)
+        self.dead: dict[str, dict[int, list[torch.Tensor]]] = {name: {} for name in signals}
         self.virtual: set[str] = set()
         self.written: list[int] = []
         self.moves: tuple[list[int], list[int]] = ([], [])  # of the step: sources, destinations
@@ -125,8 +133,13 @@ class Life:
         part = parts[name] = RequestStep(before, dense=False)
         if rng.random() < 0.5 and len(live) > 8:
             part.evicted = np.sort(rng.choice(sorted(live)[:-1], 3, replace=False))
-            self.free += [live.pop(int(t)) for t in part.evicted]
-        if rng.random() < 0.4:
+            for token in part.evicted.tolist():
+                rows = [slot_rows(cache)[live[token]].clone() for cache in self.caches]
+                self.dead[name][token] = rows
+                self.free.append(live.pop(token))
+        elif self.returns and rng.random() < 0.6:
+            self._restore(part, name)
+        if rng.random() < 0.4 and not len(part.restored_ids):
             part.moved_ids = np.sort(rng.choice(sorted(live), 3, replace=False))
             part.moved_slots = np.array([self.free.pop() for _ in range(3)])
             for token, slot in zip(part.moved_ids.tolist(), part.moved_slots, strict=True):
@@ -144,6 +157,16 @@ class Life:
                 num_new, KV_HEADS * 2 * DIM
             )
         part.num_live = len(live)
+
+    def _restore(self, part: RequestStep, name: str) -> None:
+        """Let up to three dead tokens of a request come back."""
+        live, dead = self.live[name], self.dead[name]
+        part.restored_ids = np.sort(self.rng.permutation(sorted(dead))[:3])
+        part.restored_slots = np.array([self.free.pop() for _ in part.restored_ids], dtype=np.int64)
+        for token, slot in zip(part.restored_ids.tolist(), part.restored_slots, strict=True):
+            for cache, rows in zip(self.caches, dead.pop(token), strict=True):
+                slot_rows(cache)[slot] = rows
+            live[token] = slot
 
     def blocks_of(self, name: str) -> list[int]:
         return self.blocks[name]

@@ -89,18 +89,20 @@ class Apart(OneOfTwo):
         return parts
 
 
-def run_two_ranks(seed: int, kind: type[OneOfTwo]) -> tuple[list[str], int]:
-    """Each has one of the two KV heads, and the query heads that read it.
+def run_two_ranks(
+    seed: int, kind: type[OneOfTwo], *, returns: bool = False
+) -> tuple[list[str], int]:
+    """Each has one of the two KV heads, and the query heads that read it. `returns`: see `Life`.
 
     Returns the differences from one rank on the host, and the number of scores.
     """
-    life, meet, parts = Life(seed), Barrier(2, timeout=60), [None, None]
+    life, meet, parts = Life(seed, returns=returns), Barrier(2, timeout=60), [None, None]
     host = Worker(life)
     ranks = [DeviceWorker(life, Streams(), ranks=kind(rank, meet, parts)) for rank in range(2)]
     wrong, num_scores = [], 0
     tables_in_python = patch("vtoken.vllm.cuda.kernels.fill_tables", filled.fill_tables)
     with tables_in_python, ThreadPoolExecutor(2) as threads:
-        for _ in range(20):
+        for _ in range(30 if returns else 20):
             plan, batch, query = life.next()
             expected = host.step(plan, batch, query)()
             live = {name: set(tokens) for name, tokens in life.live.items()}
@@ -115,11 +117,26 @@ def run_two_ranks(seed: int, kind: type[OneOfTwo]) -> tuple[list[str], int]:
     return wrong, num_scores
 
 
+@pytest.mark.parametrize("returns", [False, True], ids=["tokens die", "and come back"])
 @pytest.mark.parametrize("seed", range(2))
-def test_two_ranks_report_what_one_rank_reports(seed: int) -> None:
-    wrong, num_scores = run_two_ranks(seed, OneOfTwo)
+def test_two_ranks_report_what_one_rank_reports(seed: int, returns: bool) -> None:
+    wrong, num_scores = run_two_ranks(seed, OneOfTwo, returns=returns)
     assert wrong == []
     assert num_scores > 100
+
+
+def test_control_live_tokens_that_are_only_counted_are_not_told_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many died as came back between two queries."""
+    known = DeviceAccumulator._change_to
+
+    def if_fewer(self: DeviceAccumulator, ids: Any) -> Any:
+        return known(self, ids) if np.searchsorted(ids, self.num_tokens) < len(self.ids) else None
+
+    monkeypatch.setattr(DeviceAccumulator, "_change_to", if_fewer)
+    wrong, _ = run_two_ranks(0, OneOfTwo, returns=True)
+    assert {"attention_sum", "attention_window"} <= {text.split("'")[3] for text in wrong}
 
 
 def test_control_ranks_that_reduce_nothing_are_noticed() -> None:

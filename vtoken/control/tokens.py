@@ -133,11 +133,13 @@ def _text_rows(
 
 
 def _comparison(runtime: Runtime, table: TokenTable) -> ShadowComparison | None:
-    """The shadow's choice at the request's newest eviction; None if it made none then."""
+    """The shadow's choice at the request's newest eviction; None if it made none then, or if tokens
+    came back since.
+    """
     compared = runtime.requests.held[table.request_id].compared
     if compared is None or compared.policy is not runtime.shadow.active_policy:
         return None
-    return compared if compared.num_dead == table.num_dead else None
+    return compared if compared.num_changes == table.num_changes else None
 
 
 def _shadow(compared: ShadowComparison) -> TextShadow:

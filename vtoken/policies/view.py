@@ -21,8 +21,8 @@ class View:
     `token_ids` [n]: ids of the live tokens, ascending; a token's id is its RoPE position.
     `num_tokens`: tokens ever computed, dead ones included; the newest has id `num_tokens - 1`.
     `seed`: a number that depends on the prompt alone.
-    `scores` [n] float32: the policy's signal, higher = keep, inf for tokens appended after the last
-    probe. Empty unless the policy has a signal.
+    `scores` [n] float32: the policy's signal, higher = keep, inf for tokens that were appended or
+    came back after the last probe. Empty unless the policy has a signal.
     `vocabulary_ids` [n]; `special`, `punctuation` [n]: the tokens' kinds according to the model's
     tokenizer. Empty unless the policy needs "token_ids".
     `profile`: the return value of the policy's `profile` for this request.

@@ -131,7 +131,7 @@ class Mirror:
     """The mirror of one request: row `row` of `mirrors`. `accumulators`: its attention signals.
 
     `seen`: the keys that were seen for its signals of keys. The mirror of a request is dropped only
-    while all its tokens are live, so they lose nothing by it.
+    before its first eviction, while all its tokens are live, so they lose nothing by it.
     """
 
     __slots__ = ("_kept", "accumulators", "mirrors", "row", "seen")

@@ -19,10 +19,12 @@ configuration, the calibration profile or the model's depth, in this order. Inva
 1. scores are used only for the signal they were requested for, layers and heads included; a signal
    that no policy read before starts from zero, and evicts nothing before its first report
 2. scores of attention are used only if they were requested in every step since, so none predates an
-   eviction; a *reading* of keys holds until a token of its request dies, or until one that it lacks
-   could be a victim, and no other is requested while it does
+   eviction; a *reading* of keys holds until a token of its request dies or comes back, or until one
+   that it lacks could be a victim, and no other is requested while it does
 3. without a policy that reads a signal, the worker computes nothing
 4. requests for the acting policy do not depend on the shadow
+5. a token without a number dies after all that have one: those newer than the scores, and those
+   that came back after the step that made them, are infinite
 """
 
 from __future__ import annotations
@@ -346,7 +348,7 @@ class Ranking:
                 policy,
                 self._current.number,
                 table.num_tokens,
-                table.num_dead + len(died),
+                table.num_changes + len(died),
                 died,
                 _joined(first[i], chosen),
             )
@@ -460,18 +462,17 @@ class Ranking:
         """Whether the newest reading of keys may not hold until one of the next step arrives; then
         notes that this step's is asked for.
         """
-        columns = self._requests.tables.columns
-        num_tokens, lag = int(columns.num_tokens[row]), self._shape.report_lag_steps
-        num_dead = num_tokens - int(columns.num_live[row])
+        table, lag = self._requests.tables.at(row), self._shape.report_lag_steps
+        num_tokens, num_changes = table.num_tokens, table.num_changes
         lacks = num_tokens - kept.asked_tokens + (lag + 1) * (1 + self._shape.max_drafts) - 1
         is_lost = kept.scores_step < kept.asked_step < self._current.number - lag
         cut_again = (
             self._requests.due.interval[row] < lag
         )  # maybe before a reading of after the cut arrives
-        holds = num_dead == kept.num_dead and lacks <= kept.spared_tokens
+        holds = num_changes == kept.num_changes and lacks <= kept.spared_tokens
         if holds and not is_lost and not cut_again:
             return False
-        kept.ask(self._current.number, num_tokens, num_dead)
+        kept.ask(self._current.number, num_tokens, num_changes)
         return True
 
     def _set_signals(self, request: HeldRequest, rules: VTokenConfig, *, keep: bool) -> None:
@@ -545,7 +546,7 @@ class Ranking:
             return None
         table = self._requests.tables[request.request_id]
         if kept.of_keys:
-            if kept.holds(table.num_tokens, table.num_dead):
+            if kept.holds(table.num_tokens, table.num_changes):
                 return scores
             if step < self._current.number - 1 - self._shape.report_lag_steps:
                 return None

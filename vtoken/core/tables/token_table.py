@@ -62,12 +62,11 @@ class TokenTable:
         return int(self._columns.num_parked[self.row])
 
     @property
-    def num_deaths(self) -> int:
-        """How often a token died: those that came back count, too.
-
-        With the number of tokens it identifies the set of live ones.
+    def num_changes(self) -> int:
+        """How often a token died or came back. With the number of tokens it identifies the set of
+        live ones.
         """
-        return self.num_dead + int(self._columns.num_restored[self.row])
+        return self.num_dead + 2 * int(self._columns.num_restored[self.row])
 
     @property
     def extent(self) -> int:

@@ -12,7 +12,8 @@ from vtoken.policies.signals.kind import Array
 
 @dataclass(slots=True)
 class SeenKeys:
-    """The anchors of a signal: sums over the tokens that were live at any reading of it.
+    """The anchors of a signal: sums over the tokens that were live at the first reading of it after
+    they were computed. A token that comes back was counted then, or never is.
 
     `num_tokens`: the request's tokens at the newest reading, dead ones included. `anchors`: the sum
     [Hkv, D] float32 of `AnchoredKeyKind.summands` by the layer's index in the signal, over this

@@ -17,15 +17,17 @@ signal is computed in these steps, in this order. The first four are each a mean
                 for signals of keys; none where `mix_lambda` is 1
 
 A signal of keys has a number for each head of each layer in place of rows. Its *anchor*, if its
-kind has one, is a sum over the live tokens, or over all tokens *seen*: those that were live at this
-or an earlier reading of the signal, since the request began or was computed anew.
+kind has one, is a sum over the live tokens, or over all tokens *seen*: those that were live at the
+first reading of the signal after they were computed. A token that comes back later counts once.
 
 Rows exist for every computed prompt query (not for prefix-cache hits) and for the decode query of
 every `probe.every_steps`-th step: these are the *probed* queries.
 
 1. A query before t has r[q, t] = 0.
 2. Rows are not recomputed: attention that went to tokens which died later is not redistributed, and
-   neighbours are those that were live at the newest probed query.
+   neighbours are those that were live at the newest probed query. A token that was dead at a probed
+   query and is live again has what all queries gave it in a signal over all of them; in a window,
+   what those gave it that came after the newest such query.
 3. A signal over several queries is not reported before `warm_queries` of them were probed, or every
    query since the request's first token.
 4. Equal signals have equal numbers: layers and heads are part of a signal. A policy leaves them
