@@ -197,7 +197,7 @@ class ConsoleApp(App[int]):
         self.dashboard.announce(view)
         self._update_guide(view)
         if self.fleet.needs_begin(view):
-            self.run_worker(self.fleet.begin_of_server(), group="fleet-page", exclusive=True)
+            self.run_worker(self.fleet.begin_of_server, group="fleet-page", exclusive=True)
         if self._request is not None and view.model is not None:
             wanted, self._request = self._request, None
             self.run_worker(self.dashboard.open_request(wanted), group="request")
