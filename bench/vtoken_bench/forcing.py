@@ -2,3 +2,4 @@
 
 ARGUMENT = "bench_forced"  # in `vllm_xargs`: a list of token ids
 PROCESSOR = "vtoken_bench.vllm.forcing:ForcedTokens"  # for `--logits-processors`
+FREE = -1  # in the list: this token is sampled

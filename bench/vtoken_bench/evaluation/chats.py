@@ -42,17 +42,17 @@ class FactChats:
 
     def texts(self, model: Path, count: int, seed: int) -> list[str]:
         """The prompts of `requests` as text, for a server."""
-        maker = _maker(model, self.text_tokens, seed)
+        maker = prompt_maker(model, self.text_tokens, seed)
         return [maker.text(prompt.ids) for prompt in self._prompts(model, count, seed)]
 
     def found(self, model: Path, seed: int, outputs: Sequence[Sequence[int]]) -> list[bool]:
         """For each request's output whether it has every string of the fact."""
-        maker = _maker(model, self.text_tokens, seed)
+        maker = prompt_maker(model, self.text_tokens, seed)
         return self._judged(model, seed, [maker.answer_text(ids) for ids in outputs])
 
     def found_in(self, model: Path, seed: int, outputs: Sequence[str]) -> list[bool]:
         """`found` of outputs as text, special tokens included."""
-        maker = _maker(model, self.text_tokens, seed)
+        maker = prompt_maker(model, self.text_tokens, seed)
         return self._judged(model, seed, [maker.turn(text) for text in outputs])
 
     def _judged(self, model: Path, seed: int, answers: Sequence[str]) -> list[bool]:
@@ -60,7 +60,7 @@ class FactChats:
         return [p.fact.is_in(answer) for p, answer in zip(prompts, answers, strict=True)]
 
     def _prompts(self, model: Path, count: int, seed: int) -> list[Prompt]:
-        maker = _maker(model, self.text_tokens, seed)
+        maker = prompt_maker(model, self.text_tokens, seed)
         found = [maker.prompt("chat", number) for number in range(count)]
         longest, most = max(len(prompt.ids) for prompt in found), self.longest_prompt
         if longest > most:
@@ -72,7 +72,7 @@ class FactChats:
 
 
 @cache
-def _maker(model: Path, text_tokens: int, seed: int) -> PromptMaker:
+def prompt_maker(model: Path, text_tokens: int, seed: int) -> PromptMaker:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)

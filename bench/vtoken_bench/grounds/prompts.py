@@ -10,6 +10,9 @@ beginning of an answer.
     turns    the text in two turns, the question in a third
     later    as `chat`, but the text is evicted before the question comes
     long     a text, 544 tokens of output that continue it, then the question; facts are in both
+
+`PromptMaker.questions` makes a prompt with several facts, whose questions come one after the other at
+the end of a long output.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from vtoken_bench.forcing import FREE
 from vtoken_bench.grounds.facts import FACTS, Fact
 from vtoken_bench.grounds.texts import docstrings
 
@@ -53,6 +57,20 @@ class Prompt:
     answer: list[int]
 
 
+@dataclass(frozen=True)
+class Questions:
+    """A prompt that states `facts`, and the output in which they are asked for, last.
+
+    `forced`: the output, `FREE` where the model answers. `answers`: for each fact the indices
+    [begin, end) of its answer in the output.
+    """
+
+    ids: list[int]
+    forced: list[int]
+    facts: list[Fact]
+    answers: list[tuple[int, int]]
+
+
 class PromptMaker:
     """Makes the prompts for one tokenizer; equal arguments give equal prompts."""
 
@@ -79,6 +97,31 @@ class PromptMaker:
         at = whole.rindex(fact.question)
         before = len(self._encoded(whole[:at].rstrip())["input_ids"])
         return Prompt(ids[:before], ids[before:], fact, answer)
+
+    def questions(self, number: int, num_output: int, num_answer: int) -> Questions:
+        """Sample `number`: one fact of each kind in the prompt, about `num_output` tokens of output
+        that continue it, and then each question, whose answer goes on for `num_answer` tokens after
+        its forced beginning.
+        """
+        rng = random.Random(f"questions/{self._seed}/{number}")
+        facts = [draw(rng) for draw in FACTS.values()]
+        rng.shuffle(facts)
+        text = self._passage(rng, self._num_tokens)
+        for place, fact in enumerate(facts):
+            text = _with(text, fact.statement, (place + 0.5) / len(facts))
+        turns = [_user(f"{CONTINUE}\n\n{' '.join(text)}")]
+        whole = self._render(turns, "")
+        ids, forced, answers = self._ids(whole), list[int](), list[tuple[int, int]]()
+        said = " ".join(self._passage(rng, num_output))
+        for fact in facts:
+            turns += [{"role": "assistant", "content": said}, _user(fact.question)]
+            longer, said = self._render(turns, fact.prefix), fact.prefix
+            assert longer.startswith(whole)
+            forced += self._ids(longer[len(whole) :])
+            answers.append((len(forced), len(forced) + num_answer))
+            forced += [FREE] * num_answer
+            whole = longer
+        return Questions(ids, forced, facts, answers)
 
     def answer_text(self, ids: Sequence[int]) -> str:
         """The text of an output up to the end of its turn."""

@@ -1,8 +1,8 @@
-"""A logits processor that forces the tokens of a request; only for `vtoken bench grounds`.
+"""A logits processor that forces the tokens of a request; only for benchmarks.
 
 `vtoken serve MODEL --logits-processors vtoken_bench.vllm.forcing:ForcedTokens`; a request lists its
-tokens in `vllm_xargs`. Token i of the output is the i-th of the list; after the list, sampling is
-free. vLLM takes `raw_logprobs` before logits processors run, so the log-probabilities in the
+tokens in `vllm_xargs`. Token i of the output is the i-th of the list; where that is `FREE`, and after
+the list, sampling is free. vLLM takes `raw_logprobs` before logits processors run, so the log-probabilities in the
 response are the model's own.
 """
 
@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
     LogitsProcessor as LogitsProcessorV2,
 )
 
-from vtoken_bench.forcing import ARGUMENT
+from vtoken_bench.forcing import ARGUMENT, FREE
 
 Force = Callable[[list[int], torch.Tensor], torch.Tensor]
 
@@ -47,7 +47,7 @@ class ForcedTokens(AdapterLogitsProcessor, LogitsProcessorV2):
             return None
 
         def force(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-            if len(output_ids) < len(forced):
+            if len(output_ids) < len(forced) and forced[len(output_ids)] != FREE:
                 logits.fill_(-torch.inf)
                 logits[forced[len(output_ids)]] = 0.0
             return logits
@@ -67,7 +67,7 @@ class ForcedTokens(AdapterLogitsProcessor, LogitsProcessorV2):
         for row, (slot, num_tokens) in enumerate(rows):
             forced = self._by_slot[slot]
             number = num_tokens - int(self._states.prompt_len.np[slot])  # below 0 in a prompt
-            if 0 <= number < len(forced):
+            if 0 <= number < len(forced) and forced[number] != FREE:
                 logits[row] = -torch.inf
                 logits[row, forced[number]] = 0.0
         return logits
@@ -77,7 +77,7 @@ def _forced(params: SamplingParams) -> list[int]:
     arguments: dict[str, Any] = params.extra_args or {}
     forced = arguments.get(ARGUMENT) or []
     if not isinstance(forced, list) or not all(
-        type(token) is int and token >= 0 for token in forced
+        type(token) is int and (token >= 0 or token == FREE) for token in forced
     ):
-        raise ValueError(f"{ARGUMENT} is a list of token ids, not {forced!r}")
+        raise ValueError(f"{ARGUMENT} is a list of token ids and {FREE}, not {forced!r}")
     return forced
