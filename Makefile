@@ -19,7 +19,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-host bench-results bench-console bench-client bench-grounds bench-pressure soak gpu-kit wheel constraints clean
+.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-host bench-results bench-console bench-client bench-grounds bench-pressure bench-parking soak gpu-kit wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -87,6 +87,9 @@ bench-client: $(SETUP) ## servers under `vllm bench serve` [ARGS="--client ENVIR
 
 bench-pressure: $(SETUP) ## native vLLM, a fixed budget and eviction under pressure; two hours and a half
 	$(BIN)/vtoken bench evaluation --parts pressure --model trained $(FORWARD) $(ARGS)
+
+bench-parking: $(SETUP) ## tokens that come back after a burst, beside eviction alone; half an hour
+	$(BIN)/vtoken bench evaluation --parts parking --model trained $(FORWARD) $(ARGS)
 
 bench-grounds: $(SETUP) ## facts found under eviction on held-out texts, all policies; an hour [ARGS=--quick: minutes]
 	$(BIN)/vtoken bench grounds $(FORWARD) $(ARGS)

@@ -26,7 +26,7 @@ REPORTING = {
     "report.py",
     "tables.py",
 }
-MEASURING = {"chats.py", "prose.py", "running.py", "variants.py"}  # of the evaluation
+MEASURING = {"bursts.py", "chats.py", "prose.py", "running.py", "variants.py"}  # of the evaluation
 
 
 @cache

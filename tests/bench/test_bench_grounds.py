@@ -13,7 +13,9 @@ import pytest
 from vtoken.base.errors import RefusedError
 from vtoken.calibration import prompts as calibration
 from vtoken.policies import make_policy, policy_names
-from vtoken_bench.evaluation.chats import FactChats
+from vtoken_bench.evaluation.bursts import BACKGROUND, LONG, NUM_ANSWER, Bursts
+from vtoken_bench.evaluation.chats import FactChats, prompt_maker
+from vtoken_bench.forcing import FREE
 from vtoken_bench.grounds import texts
 from vtoken_bench.grounds.engines import computed_tokens
 from vtoken_bench.grounds.facts import FACTS
@@ -74,6 +76,59 @@ def test_only_plain_prose_is_a_paragraph() -> None:
     twice = [prose, f"It begins with other words.  {prose}"]
     assert list(texts.new_prose([code, "Short.", *twice], [])) == [prose]
     assert list(texts.new_prose([prose], [prose.upper()])) == []
+
+
+# ---------------------------------------------------------------- bursts
+
+DOCUMENTS = FactChats("documents", 1500, 8, around_tokens=600)
+BURSTS = Bursts(3, 1500, 1200, 1600, DOCUMENTS, (4.0, 20.0))  # the demo model has a token a byte
+
+
+def test_a_long_request_is_asked_for_every_fact_at_its_end() -> None:
+    maker = prompt_maker(model_folder("demo"), 1500, 0)
+    made = maker.questions(0, 1200, NUM_ANSWER)
+    stated = maker.answer_text(made.ids)
+    assert sorted(fact.kind for fact in made.facts) == sorted(FACTS)
+    assert all(stated.count(fact.statement) == 1 for fact in made.facts)
+    said = 0
+    for fact, (begin, end) in zip(made.facts, made.answers, strict=True):
+        assert made.forced[begin:end] == [FREE] * NUM_ANSWER
+        forced = maker.answer_text(made.forced[said:begin])
+        assert forced.endswith(fact.prefix)
+        assert fact.question in forced
+        assert not fact.is_in(forced)
+        said = end
+    assert said == len(made.forced)
+
+
+def test_chats_come_in_bursts_and_long_requests_before_them() -> None:
+    found = BURSTS.requests(model_folder("demo"), 9, 0)
+    arrivals = [request["arrival_s"] for request in found]
+    assert arrivals == sorted(arrivals)
+    assert max(arrivals[:3]) < LONG
+    assert [request.get("priority") for request in found] == [BACKGROUND] * 3 + [None] * 6
+    for number, start in enumerate(BURSTS.starts_s):
+        burst = arrivals[3 + 3 * number : 6 + 3 * number]
+        assert start <= burst[0] <= burst[-1] <= start + BURSTS.burst_s
+    assert found == BURSTS.requests(model_folder("demo"), 9, 0)
+    assert found != BURSTS.requests(model_folder("demo"), 9, 1)
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["in its answer", "before its question"])
+def test_a_fact_is_looked_for_in_its_own_answer(begins: bool) -> None:
+    folder = model_folder("demo")
+    maker = prompt_maker(folder, BURSTS.text_tokens, 0)
+    requests = BURSTS.requests(folder, BURSTS.num_long, 0)
+    sample = maker.questions(0, BURSTS.least_output, NUM_ANSWER)
+    number = [fact.kind for fact in sample.facts].index("sum")
+    place = sample.answers[number][0] if begins else 0
+    gold = maker.ids(sample.facts[number].gold[0])
+    outputs = [[0] * request["num_new"] for request in requests]
+    (mine,) = (n for n, request in enumerate(requests) if request["prompt"] == sample.ids)
+    outputs[mine][place : place + len(gold)] = gold
+    found = BURSTS.found(folder, 0, outputs)
+    assert len(found) == BURSTS.num_long * len(FACTS)
+    assert [n for n, flag in enumerate(found) if flag] == ([number] if begins else [])
 
 
 # ---------------------------------------------------------------- statistics

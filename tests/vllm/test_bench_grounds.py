@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
+from vllm import SamplingParams
 
+from vtoken_bench import forcing
 from vtoken_bench.engines import Engine
 from vtoken_bench.grounds.engines import Engines
 from vtoken_bench.grounds.facts import FACTS
 from vtoken_bench.grounds.prompts import CASES, Case, Prompt, PromptMaker
 from vtoken_bench.grounds.settings import FULL, Setting, parsed, settings
 from vtoken_bench.target import Target, model_folder
+from vtoken_bench.vllm.forcing import ForcedTokens
 
 pytestmark = pytest.mark.vllm
 
@@ -131,3 +135,14 @@ def test_answers_with_a_shared_prefix_are_those_without(
     ends = [ids[: len(answer)] for ids, answer in zip(expected, shared, strict=True)]
     assert shared == ends  # a random model seldom ends its turn, but it may
     assert len({tuple(ids) for ids in shared}) > len(found)  # policies differ
+
+
+def test_forced_tokens_leave_free_what_is_free() -> None:
+    params = SamplingParams(extra_args={forcing.ARGUMENT: [5, forcing.FREE, 6]})
+    force = ForcedTokens.new_req_logits_processor(cast(Any, None), params)
+    assert force is not None
+    logits = torch.arange(8.0)
+    chosen = [int(force([0] * number, logits.clone()).argmax()) for number in range(4)]
+    assert chosen == [5, 7, 6, 7]
+    with pytest.raises(ValueError, match=forcing.ARGUMENT):
+        ForcedTokens.validate_params(SamplingParams(extra_args={forcing.ARGUMENT: [-2]}))

@@ -1,8 +1,8 @@
-"""Long requests that are asked at their ends, and bursts of short chats meanwhile, as a workload.
+"""Long requests that are asked at their ends, and bursts of chats meanwhile, as a workload.
 
-The long ones state facts in their prompts, continue them for some hundred tokens that are forced, and
-answer questions about them last. While they run, chats arrive in bursts, need more memory than is
-free, and end; then it is quiet until the next burst, or until all have ended.
+The long ones state facts in their prompts, continue them for some hundred tokens that are forced,
+and answer questions about them last. While they run, chats arrive in bursts, need more memory than
+is free, and end; then it is quiet until the next burst, or until all have ended.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vtoken_bench.evaluation.chats import FactChats, prompt_maker
 from vtoken_bench.grounds.prompts import Questions
 
 NUM_ANSWER = 12  # tokens, after the answer's forced beginning
+BACKGROUND = 1  # vLLM's priority of the long ones; the chats', 0, is more important
 LONG = 1.0  # the long ones arrive within this time, in seconds
 
 
@@ -38,6 +39,11 @@ class Bursts:
     around_tokens: int = 160  # of the facts and the chat template, at most
     questions_tokens: int = 230  # and their answers, at most
 
+    @property
+    def engine_args(self) -> dict[str, Any]:
+        """Of vLLM, beside those that every load has."""
+        return {"logits_processors": [forcing.PROCESSOR], "scheduling_policy": "priority"}
+
     def longest(self) -> int:
         own = self.text_tokens + self.around_tokens + self.most_output + self.questions_tokens
         return max(own, self.chats.longest())
@@ -51,10 +57,13 @@ class Bursts:
                 "num_new": len(sample.forced),
                 "arguments": {forcing.ARGUMENT: sample.forced},
                 "arrival_s": rng.uniform(0, LONG),
+                "priority": BACKGROUND,
             }
             for sample in self._samples(model, seed)
         ]
-        for number, chat in enumerate(self.chats.requests(model, count - self.num_long, seed)):
+        num_chats = count - self.num_long
+        chats = self.chats.requests(model, num_chats, seed) if num_chats else []
+        for number, chat in enumerate(chats):
             start = self.starts_s[number % len(self.starts_s)]
             found.append(chat | {"arrival_s": start + rng.uniform(0, self.burst_s)})
         return sorted(found, key=lambda request: float(request["arrival_s"]))

@@ -16,14 +16,15 @@ from typing import Any
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target as targets
 from vtoken_bench.engines import EngineError
-from vtoken_bench.evaluation import causes, curve, floors, loss, pressure
+from vtoken_bench.evaluation import causes, curve, floors, loss, parking, pressure
 from vtoken_bench.evaluation.points import Comparison, Part, Run, Setting, stamp
 from vtoken_bench.evaluation.running import Engines, measure
 from vtoken_bench.log import Log
 from vtoken_bench.output import BULKY, FOLDER, Result, finish, new_result
 
 PARTS: dict[str, Part] = {
-    part.name: part for part in (causes.PART, loss.PART, curve.PART, floors.PART, pressure.PART)
+    part.name: part
+    for part in (causes.PART, loss.PART, curve.PART, floors.PART, pressure.PART, parking.PART)
 }
 REPEATS = 8  # of every point: an interval of a speed takes them
 MOST_TOGETHER = {"cpu": 9, "cuda": 1}  # 1.5 GiB each with the trained model

@@ -7,7 +7,7 @@ while slows all of them down.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +28,9 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine process. `copy`: one more process of the same."""
+    """One engine process. `copy`: one more process of the same. `others`: vLLM's arguments beside
+    those of every load.
+    """
 
     model: str
     stock: bool
@@ -36,6 +38,7 @@ class EngineSpec:
     num_blocks: int
     max_model_len: int
     copy: int = 0
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +141,8 @@ class Setting:
         self, labels: Labels, workload: Workload, num_requests: int, num_blocks: int, **load: Any
     ) -> Point:
         """The load on stock vLLM in a pool of `num_blocks`."""
-        longest = workload.longest() + 1
-        engine = EngineSpec(self.model, True, self.block_size, num_blocks, longest)
+        longest, others = workload.longest() + 1, getattr(workload, "engine_args", {})
+        engine = EngineSpec(self.model, True, self.block_size, num_blocks, longest, others=others)
         return Point(labels, engine, {}, workload, num_requests, **load)
 
 

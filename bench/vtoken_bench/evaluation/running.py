@@ -11,21 +11,25 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from statistics import median
 from typing import Any, Protocol
 
 from vtoken_bench.engines import Engine, ask_in_turns
+from vtoken_bench.evaluation.bursts import Bursts
 from vtoken_bench.evaluation.chats import FactChats
 from vtoken_bench.evaluation.points import Comparison, EngineSpec, Point, Run
 from vtoken_bench.evaluation.prose import Prose, set_arrivals
 from vtoken_bench.evaluation.variants import configuration
 from vtoken_bench.log import Log
 from vtoken_bench.progress import Progress
-from vtoken_bench.target import DEMO, Target, model_folder
+from vtoken_bench.target import DEMO, ModelShape, Target, model_folder
 
 WARM_UP = Prose(64, 8)
+JUDGED = (FactChats, Bursts)  # workloads whose outputs are searched for facts
+STARTS_AT_ONCE = 2  # engines; their loads run one at a time
 # What a load takes, start of its engine included, before one was measured here.
 SECONDS_EACH, SLOW_SECONDS_EACH = {DEMO: 6.0}, 80.0
 
@@ -65,6 +69,7 @@ class Engines:
             block_size=spec.block_size,
             max_model_len=spec.max_model_len,
             num_blocks=spec.num_blocks,
+            **spec.others,
         )
         settings = self._target.settings() | {"calibration": "off"}  # not this user's profile
         config = None if spec.stock else {"policy": {"name": "none"}}
@@ -74,33 +79,37 @@ class Engines:
 
     def together(self, points: Sequence[Point], repeat: int) -> list[dict[str, Any]]:
         """Run the loads in turns, each on a new engine. Raises EngineError when one dies."""
-        with ExitStack() as started:
-            asked = [
-                (started.enter_context(closing(self._started(p.engine))), _question(p, repeat))
-                for p in points
-            ]
-            replies = ask_in_turns(asked)
+        questions = [self._question(point, repeat) for point in points]
+        with ExitStack() as started, ThreadPoolExecutor(STARTS_AT_ONCE) as starts:
+
+            def start(point: Point) -> Engine:
+                return started.enter_context(closing(self._started(point.engine)))
+
+            engines = [*starts.map(start, points)]
+            replies = ask_in_turns([*zip(engines, questions, strict=True)])
         for point, reply in zip(points, replies, strict=True):
-            if isinstance(point.workload, FactChats):
+            if isinstance(point.workload, JUDGED):
                 folder, outputs = model_folder(point.engine.model), reply.pop("output_ids")
                 reply["found"] = point.workload.found(folder, repeat, outputs)
         return replies
 
-
-def _question(point: Point, repeat: int) -> dict[str, Any]:
-    """For the engine's worker."""
-    requests = point.workload.requests(model_folder(point.engine.model), point.num_requests, repeat)
-    if point.rate is not None:
-        set_arrivals(requests, point.rate, repeat)
-    question: dict[str, Any] = {
-        "requests": requests,
-        "concurrency": point.concurrency,
-        "max_running": point.max_running,
-        "keep_tokens": isinstance(point.workload, FactChats),
-    }
-    if not point.engine.stock:
-        question["config"] = configuration(point.config, point.engine.num_blocks)
-    return question
+    def _question(self, point: Point, repeat: int) -> dict[str, Any]:
+        """For the engine's worker."""
+        spec, folder = point.engine, model_folder(point.engine.model)
+        requests = point.workload.requests(folder, point.num_requests, repeat)
+        if point.rate is not None:
+            set_arrivals(requests, point.rate, repeat)
+        question: dict[str, Any] = {
+            "requests": requests,
+            "concurrency": point.concurrency,
+            "max_running": point.max_running,
+            "keep_tokens": isinstance(point.workload, JUDGED),
+        }
+        if not spec.stock:
+            token_bytes = ModelShape.of(folder).token_bytes(self._target.number_bytes)
+            block_bytes = spec.block_size * token_bytes
+            question["config"] = configuration(point.config, spec.num_blocks, block_bytes)
+        return question
 
 
 def measure(comparisons: Sequence[Comparison], log: Log, loads: Loads, title: str) -> list[Run]:

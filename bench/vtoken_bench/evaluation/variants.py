@@ -14,6 +14,7 @@ NAIVE = "naive-evict"
 PAPER = "vToken, paper"
 DEFAULTS = "vToken"
 POOL = "pool"  # stands for all blocks of the pool
+PARKED = "park_share"  # in place of `park_bytes`: a share of the pool's bytes
 
 # Every field that a variant or an experiment touches, at its default.
 NEUTRAL: dict[str, Any] = {
@@ -30,6 +31,8 @@ NEUTRAL: dict[str, Any] = {
     "budget_floor_tokens": 256,
     "interval_tokens": 16,
     "evict_when": "always",
+    "park_bytes": 0,
+    "restore_after_ms": 500,
     "experiment": {"planner": "plug", "round_rule": "price", "admission": "compressed"},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -46,8 +49,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def configuration(patch: dict[str, Any], num_blocks: int) -> dict[str, Any]:
-    """`NEUTRAL` and `patch` over it, for a pool of `num_blocks`."""
+def configuration(patch: dict[str, Any], num_blocks: int, block_bytes: int = 0) -> dict[str, Any]:
+    """`NEUTRAL` and `patch` over it, for a pool of `num_blocks` of `block_bytes` each."""
     from vtoken.wire import pool_limits
 
     limits = pool_limits(num_blocks)
@@ -60,4 +63,6 @@ def configuration(patch: dict[str, Any], num_blocks: int) -> dict[str, Any]:
         if found[name] == POOL:
             found[name] = num_blocks
         found[name] = min(found[name], num_blocks)
+    if PARKED in found:
+        found["park_bytes"] = int(found.pop(PARKED) * num_blocks * block_bytes)
     return found

@@ -11,8 +11,8 @@ beginning of an answer.
     later    as `chat`, but the text is evicted before the question comes
     long     a text, 544 tokens of output that continue it, then the question; facts are in both
 
-`PromptMaker.questions` makes a prompt with several facts, whose questions come one after the other at
-the end of a long output.
+`PromptMaker.questions` makes a prompt with several facts, whose questions come one after the other
+at the end of a long output.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class PromptMaker:
             text = _with(text, fact.statement, (place + 0.5) / len(facts))
         turns = [_user(f"{CONTINUE}\n\n{' '.join(text)}")]
         whole = self._render(turns, "")
-        ids, forced, answers = self._ids(whole), list[int](), list[tuple[int, int]]()
+        ids, forced, answers = self.ids(whole), list[int](), list[tuple[int, int]]()
         said = " ".join(self._passage(rng, num_output))
         for fact in facts:
             turns += [{"role": "assistant", "content": said}, _user(fact.question)]
             longer, said = self._render(turns, fact.prefix), fact.prefix
             assert longer.startswith(whole)
-            forced += self._ids(longer[len(whole) :])
+            forced += self.ids(longer[len(whole) :])
             answers.append((len(forced), len(forced) + num_answer))
             forced += [FREE] * num_answer
             whole = longer
@@ -166,14 +166,14 @@ class PromptMaker:
         whole = self._render(turns, "")
         assert whole.startswith(start)
         ids, answer = self._located(start, first)
-        return Prompt(ids, self._ids(whole)[len(ids) :], fact, [] if in_output else answer)
+        return Prompt(ids, self.ids(whole)[len(ids) :], fact, [] if in_output else answer)
 
     def _passage(self, rng: random.Random, num_tokens: int) -> list[str]:
         """Consecutive paragraphs of about `num_tokens` tokens in total."""
         place, found, size = rng.randrange(len(self._paragraphs)), [], 0
         for number in range(len(self._paragraphs)):
             paragraph = self._paragraphs[(place + number) % len(self._paragraphs)]
-            length = len(self._ids(paragraph))
+            length = len(self.ids(paragraph))
             if length <= num_tokens // 4 and size + length <= 1.05 * num_tokens:
                 found.append(paragraph)
                 size += length
@@ -207,7 +207,8 @@ class PromptMaker:
         )
         return text + answer
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text, without any that the tokenizer adds."""
         ids: list[int] = self._encoded(text)["input_ids"]
         return ids
 

@@ -1,9 +1,9 @@
 """A logits processor that forces the tokens of a request; only for benchmarks.
 
 `vtoken serve MODEL --logits-processors vtoken_bench.vllm.forcing:ForcedTokens`; a request lists its
-tokens in `vllm_xargs`. Token i of the output is the i-th of the list; where that is `FREE`, and after
-the list, sampling is free. vLLM takes `raw_logprobs` before logits processors run, so the log-probabilities in the
-response are the model's own.
+tokens in `vllm_xargs`. Token i of the output is the i-th of the list; where that is `FREE`, and
+after the list, sampling is free. vLLM takes `raw_logprobs` before logits processors run, so the
+log-probabilities in the response are the model's own.
 """
 
 from __future__ import annotations

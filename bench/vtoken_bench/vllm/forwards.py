@@ -20,6 +20,7 @@ class Forwards:
 
     def __init__(self, scheduler: Any, runner: Any) -> None:
         self._modes: Counter[tuple[str, str]] = Counter()
+        self._num_tokens = 0
         self._events: list[tuple[Any, Any]] = []
         self._started: Any = None
         self._times = torch.cuda.is_available() and hasattr(runner, "step_timing")
@@ -46,10 +47,12 @@ class Forwards:
 
     def reset(self) -> None:
         self._modes.clear()
+        self._num_tokens = 0
         self._events.clear()
 
     def facts(self) -> dict[str, Any]:
-        """`graphs`: how many forwards had each mode, by kind; empty where vLLM reports none.
+        """`computed_tokens`: those that all forwards computed. `graphs`: how many forwards had
+        each mode, by kind; empty where vLLM reports none.
 
         `gpu_seconds`: of all forwards, None without a GPU; waits for the last one.
         """
@@ -60,9 +63,14 @@ class Forwards:
         if self._times:
             torch.cuda.synchronize()
             seconds = sum(start.elapsed_time(end) for start, end in self._events) / 1e3
-        return {"graphs": graphs, "gpu_seconds": seconds}
+        return {
+            "computed_tokens": self._num_tokens,
+            "graphs": graphs,
+            "gpu_seconds": seconds,
+        }
 
     def _note(self, scheduled: Any, stats: Any) -> None:
+        self._num_tokens += scheduled.total_num_scheduled_tokens
         if stats is not None:
             decodes = scheduled.total_num_scheduled_tokens == len(scheduled.num_scheduled_tokens)
             self._modes["decode" if decodes else "mixed", stats.runtime_mode] += 1

@@ -5,8 +5,8 @@ measuring between steps takes no time on it. A request arrives at its arrival ti
 loop, when an earlier one finishes. Latencies count from the arrival and include waiting.
 
     requests          [{"prompt": [ids], "num_new": n, "arguments": {...}, "arrival_s": t,
-                      "computed": n, "natural_end": bool}]; `computed`: the prompt's newest tokens
-                      that no prefix-cache hit replaces
+                      "priority": n, "computed": n, "natural_end": bool}]; `computed`: the
+                      prompt's newest tokens that no prefix-cache hit replaces
     concurrency       closed loop: requests at a time (default: all); excludes arrival times
     config            a patch of the configuration, applied first
     max_running       most requests that run at once, vLLM's `max_num_active_seqs` for this load
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 PERCENTILES = (50, 95, 99)
+OVER_S = 0.5
 
 
 @dataclass(slots=True)
@@ -36,6 +37,32 @@ class RequestTimes:
     times: list[float] = field(default_factory=list)  # one per token
     tokens: list[int] = field(default_factory=list)
     finished: float | None = None
+
+
+class Outlived:
+    """Of the tokens that gave way, those whose request still ran when the shortage was over: when
+    for `OVER_S` nobody had waited for blocks and nobody had given.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._given: dict[str, int] = {}  # by request: in all, as of the last step
+        self._pending: dict[str, int] = {}  # by request: since the last shortage was over
+        self._short_at = 0.0
+        self.tokens = 0
+
+    def note(self, clock: float) -> None:
+        """After a step that ended at `clock`, in seconds."""
+        held = self._scheduler.vtoken.requests.held
+        given = {name: request.given_tokens for name, request in held.items()}
+        gave = {name: count - self._given.get(name, 0) for name, count in given.items()}
+        self._given = given
+        self._pending = {name: self._pending.get(name, 0) + new for name, new in gave.items()}
+        if any(gave.values()) or self._scheduler.waiting:
+            self._short_at = clock
+        elif clock - self._short_at >= OVER_S:
+            self.tokens += sum(self._pending.values())
+            self._pending = {}
 
 
 class Load:
@@ -52,6 +79,8 @@ class Load:
         self._most_running = 0
         self._running_s = 0.0  # requests that ran, times the seconds of their steps
         self._busy_s: float | None = None  # arrival of the last request, in a closed loop
+        evicts = getattr(self._scheduler, "vtoken", None) is not None
+        self._outlived = Outlived(self._scheduler) if evicts else None
 
     def run(self, between_steps: Callable[[], None]) -> dict[str, Any]:
         """Run the load; return its measurements, see `_result`. `between_steps` may wait."""
@@ -70,6 +99,8 @@ class Load:
             steps_ms.append(taken * 1e3)
             finished = self._record(outputs)
             self._count_running(finished, taken)
+            if self._outlived is not None:
+                self._outlived.note(self._clock)
             if self._closed:
                 self._add(finished)
         result = self._result(steps_ms, cpu)
@@ -103,7 +134,8 @@ class Load:
             )
             name = f"{self._tag}-{number}"
             self._times[name] = RequestTimes(request.get("arrival_s", self._clock))
-            self._engine.add_request(name, {"prompt_token_ids": request["prompt"]}, params)
+            prompt, priority = {"prompt_token_ids": request["prompt"]}, request.get("priority", 0)
+            self._engine.add_request(name, prompt, params, priority=priority)
             if "computed" in request:
                 self._make_unique(name, len(request["prompt"]) - request["computed"])
         del self._queue[:count]
@@ -176,6 +208,8 @@ class Load:
             "mean_running": self._running_s / self._clock,
             "preemptions": sum(self._preemptions.values()),
         }
+        if self._outlived is not None:
+            result["outlived_tokens"] = self._outlived.tokens
         if self._busy_s:
             before = sum(t <= self._busy_s for times in all_times for t in times.times)
             result["busy"] = {"seconds": self._busy_s, "tokens": before}

@@ -124,6 +124,14 @@ COUNTERS = {  # fact -> counter
     "copy_us": "reclamation.copy_us",
     "packed_tokens": "reclamation.packed_tokens",
     "pack_us": "reclamation.pack_us",
+    "parked_tokens": "parking.copied_tokens",
+    "restored_tokens": "parking.restored_tokens",
+    "thrashed_tokens": "parking.thrashed_tokens",
+    "dropped_tokens": "parking.dropped_tokens",
+    "park_us": "parking.park_us",
+    "restore_us": "parking.restore_us",
+    "swapped_requests": "parking.swapped_requests",
+    "swapped_tokens": "parking.swapped_tokens",
 }
 CUMULATIVE = (*COUNTERS, "kept_share_sum")  # of the facts
 
@@ -139,19 +147,28 @@ def _facts(scheduler: Any) -> dict[str, Any]:
         "violations": runtime.counters.invariants.violations,
         **{fact: attrgetter(name)(runtime.counters) for fact, name in COUNTERS.items()},
         "kept_share_sum": runtime.finished.kept_sum,
+        "park_peak_bytes": runtime.parking.slots.peak * runtime.geometry.bytes_per_token,
     }
 
 
 class Turns:
-    """When a load has to let other engines run. `seconds` None: never."""
+    """When a load has to let other engines run. `seconds` None: never.
+
+    The clock that vToken's waits go by, `time.monotonic`, stands still while others run.
+    """
 
     def __init__(self, seconds: float | None, pause: Callable[[], None]) -> None:
         self._seconds, self._pause, self._ends = seconds, pause, 0.0
+        self._runs, self._away_s = time.monotonic, 0.0
+        if seconds is not None:
+            time.monotonic = lambda: self._runs() - self._away_s
 
     def between_steps(self) -> None:
         """Waits for the next turn if this one is over."""
         if self._seconds is not None and time.perf_counter() >= self._ends:
+            stopped = self._runs()
             self._pause()
+            self._away_s += self._runs() - stopped
             self._ends = time.perf_counter() + self._seconds
 
 
