@@ -81,8 +81,10 @@ def thrashed(run: Run) -> float:
 
 
 def recomputed(run: Run) -> float:
-    """Tokens that were computed again; the last token of an answer is not computed at all."""
-    once = run.figure("prompt_tokens") + run.figure("tokens") - len(run.figures["requests"])
+    """Tokens of the situation `swap` that were computed again; nothing computes the last token of
+    an answer.
+    """
+    once = run.figure("prompt_tokens") + run.figure("tokens") - SWAP_REQUESTS
     return run.figure("computed_tokens") - once
 
 
