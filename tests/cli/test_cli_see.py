@@ -55,6 +55,10 @@ async def test_status_says_what_holes_and_copies_cost(served: Served, core: Live
     assert prices.saving_us > 0
     saving, cost = time_text(prices.saving_us / 1e3), time_text(prices.cost_us / 1e3)
     assert f"a round now would save {saving} and cost {cost}" in text
+    assert "park" not in prices_text(prices)
+    parks = wire.Price(us=20, per="token", source="measured", samples=4)
+    found = prices_text(msgspec.structs.replace(prices, park=parks))
+    assert ", park 20 µs a token (4 samples);" in found
     idle = msgspec.structs.replace(prices, saving_us=0.0)
     assert prices_text(idle).endswith("; a round now would save nothing")
 

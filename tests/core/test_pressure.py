@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -279,16 +280,23 @@ def test_what_is_given_for_an_admission_in_one_step_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copy_us", "blocks"), [(0.0, 32), (100.0, 32), (500.0, 10), (1e6, 1)], ids=str
+    ("copy_us", "blocks", "parked_blocks"),
+    [(0.0, 32, 32), (100.0, 32, 12), (500.0, 10, 2), (1e6, 1, 1)],
+    ids=str,
 )
 def test_an_admission_gives_no_more_in_a_step_than_can_be_copied_in_time(
-    copy_us: float, blocks: int
+    copy_us: float, blocks: int, parked_blocks: int
 ) -> None:
+    """Beside each relocated token one is copied to the host, here at three times the price."""
     engine = make(batch_size=32)
+    prices = engine.runtime.prices
     for _ in range(3):
-        engine.runtime.prices.copies.add(copy_us * 10, 10)
+        prices.copies.add(copy_us * 10, 10)
+        prices.parks.add(3 * copy_us * 10, 10)
     shortages, config = engine.runtime.shortages, engine.runtime.config
     assert shortages.to_give(Shortage(0, 0, 50, 0, 10), config) == blocks
+    parking = msgspec.structs.replace(config, park_bytes=1 << 20)
+    assert shortages.to_give(Shortage(0, 0, 50, 0, 10), parking) == parked_blocks
     assert shortages.to_give(Shortage(9, 40, 0, 0, 10), config) == 30  # growth is not bounded
 
 

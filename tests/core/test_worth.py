@@ -159,13 +159,26 @@ def test_before_holes_were_measured_they_cost_nothing() -> None:
     assert prices.document()["hole"].source == "measured"
 
 
-def test_a_probe_has_a_price_once_it_was_measured() -> None:
+@pytest.mark.parametrize(
+    ("name", "samples", "per", "prior_us"),
+    [
+        ("probe", "probes", "request", 0),
+        ("park", "parks", "token", 7),  # the price of a copy
+        ("restore", "restores", "token", 7),
+    ],
+)
+def test_a_probe_and_copies_to_the_host_have_prices_once_they_were_measured(
+    name: str, samples: str, per: str, prior_us: float
+) -> None:
     prices = Prices()
-    assert (prices.document()["probe"].us, prices.document()["probe"].source) == (0, "prior")
     for _ in range(MIN_SAMPLES):
-        prices.probes.add(90, 3)
-    price = prices.document()["probe"]
-    assert (price.us, price.per, price.source) == (30, "request", "measured")
+        prices.copies.add(21, 3)
+    price = prices.document()[name]
+    assert (price.us, price.per, price.source) == (prior_us, per, "prior")
+    for _ in range(MIN_SAMPLES):
+        getattr(prices, samples).add(90, 3)
+    price = prices.document()[name]
+    assert (price.us, price.per, price.source) == (30, per, "measured")
 
 
 def test_one_slow_step_does_not_make_a_price() -> None:

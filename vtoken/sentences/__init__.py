@@ -242,6 +242,8 @@ def peaks_text(peaks: Sequence[wire.Peak]) -> str:
 def prices_text(prices: wire.RoundPrices) -> str:
     """The prices with their sources, and what a round would save and cost now."""
     named = {"hole": prices.hole, "copy": prices.copy, "plan": prices.plan}
+    host = {"park": prices.park, "restore": prices.restore}
+    named |= {name: p for name, p in host.items() if p is not None and p.source == "measured"}
     if all(price.source == "prior" for price in named.values()):
         return "nothing measured yet"
     found = ", ".join(f"{name} {_price(price)}" for name, price in named.items())

@@ -86,7 +86,7 @@ LATENCIES: Mapping[Labels, str] = {
 }
 GROUPS = ("evicting", "control")
 OUTCOMES = ("checked", "dropped", "failed", "skipped")
-PRICED = ("hole", "copy", "plan", "probe")
+PRICED = ("hole", "copy", "park", "restore", "plan", "probe")
 
 
 def _of_pressure(
@@ -315,8 +315,8 @@ METRICS: tuple[Metric[wire.Status], ...] = (
     _counter("packed_tokens", "Tokens packed before attention reads, counted once a step",
              lambda s: s.reclamation.packed_tokens),
     _gauge("price_seconds", "Measured price, absent before the third sample: hole (packing one "
-           "token for one step), copy (moving one token), plan (planning one request), probe "
-           "(probing one request's decode query)",
+           "token for one step), copy (moving one), park (copying one to the host), restore "
+           "(copying it back), plan (planning one request), probe (probing its decode query)",
            _prices, {"of": PRICED}),
     _gauge("round_seconds", "Estimate of a round run now: saving (packing avoided), cost (copies "
            "and planning)",

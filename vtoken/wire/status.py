@@ -181,12 +181,14 @@ class Price(Doc):
 
 
 class RoundPrices(Doc):
-    """The prices of holes, of moves and of probes on this machine, and the worth of a round now."""
+    """The prices of holes, copies and probes on this machine, and the worth of a round now."""
 
     hole: Price  # packing one token of a partial block, for one step of attention over all layers
     copy: Price  # moving one token
     plan: Price  # planning one request of a round
     probe: Price | None = None  # one request's decode query; None: an older server
+    park: Price | None = None  # copying one token to host memory; None: an older server
+    restore: Price | None = None  # copying one token back from host memory; None: an older server
     saving_us: float = 0.0  # of a round now: packing until its holes would close, or more come
     cost_us: float = 0.0  # of a round now: its copies and its plan
     loose_tokens: int = 0  # tokens of partial blocks that the next step would not pack

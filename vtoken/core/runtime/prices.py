@@ -97,17 +97,20 @@ class Prices:
         )
 
     def document(self) -> dict[str, Price]:
-        """The prices of a hole, a copy, a plan and a probe, and their sources."""
+        """The prices by their names on the wire, and their sources."""
+        of_requests = self.plans, self.probes
         return {
             name: Price(
                 us=round(us, 4),
-                per="token" if samples in (self.holes, self.copies) else "request",
+                per="request" if samples in of_requests else "token",
                 source="prior" if samples.us is None else "measured",
                 samples=samples.count,
             )
             for name, us, samples in (
                 ("hole", self.hole_us, self.holes),
                 ("copy", self.copy_us, self.copies),
+                ("park", self.park_us, self.parks),
+                ("restore", self.restore_us, self.restores),
                 ("plan", self.plan_us, self.plans),
                 ("probe", self.probe_us, self.probes),
             )

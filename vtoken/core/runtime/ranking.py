@@ -10,6 +10,9 @@ A policy chooses for all its requests in one call; for a single request, and for
 do, the batch has one. The shadow policy runs right before the eviction; its victims are only
 compared.
 
+A copy in host memory does not change a token's rank: one that came back would otherwise give way
+first, however much attention reads it.
+
 Live tokens of forgotten spans are the first victims, oldest first; the policy chooses only those
 that are missing then. Its view has no forgotten token, and the budget less the protected tokens, as
 without any. The newest token and protected ones are not forgotten.

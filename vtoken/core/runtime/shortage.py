@@ -163,9 +163,10 @@ class ShortageMonitor:
     def to_give(self, shortage: Shortage, config: VTokenConfig) -> int:
         """Blocks that requests give in one step under `config`, at least 1 of those that are asked.
 
-        Relocation copies at most the tokens of a block to free it.
+        To free a block, at most its tokens are relocated, and as many are parked.
         """
-        block_us = self._shape.block_size * self._prices.copy_us
+        token_us = self._prices.copy_us + (self._prices.park_us if config.park_bytes else 0.0)
+        block_us = self._shape.block_size * token_us
         most = int(ADMISSION_US / block_us) if block_us else config.batch_size
         return shortage.to_give(max(1, min(most, config.batch_size)))
 

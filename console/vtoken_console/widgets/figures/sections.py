@@ -162,14 +162,15 @@ def _parking_rows(parking: wire.Parking | None) -> list[Line]:
 
 
 def price_section(status: wire.Status) -> list[Line]:
-    """What holes, moves and probes cost on this machine, and what scores are computed from."""
+    """What holes, copies and probes cost on this machine, and what scores are computed from."""
     prices, found = status.prices, status.calibration
     if prices is None:
         return []
     lines = [_title("prices", "as measured here")]
-    for name in ("hole", "copy", "plan", "probe"):
+    for name in ("hole", "copy", "park", "restore", "plan", "probe"):
         price: wire.Price | None = getattr(prices, name)
-        if price is not None:
+        parks = name in ("park", "restore")
+        if price is not None and not (parks and price.source == "prior"):
             text = "–" if price.source == "prior" else time_text(price.us / 1e3)
             lines.append(_row(name, text.rjust(8), f"a {price.per}"))
     if found is not None and found.signal is not None:
