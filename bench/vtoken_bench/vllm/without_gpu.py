@@ -50,7 +50,9 @@ def attend_with_triton() -> None:
 
 def use_triton(half: Any) -> Any:
     """The `DeviceExecutor` with vToken's kernels, as on a device."""
-    from vtoken.vllm.cuda.kernels import TritonSlotCopy
+    from vtoken.vllm.cuda.kernels import TritonHostRows, TritonSlotCopy
 
-    half.copies._direct = TritonSlotCopy(half.copies._layers)  # noqa: SLF001
+    layers = half.copies._layers  # noqa: SLF001
+    half.copies._direct = TritonSlotCopy(layers)  # noqa: SLF001
+    half.host_copies.rows = TritonHostRows(layers)
     return half

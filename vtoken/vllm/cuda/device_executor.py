@@ -14,6 +14,7 @@ import torch
 from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cuda import step as steps
 from vtoken.vllm.cuda.copies.copy_engine import CUDACopyEngine
+from vtoken.vllm.cuda.copies.host_copies import CUDAHostCopies
 from vtoken.vllm.cuda.copies.staging import Staging
 from vtoken.vllm.cuda.copies.streams import CUDAStreams, Streams
 from vtoken.vllm.cuda.inputs import Positional, StepInputs
@@ -47,6 +48,7 @@ class DeviceExecutor:
         if streams is None:
             streams = CUDAStreams(device) if on_cuda else Streams()
         self.copies = CUDACopyEngine(caches, streams, use_triton=on_cuda, sync=copy_sync)
+        self.host_copies = CUDAHostCopies(caches, self.copies.stages, streams, use_triton=on_cuda)
         self.layers = layers
         self.staging = Staging(device)
         self.scores = DeviceScores(layers, tables, self.staging, streams)
@@ -54,15 +56,23 @@ class DeviceExecutor:
         self.inputs = StepInputs(tables, block_size, self.staging)
 
     def relocate(self, plan: StepPlan, zero: Callable[[], None] | None = None) -> None:
-        """Launch the step's copies.
+        """Launch the step's copies: park, relocate, restore.
 
-        `zero` clears blocks that copies write, before them and on their stream.
+        `zero` clears blocks that copies write, on their stream and before them, but after tokens
+        are parked from there.
         """
+        executor, host = self.executor, self.host_copies
+        host.limit(plan.park_capacity)
+        if len(plan.park_slots):
+            with executor.parks():
+                executor.note_park(host.park(plan.park_slots, plan.park_hosts))
+        if zero is not None and (len(plan.source_slots) or len(plan.restore_slots)):
+            self.copies.stages.launch(zero)
         if len(plan.source_slots):
-            if zero is not None:
-                self.copies.stages.launch(zero)
             copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
-            self.executor.note_copy(copy_us)
+            executor.note_copy(copy_us)
+        if len(plan.restore_slots):
+            executor.note_restore(host.restore(plan.restore_hosts, plan.restore_slots))
 
     @property
     def leaves_full_graphs(self) -> bool:

@@ -121,7 +121,7 @@ class CUDAHostCopies:
 
             self.rows = TritonHostRows(layers)
         self._stages, self._streams = stages, streams
-        self._transit = Transit(len(layers), row, dtype, self._device, streams)
+        self._transit = Transit(layers, streams)
         self._slabs = HostSlabs(len(layers) * row, dtype, pinned=self._device.type != "cpu")
         self._downloads, self._uploads = BusTime(streams), BusTime(streams)
 
@@ -196,9 +196,11 @@ class CUDAHostCopies:
         self.rows.scatter(rows, upload(slots, self._device))
 
     def _download(self, rows: torch.Tensor, hosts: Ints) -> None:
+        flat = rows.flatten(1)
         for first, memory in self._slabs.runs(hosts):
-            memory.copy_(rows[first : first + len(memory)].flatten(1), non_blocking=True)
+            memory.copy_(flat[first : first + len(memory)], non_blocking=True)
 
     def _upload(self, hosts: Ints, rows: torch.Tensor) -> None:
+        flat = rows.flatten(1)
         for first, memory in self._slabs.runs(hosts):
-            rows[first : first + len(memory)].flatten(1).copy_(memory, non_blocking=True)
+            flat[first : first + len(memory)].copy_(memory, non_blocking=True)

@@ -15,6 +15,7 @@ is vLLM's. The rows of one use are filled by one stream and emptied by another:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,13 +33,16 @@ class Use(NamedTuple):
 
 
 class Transit:
-    """The ring, with rows [layers, row] of `dtype`; takes its memory at the first use."""
+    """The ring, with rows [L, row] of slots of `layers`, one [N * S, row] each.
 
-    def __init__(
-        self, layers: int, row: int, dtype: torch.dtype, device: torch.device, streams: Streams
-    ) -> None:
-        self._shape, self._dtype, self._device = (layers, row), dtype, device
-        self._num_rows = max(2, MAX_BYTES // (layers * row * dtype.itemsize))
+    It takes its memory at the first use, and no more than for all slots twice.
+    """
+
+    def __init__(self, layers: Sequence[torch.Tensor], streams: Streams) -> None:
+        self._like, self._num_layers = layers[0], len(layers)
+        slots, row = self._like.shape
+        row_bytes = len(layers) * row * self._like.element_size()
+        self._num_rows = max(2, min(2 * slots, MAX_BYTES // row_bytes))
         self.max_rows = self._num_rows // 2  # of one use, so that two streams work at once
         self._streams = streams
         self._rows: torch.Tensor | None = None
@@ -52,8 +56,8 @@ class Transit:
             self._streams.launch(Stream.RELOCATION, self._allocate)
 
     def _allocate(self) -> None:
-        shape = (self._num_rows, *self._shape)
-        self._rows = torch.empty(shape, dtype=self._dtype, device=self._device)
+        shape = (self._num_rows, self._num_layers, self._like.shape[1])
+        self._rows = torch.empty(shape, dtype=self._like.dtype, device=self._like.device)
 
     def take(self, count: int, filling: Stream) -> torch.Tensor:
         """The next `count` rows, at most `max_rows`; `filling` waits for their last use.
