@@ -31,6 +31,7 @@ from vtoken.vllm.worker.scores import HostScores, PendingScores
 
 S, BLOCKS, LAYERS, HEADS, KV_HEADS, DIM = 4, 80, 3, 4, 2, 8
 MAX_LENGTH = 256
+NUM_HOSTS = 12
 ONE, TWO = (1,), (0, 2)
 SIGNALS = {
     "a": (
@@ -60,7 +61,8 @@ class Life:
     `signals`: those of each of at most four requests. `caches` show the state after the step that
     was made last. Slots of evicted tokens are taken by the next moves, and slots of moved tokens by
     new tokens of the same step, as early as plans permit. `written`: the step's new slots.
-    `returns`: dead tokens come back in some steps.
+    `returns`: tokens are parked as they die, as far as host slots are free, and come back in some
+    steps; the host slots of those that did are taken in the next step.
     """
 
     def __init__(
@@ -80,6 +82,10 @@ class Life:
         self.live: dict[str, dict[int, int]] = {name: {} for name in signals}
         self.num_tokens = dict.fromkeys(signals, 0)
         self.dead: dict[str, dict[int, list[torch.Tensor]]] = {name: {} for name in signals}
+        self.hosts = list(range(NUM_HOSTS))  # free host slots
+        self.host_of: dict[tuple[str, int], int] = {}  # of parked tokens
+        self.parks: tuple[list[int], list[int]] = ([], [])  # of the step: slots, host slots
+        self.restores: tuple[list[int], list[int]] = ([], [])  # of the step: host slots, slots
         self.virtual: set[str] = set()
         self.written: list[int] = []
         self.moves: tuple[list[int], list[int]] = ([], [])  # of the step: sources, destinations
@@ -89,6 +95,7 @@ class Life:
         """The next step's plan, batch and queries [T, Hq, D]; K of its new tokens is written."""
         self.number += 1
         self.moves, self.written, self._vacated = ([], []), [], []
+        self.parks, self.restores = ([], []), ([], [])
         rng, plan = self.rng, StepPlan(self.number)
         names: list[str] = []
         starts, computed = [0], []
@@ -104,7 +111,11 @@ class Life:
             computed.append(self.num_tokens[name])
             self._grow(parts, name, num_new)
         self.free += self._vacated
+        self.hosts += self.restores[0]
         plan.requests = steps_of(parts)
+        plan.park_slots, plan.park_hosts = np.array(self.parks, dtype=np.int64)
+        plan.restore_hosts, plan.restore_slots = np.array(self.restores, dtype=np.int64)
+        plan.park_capacity = NUM_HOSTS
         plan.source_slots = np.array(self.moves[0], dtype=np.int64)
         plan.destination_slots = np.array(self.moves[1], dtype=np.int64)
         plan.signals = {name: self.signals[name] for name in names}
@@ -134,8 +145,8 @@ class Life:
         if rng.random() < 0.5 and len(live) > 8:
             part.evicted = np.sort(rng.choice(sorted(live)[:-1], 3, replace=False))
             for token in part.evicted.tolist():
-                rows = [slot_rows(cache)[live[token]].clone() for cache in self.caches]
-                self.dead[name][token] = rows
+                if self.returns and self.hosts:
+                    self._park(name, token)
                 self.free.append(live.pop(token))
         elif self.returns and rng.random() < 0.6:
             self._restore(part, name)
@@ -158,15 +169,25 @@ class Life:
             )
         part.num_live = len(live)
 
+    def _park(self, name: str, token: int) -> None:
+        slot, host = self.live[name][token], self.hosts.pop()
+        self.dead[name][token] = [slot_rows(cache)[slot].clone() for cache in self.caches]
+        self.host_of[name, token] = host
+        self.parks[0].append(slot)
+        self.parks[1].append(host)
+
     def _restore(self, part: RequestStep, name: str) -> None:
         """Let up to three dead tokens of a request come back."""
         live, dead = self.live[name], self.dead[name]
         part.restored_ids = np.sort(self.rng.permutation(sorted(dead))[:3])
-        part.restored_slots = np.array([self.free.pop() for _ in part.restored_ids], dtype=np.int64)
+        slots = [(self._vacated or self.free).pop() for _ in part.restored_ids]
+        part.restored_slots = np.array(slots, dtype=np.int64)
         for token, slot in zip(part.restored_ids.tolist(), part.restored_slots, strict=True):
             for cache, rows in zip(self.caches, dead.pop(token), strict=True):
                 slot_rows(cache)[slot] = rows
             live[token] = slot
+            self.restores[0].append(self.host_of.pop((name, token)))
+            self.restores[1].append(int(slot))
 
     def blocks_of(self, name: str) -> list[int]:
         return self.blocks[name]

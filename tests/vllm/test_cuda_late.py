@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.support import filled
-from tests.support.late_device import DEVICE, Event, LateDevice
+from tests.support.late_device import DEVICE, Dropped, Event, LateDevice
 from tests.support.torch_kernels import signals_in_torch
 from tests.support.two_workers import (
     BLOCKS,
@@ -104,7 +104,8 @@ class LateWorker:
         executor.begin(plan, ())
         executor.prepare(self.life.blocks_of)
         executor.before_copies()
-        zero = self._zero(plan.destination_slots)
+        written = np.append(plan.destination_slots, plan.restore_slots)
+        zero = self._zero(np.setdiff1d(written, plan.source_slots))
         half.relocate(plan, None if self.mistake == "zeroes beside the copies" else zero)
         if self.mistake == "zeroes beside the copies":
             zero()
@@ -199,13 +200,13 @@ def differences(
     seed: int,
     num_steps: int = STEPS,
     *,
-    dropped: Container[str | Stream] = (),
+    dropped: Container[Dropped] = (),
     mistake: str = "",
     haste: Mapping[Stream, float] | None = None,
     signals: Mapping[str, tuple[Signal, ...]] = SIGNALS,
 ) -> list[str]:
     """What one interleaving made wrong: rows that attention read, scores, contents, host waits."""
-    life, device = Life(seed, signals), LateDevice(seed, dropped, haste)
+    life, device = Life(seed, signals, returns=True), LateDevice(seed, dropped, haste)
     host, wrong = Worker(life), []
     with device:
         worker = LateWorker(life, device, mistake)
@@ -276,16 +277,26 @@ def noticed(**control: Any) -> bool:
 
 @pytest.mark.parametrize(
     "dropped",
-    [Stream.RELOCATION, Stream.MAIN, Stream.REPORT, "synchronize", "keep"],
+    [
+        (Stream.RELOCATION, Stream.MAIN),
+        Stream.MAIN,
+        (Stream.PARK, Stream.RELOCATION),
+        (Stream.RELOCATION, Stream.PARK),
+        Stream.REPORT,
+        "synchronize",
+        "keep",
+    ],
     ids=[
         "copies do not wait for the forward before",
         "the forward does not wait for the copies",
+        "downloads do not wait for what is parked",
+        "what returns does not wait for its upload",
         "the report does not wait for the scores",
         "the fetch does not wait for the report",
         "the outbox is not kept for the report",
     ],
 )
-def test_control_a_dropped_wait_is_noticed(dropped: str | Stream) -> None:
+def test_control_a_dropped_wait_is_noticed(dropped: Dropped) -> None:
     assert noticed(dropped=(dropped,))
 
 
