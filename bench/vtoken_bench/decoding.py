@@ -61,7 +61,8 @@ class Calls:
 
     def report(self, plan: StepPlan, scores: Floats | None, counts: dict[str, int]) -> WorkerReport:
         """A worker's report: all copies done, `scores` for every requested key."""
-        report = WorkerReport(plan.step, moved_tokens=len(plan.source_slots))
+        copied = len(plan.source_slots), len(plan.park_slots), len(plan.restore_slots)
+        report = WorkerReport(plan.step, 0, *copied)
         if scores is not None:
             report.scores = {key: scores[: counts[key[0]]] for key in plan.want_scores}
         return report
