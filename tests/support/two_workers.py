@@ -31,7 +31,7 @@ from vtoken.vllm.worker.scores import HostScores, PendingScores
 
 S, BLOCKS, LAYERS, HEADS, KV_HEADS, DIM = 4, 80, 3, 4, 2, 8
 MAX_LENGTH = 256
-NUM_HOSTS = 12
+NUM_HOSTS = 256
 ONE, TWO = (1,), (0, 2)
 SIGNALS = {
     "a": (
@@ -61,8 +61,8 @@ class Life:
     `signals`: those of each of at most four requests. `caches` show the state after the step that
     was made last. Slots of evicted tokens are taken by the next moves, and slots of moved tokens by
     new tokens of the same step, as early as plans permit. `written`: the step's new slots.
-    `returns`: tokens are parked as they die, as far as host slots are free, and come back in some
-    steps; the host slots of those that did are taken in the next step.
+    `returns`: tokens are parked as they die, and come back in some steps; the host slots of those
+    that did are taken first in the next step.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Life:
         if rng.random() < 0.5 and len(live) > 8:
             part.evicted = np.sort(rng.choice(sorted(live)[:-1], 3, replace=False))
             for token in part.evicted.tolist():
-                if self.returns and self.hosts:
+                if self.returns:
                     self._park(name, token)
                 self.free.append(live.pop(token))
         elif self.returns and rng.random() < 0.6:
