@@ -1,11 +1,15 @@
-"""The whole runtime in pools of 4 to 8 blocks: any order of admissions, steps, configuration
-changes, compactions, preemptions and aborts keeps every live token's contents.
+"""The whole runtime in pools of 4 to 24 blocks: any order of admissions, steps, configuration
+changes, compactions, restores, preemptions and aborts keeps every live token's contents.
+
+A token is live, dead, parked, or live with a copy. The worker compares the contents of every live
+token with those that it was written with, so a token that comes back is compared, too.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch as replaced
 
 import numpy as np
 from hypothesis import settings
@@ -23,6 +27,7 @@ from vtoken.core.config.prompt_parts import PromptParts
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import merge_patch
 from vtoken.core.protocol.step import NO_IDS
+from vtoken.core.runtime import shortage
 from vtoken.wire import Operation
 
 POLICIES = st.sampled_from(
@@ -35,6 +40,8 @@ POLICIES = st.sampled_from(
         {"name": "h2o", "params": {"sinks": 0, "recent_ratio": 1.0, "normalize": True}},
     ]
 )
+TOKEN_BYTES = 512  # of the core engine's four layers
+PARK_BYTES = st.sampled_from([0, 3 * TOKEN_BYTES, 9 * TOKEN_BYTES, 1 << 20, 1 << 20])
 PATCHES = st.fixed_dictionaries(
     {},
     optional={
@@ -59,15 +66,26 @@ PATCHES = st.fixed_dictionaries(
         "interval_tokens": st.integers(0, 3),
         "evict_when": st.sampled_from(["pressure", "always"]),
         "evict_during": st.sampled_from(["decode", "both"]),
+        "park_bytes": PARK_BYTES,
+        "restore_after_ms": st.sampled_from([0, 0, 3_600_000]),
         "protect": st.fixed_dictionaries({"template": st.booleans(), "last_user": st.booleans()}),
         "probe": st.fixed_dictionaries({"every_steps": st.integers(1, 3)}),
     },
 )
 
 
+class Tokens(NamedTuple):
+    """One request's tokens, of those that exist: `parked` ones are dead and have a copy."""
+
+    admissions: int
+    num_tokens: int
+    live: set[int]
+    parked: set[int]
+
+
 class Engine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(4, 8),
+        num_blocks=st.one_of(st.integers(4, 8), st.integers(12, 24)),
         block_size=st.integers(2, 4),
         chunk=st.sampled_from([2, 5, 100, 100]),
         lag=st.integers(0, 1),
@@ -76,6 +94,7 @@ class Engine(RuleBasedStateMachine):
         budget=st.integers(2, 6),
         when=st.sampled_from(["pressure", "always"]),
         window=st.sampled_from([None, None, 3, 8]),
+        park_bytes=PARK_BYTES,
     )
     def start(
         self,
@@ -88,7 +107,11 @@ class Engine(RuleBasedStateMachine):
         budget: int,
         when: str,
         window: int | None,
+        park_bytes: int,
     ) -> None:
+        # A shortage is near for 32 tokens of growth, more than such pools have when it is quiet.
+        self.near = replaced.object(shortage, "WARM_QUERIES", 2)
+        self.near.start()
         self.engine = CoreEngine(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -103,12 +126,14 @@ class Engine(RuleBasedStateMachine):
                 "evict_when": when,
                 "theta_f": 0.0,
                 "low_watermark_blocks": num_blocks,
+                "park_bytes": park_bytes,
+                "restore_after_ms": 0,
             },
         )
         self.engine.worker.hole_us, self.engine.worker.copy_us = 3, 1
         self.operations: list[Operation] = []
         self.engine.draft = self._draft
-        self.count = 0
+        self.count = self.num_back = 0
 
     @rule(
         data=st.data(),
@@ -144,6 +169,9 @@ class Engine(RuleBasedStateMachine):
             self.count += 1
 
     @rule(num_steps=st.integers(1, 12))
+    def steps(self, num_steps: int) -> None:
+        self.step(num_steps)
+
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             before = {
@@ -151,13 +179,41 @@ class Engine(RuleBasedStateMachine):
                 for r in self.engine.running
                 if r.id in self.engine.runtime.tables
             }
+            earlier = self._tokens()
             self.engine.step()
             self.engine.check()
+            self._check_returns(earlier)
             for request in self.engine.running:
                 admissions, first, others = before.get(request.id, (0, set(), set()))
                 if admissions == request.admissions:
                     live = set(self.engine.runtime.tables[request.id].live_ids().tolist())
                     assert not others - live or not first & live
+
+    def _tokens(self) -> dict[str, Tokens]:
+        tables = self.engine.runtime.tables
+        return {
+            r.id: Tokens(
+                r.admissions,
+                tables[r.id].num_tokens,
+                set(tables[r.id].live_ids().tolist()),
+                set(tables[r.id].parked_ids().tolist()),
+            )
+            for r in self.engine.running
+            if r.id in tables
+        }
+
+    def _check_returns(self, earlier: dict[str, Tokens]) -> None:
+        """Only parked tokens come back, and in no step in which their request evicts."""
+        for name, now in self._tokens().items():
+            before = earlier.get(name)
+            if before is None or before.admissions != now.admissions:
+                continue
+            back = {t for t in now.live - before.live if t < before.num_tokens}
+            gone = {t for t in before.live - now.live if t < now.num_tokens}
+            assert back <= before.parked
+            assert not back or not gone
+            assert now.parked <= before.parked | gone
+            self.num_back += len(back)
 
     def _draft(self, request: Request) -> tuple[int, int]:
         """Any number of drafts, of which any are right."""
@@ -178,6 +234,21 @@ class Engine(RuleBasedStateMachine):
 
     @rule(patch=PATCHES)
     def configure(self, patch: dict[str, Any]) -> None:
+        self._configure(patch)
+
+    @rule(budget=st.integers(2, 6), num_steps=st.integers(1, 8))
+    def shortage_that_ends(self, budget: int, num_steps: int) -> None:
+        """Tokens are parked; then all requests but the first end, and its tokens may come back."""
+        ample = {"low_watermark_blocks": 0, "headroom_blocks": 0, "restore_after_ms": 0}
+        quiet = {"evict_when": "pressure", "reclamation": "auto"} | ample
+        self._configure({"evict_when": "always", "budget_tokens": budget, "park_bytes": 1 << 20})
+        self.step(num_steps)
+        for request in [*self.engine.running[1:], *self.engine.waiting]:
+            self.engine.remove(request.id)
+        self._configure(quiet)
+        self.step(num_steps)
+
+    def _configure(self, patch: dict[str, Any]) -> None:
         runtime = self.engine.runtime
         runtime.active.config = merge_patch(
             runtime.config, patch, num_blocks=runtime.geometry.num_blocks, num_layers=4
@@ -189,6 +260,16 @@ class Engine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(ids))
         operation = self.engine.runtime.operations.add("test", request_id, batch_size, False)
         self.operations.append(operation)
+
+    @precondition(lambda self: self.engine.running)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        tables = [table.request_id for table in self.engine.runtime.tables]
+        self.engine.runtime.restorer.ask(data.draw(st.sampled_from(tables)))
+
+    @rule(refuses=st.booleans())
+    def host_memory(self, refuses: bool) -> None:
+        self.engine.worker.refuses_memory = refuses
 
     @precondition(lambda self: self.engine.running)
     @rule(data=st.data())
@@ -230,12 +311,13 @@ class Engine(RuleBasedStateMachine):
         assert runtime.counters.invariants.violations == 0
         assert not runtime.current.decisions.other_rows(NO_IDS)
         assert all(runtime.requests.in_flight_step(name) >= 0 for name in runtime.requests.held)
-        dead = sum(table.num_dead for table in runtime.tables)
-        assert dead <= runtime.counters.tokens.evicted
+        deaths = sum(table.num_deaths for table in runtime.tables)
+        assert deaths <= runtime.counters.tokens.evicted
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        self.near.stop()
         engine = self.engine
         for request in [*engine.running, *engine.waiting]:
             engine.remove(request.id)
@@ -247,6 +329,8 @@ class Engine(RuleBasedStateMachine):
         assert len(engine.store.free) == engine.store.num_blocks - 1
         assert all(op.state in ("done", "failed") for op in self.operations)
         assert engine.runtime.relocator.num_in_flight_tokens == 0
+        assert engine.runtime.parking.slots.num_used == 0
+        assert engine.runtime.counters.parking.restored_tokens >= self.num_back
 
 
 Engine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

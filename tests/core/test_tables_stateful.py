@@ -28,10 +28,12 @@ PICK = st.randoms(use_true_random=False)
 
 @dataclass
 class Shadow:
-    """One request: live token -> slot."""
+    """One request: live token -> slot, and token -> host slot of its copy."""
 
     blocks: list[int] = field(default_factory=list)
     slots: dict[int, int] = field(default_factory=dict)
+    copies: dict[int, int] = field(default_factory=dict)
+    num_restored: int = 0
     num_tokens: int = 0
     evicted: bool = False
 
@@ -43,7 +45,7 @@ class Tables(RuleBasedStateMachine):
         self.tables = TokenTables(num_blocks, block_size)
         self.shadows: dict[str, Shadow] = {}
         self.num_blocks = num_blocks
-        self.count = 0
+        self.count = self.num_copies = 0
 
     def free(self) -> list[int]:
         held = {b for shadow in self.shadows.values() for b in shadow.blocks}
@@ -115,6 +117,7 @@ class Tables(RuleBasedStateMachine):
         shadow = self.shadows[name]
         total = shadow.num_tokens - min(shadow.num_tokens, round(share * (num_new + 2)))
         rows = np.array([self.tables[name].row])
+        self.drop(name, [t for t in shadow.copies if t >= total])
         self.tables.truncate(rows, np.array([total]))
         shadow.num_tokens = total
         shadow.slots = {t: slot for t, slot in shadow.slots.items() if t < total}
@@ -160,9 +163,14 @@ class Tables(RuleBasedStateMachine):
         shadow.num_tokens = total
 
     @precondition(lambda self: self.shadows)
-    @rule(pick=PICK, share=st.floats(0, 1), single=st.booleans())
-    def evict(self, pick: object, share: float, single: bool) -> None:
+    @rule(pick=PICK, share=st.floats(0, 1), single=st.booleans(), parks=st.booleans())
+    def evict(self, pick: object, share: float, single: bool, parks: bool) -> None:
         name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        self.evict_some(name, pick, share, single=single, parks=parks)
+
+    def evict_some(
+        self, name: str, pick: object, share: float, *, single: bool, parks: bool
+    ) -> None:
         shadow = self.shadows[name]
         live = sorted(shadow.slots)
         if not live:
@@ -175,6 +183,8 @@ class Tables(RuleBasedStateMachine):
         for victim in victims:
             del shadow.slots[victim]
         shadow.evicted |= bool(victims)
+        if parks:
+            self.park(name, sorted(set(victims) - set(shadow.copies)))
 
     @precondition(lambda self: self.shadows)
     @rule(pick=PICK, kind=st.sampled_from(["unknown", "negative", "doubled", "dead"]))
@@ -192,6 +202,109 @@ class Tables(RuleBasedStateMachine):
         if bad:
             with pytest.raises(InvariantViolation):
                 evict_tokens(self.tables, name, np.array(live[1:] + bad, dtype=np.int64))
+
+    def park(self, name: str, ids: list[int]) -> None:
+        """Dead tokens without a copy get one."""
+        hosts = range(self.num_copies, self.num_copies + len(ids))
+        self.num_copies += len(ids)
+        row = self.tables[name].row
+        self.tables.note_copies(row, np.array(ids, dtype=np.int64), np.array(hosts))
+        self.shadows[name].copies |= zip(ids, hosts, strict=True)
+
+    def drop(self, name: str, ids: list[int]) -> None:
+        shadow = self.shadows[name]
+        rows = np.full(len(ids), self.tables[name].row)
+        num_parked = self.tables.drop_copies(rows, np.array(ids, dtype=np.int64))
+        assert num_parked == len(set(ids) - set(shadow.slots))
+        for token in ids:
+            del shadow.copies[token]
+
+    @precondition(lambda self: any(s.copies for s in self.shadows.values()))
+    @rule(pick=PICK, share=st.floats(0, 1))
+    def drop_copies(self, pick: object, share: float) -> None:
+        """Of live tokens and of dead ones."""
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        ids = sorted(self.shadows[name].copies)
+        self.drop(name, pick.sample(ids, round(share * len(ids))))  # type: ignore[attr-defined]
+
+    def open_places(self, shadow: Shadow) -> list[int]:
+        """Places in private blocks that hold no live token."""
+        taken, private = set(shadow.slots.values()), self.private(shadow)
+        return [
+            i
+            for i in range(len(shadow.blocks) * self.size)
+            if self.slot(shadow, i) not in taken and shadow.blocks[i // self.size] in private
+        ]
+
+    def request_with_parked_tokens(self, pick: object) -> str:
+        name = pick.choice(sorted(self.shadows))  # type: ignore[attr-defined]
+        if self.shadows[name].copies.keys() <= self.shadows[name].slots.keys():
+            self.evict_some(name, pick, pick.random(), single=False, parks=True)  # type: ignore[attr-defined]
+        return str(name)
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK, share=st.floats(0, 1), num_fresh=st.integers(0, 2), most=st.booleans())
+    def restore(self, pick: object, share: float, num_fresh: int, most: bool) -> None:
+        """Parked tokens go into places of private blocks and of fresh ones, in any order."""
+        name = self.request_with_parked_tokens(pick)
+        shadow, table = self.shadows[name], self.tables[name]
+        table.protect(set(shadow.blocks) - set(self.private(shadow)))
+        places = self.open_places(shadow)
+        for limit in (1, len(places) + 1):
+            assert self.tables.open_places(table.row, limit).tolist() == places[:limit]
+        parked = sorted(set(shadow.copies) - set(shadow.slots))
+        assert table.parked_ids().tolist() == parked
+        fresh = self.free()[:num_fresh]
+        places += range(
+            len(shadow.blocks) * self.size, (len(shadow.blocks) + len(fresh)) * self.size
+        )
+        count = min(len(parked), len(places)) if most else round(share * len(parked))
+        if count == 0 or count > len(places):
+            table.protect(())
+            return
+        ids = sorted(pick.sample(parked, count))  # type: ignore[attr-defined]
+        chosen = sorted(pick.sample(places, count))  # type: ignore[attr-defined]
+        slots = self.tables.restore(
+            table.row, np.array(ids), np.array(chosen), np.array(fresh, dtype=np.int64)
+        )
+        table.protect(())
+        shadow.blocks += fresh
+        assert slots.tolist() == [self.slot(shadow, place) for place in chosen]
+        shadow.slots |= zip(ids, slots.tolist(), strict=True)
+        shadow.num_restored += count
+
+    @precondition(lambda self: self.shadows)
+    @rule(pick=PICK)
+    def refuse_to_restore(self, pick: object) -> None:
+        name = self.request_with_parked_tokens(pick)
+        shadow, table = self.shadows[name], self.tables[name]
+        live, places = sorted(shadow.slots), self.open_places(shadow)
+        parked = sorted(set(shadow.copies) - set(live))
+        lost = sorted(set(range(shadow.num_tokens)) - set(live) - set(parked))
+        private = self.private(shadow)
+        shared = [i * self.size for i, b in enumerate(shadow.blocks) if b not in private]
+        taken = [self.index(shadow, shadow.slots[token]) for token in live]
+        table.protect(set(shadow.blocks) - set(private))
+        for ids, at in (
+            (live, places),
+            (lost, places),
+            ([shadow.num_tokens], places),
+            ([-1], places),
+            (parked, taken),
+            (parked, [len(shadow.blocks) * self.size]),
+            (parked, shared),
+        ):
+            if ids and at:
+                self.refuse(table.row, ids[:1], at[:1])
+        if parked and len(places) > 1:
+            self.refuse(table.row, parked[:1] * 2, places[:2])
+        if len(parked) > 1 and places:
+            self.refuse(table.row, parked[:2], places[:1] * 2)
+        table.protect(())
+
+    def refuse(self, row: int, ids: list[int], places: list[int]) -> None:
+        with pytest.raises(InvariantViolation):
+            self.tables.restore(row, np.array(ids), np.array(places), np.empty(0, dtype=np.int64))
 
     @precondition(lambda self: self.shadows)
     @rule(pick=PICK, num_fresh=st.integers(0, 2), shuffle=st.booleans())
@@ -303,6 +416,10 @@ class Tables(RuleBasedStateMachine):
             assert (table.blocks, table.num_tokens) == (shadow.blocks, shadow.num_tokens)
             assert table.extent == self.extent(shadow)
             assert table.num_dead == shadow.num_tokens - len(shadow.slots)
+            hosts = {t: h for t, h in enumerate(table.hosts_of().tolist()) if h >= 0}
+            assert hosts == shadow.copies
+            assert table.num_parked == len(set(hosts) - set(shadow.slots))
+            assert table.num_deaths == table.num_dead + shadow.num_restored
             assert all(table.is_live(t) == (t in shadow.slots) for t in range(shadow.num_tokens))
             per_block = [
                 sum(slot // self.size == b for slot in shadow.slots.values()) for b in shadow.blocks
