@@ -16,6 +16,7 @@ from unittest.mock import patch
 from tests.faults.catalogue import REPORTERS, Fault, Hit, Noticed, noticed
 from tests.soak.oracle import Oracle
 from tests.support import reference
+from tests.support.live_sets import LiveSets
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.config.values import merge_patch
 
@@ -51,15 +52,13 @@ class EngineUnderFaults:
     """A running engine; `heal` undoes a fault and its effects."""
 
     def __init__(self, llm: Any, model: Path) -> None:
-        from tests.soak.engine import Watch
-
         self.llm = llm
         self.core = llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.runtime = self.scheduler.vtoken
         self.manager = self.scheduler.kv_cache_manager.coordinator.single_type_managers[0]
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
-        self.watch = Watch(self.scheduler)
+        self.watch = LiveSets(self.scheduler)
         self.oracle = Oracle(model)
         self.stack = ExitStack()
         self.broken = False

@@ -1,8 +1,8 @@
 """The soak's reference: a model whose attention sees exactly the live tokens.
 
-It runs the model in Hugging Face transformers on the sampled tokens and the recorded evictions,
+It runs the model in Hugging Face transformers on the sampled tokens and the recorded live sets,
 without blocks, caches or vLLM. One masked, teacher-forced forward pass covers the entire sequence:
-query q sees token k iff k <= q and k had not been evicted when q was computed. Every sampled token
+query q sees token k iff k <= q and k was live when q was computed. Every sampled token
 is compared on its own, so a difference in the last digit of a logit never cascades.
 
 A preempted request has one `Stretch` per admission: the tokens that existed at its (re)admission
@@ -11,21 +11,13 @@ were computed in full context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-
-@dataclass(slots=True)
-class Stretch:
-    """One admission: `known` tokens existed at its start; `evictions` are (num_tokens, ids): from
-    query `num_tokens` on, `ids` are invisible.
-    """
-
-    known: int
-    evictions: list[tuple[int, list[int]]] = field(default_factory=list)
+from tests.support.reference import Stretch, hide, visible
 
 
 @dataclass(slots=True)
@@ -63,17 +55,12 @@ class Oracle:
         import torch
 
         n = len(tokens) - 1  # the last token is compared, but is no query
-        visible = torch.ones(n, n, dtype=torch.bool).tril()
-        for num_tokens, ids in stretch.evictions:
-            if num_tokens < n:
-                visible[num_tokens:, [i for i in ids if i < n]] = False
-        mask = torch.zeros(n, n).masked_fill(~visible, torch.finfo(torch.float32).min)
         first = stretch.known - 1
         with torch.no_grad():
             logits = self._model(
                 input_ids=torch.tensor([tokens[:n]]),
                 position_ids=torch.arange(n)[None],
-                attention_mask=mask[None, None],
+                attention_mask=hide(visible(n, stretch.changes), torch.float32),
                 use_cache=False,
                 logits_to_keep=n - first,
             ).logits[0]

@@ -28,7 +28,11 @@ from vtoken_bench.output import commit_of
 
 SILENCE_S = 240.0  # starting an engine is the longest silence
 # More threads gain nothing for small tensors, and cost much on shared cores.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+}
 COLUMNS = (
     ("requests", "requests"),
     ("tokens", "tokens"),
@@ -111,7 +115,7 @@ def run_phase(phase: Phase) -> Tally:
             stderr=stderr,
             pass_fds=(write,),
             text=True,
-            env=ONE_THREAD | os.environ | phase.engine.environment,
+            env=ENVIRONMENT | os.environ | phase.engine.environment,
             start_new_session=True,
         )
     os.close(write)

@@ -17,12 +17,13 @@ from typing import Any, TextIO
 
 import msgspec
 
-from tests.soak.engine import Watch, abort_during_step, is_busy, make_engine, sampling_params
+from tests.soak.engine import abort_during_step, is_busy, make_engine, sampling_params
 from tests.soak.oracle import Oracle
 from tests.soak.phases import Phase
 from tests.soak.tally import Tally
 from tests.soak.traffic_generator import NEEDS_BUDGET, Chance, RequestDraw
 from tests.support.account import Account, Said, contradictions, moment_of
+from tests.support.live_sets import LiveSets
 from vtoken.sentences.advice import put_into_words
 from vtoken.wire import (
     BlocksDocument,
@@ -62,7 +63,7 @@ class Soak:
         self.engine = make_engine(phase)
         self.core = self.engine.engine_core.engine_core
         self.runtime = self.core.scheduler.vtoken
-        self.watch = Watch(self.core.scheduler)
+        self.watch = LiveSets(self.core.scheduler)
         self.account = Account(self.runtime)
         self.policies = self._call("describe", Describe).policies
 
@@ -246,7 +247,7 @@ class Soak:
     def _compare(self) -> None:
         greedy = [name for name in self.outputs if self.sent[name].greedy]
         preempted = [name for name in greedy if len(self.watch.stretches[name]) > 1]
-        evicted = [n for n in greedy if any(s.evictions for s in self.watch.stretches[n])]
+        evicted = [n for n in greedy if any(s.changes for s in self.watch.stretches[n])]
         share = NUM_COMPARED // 3
         chosen: dict[str, None] = {}
         for names in (preempted, evicted, greedy):

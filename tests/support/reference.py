@@ -220,22 +220,24 @@ class Stretch:
 
 
 def visible(num_tokens: int, changes: Iterable[Change]) -> torch.Tensor:
-    """bool [num_tokens, num_tokens]: whether query q sees token k.
-
-    Raises ValueError if a token that is not live is evicted, or one that is live is restored.
-    """
+    """bool [num_tokens, num_tokens]: whether query q sees token k."""
     seen = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
     for first, evicted, restored in changes:
-        if first >= num_tokens:
-            continue  # no query comes after it
-        gone, back = list(evicted), list(restored)
-        if wrong := [i for i in gone if i >= first or not seen[first, i]]:
-            raise ValueError(f"victims {wrong} are not live")
-        if wrong := [i for i in back if i >= first or seen[first, i]]:
-            raise ValueError(f"restored tokens {wrong} are not dead")
-        seen[first:, gone] = False
-        seen[first:, back] = True
+        for ids, value in ((evicted, False), (restored, True)):
+            seen[first:, [i for i in ids if i < num_tokens]] = value
     return seen
+
+
+def check_log(changes: Iterable[Change]) -> None:
+    """Raise ValueError if a token that is not live is evicted, or one that is live is restored."""
+    dead: set[int] = set()
+    for first, evicted, restored in changes:
+        if wrong := [i for i in evicted if i in dead or not 0 <= i < first]:
+            raise ValueError(f"victims {wrong} are not live")
+        dead |= {*evicted}
+        if wrong := [i for i in restored if i not in dead]:
+            raise ValueError(f"restored tokens {wrong} are not dead")
+        dead -= {*restored}
 
 
 def trace_log(
@@ -262,6 +264,7 @@ def trace_log(
     for number, stretch in enumerate(stretches):
         last = number + 1 == len(stretches)
         end = most if last else min(most, stretches[number + 1].known)
+        check_log(stretch.changes)
         if len(tokens) < end:
             extend(model, tokens, end, visible(end - 1, stretch.changes), expected, result)
     result.tokens = tokens[len(prompt_ids) :]

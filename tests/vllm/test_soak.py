@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.soak.oracle import Oracle, Stretch
+from tests.soak.oracle import Oracle
 from tests.soak.phases import Phase, plan_phases
 from tests.soak.run import run_phase
 from tests.soak.tally import Tally, total
 from tests.support import reference
+from tests.support.reference import Change, Stretch
 
 pytestmark = pytest.mark.vllm
 
@@ -58,14 +59,14 @@ def test_the_oracle_distinguishes_right_output_from_wrong(demo_model: Path) -> N
     model = AutoModelForCausalLM.from_pretrained(demo_model, attn_implementation="eager").eval()
     prompt = reference.random_prompt(60, 3)
     found = reference.trace(model, prompt, 40, reference.streaming_llm(4, 32, 6))
-    evictions = [(60 + step, sorted(victims)) for step, victims in found.victims.items()]
+    evictions = [Change(60 + step, sorted(victims)) for step, victims in found.victims.items()]
     assert len(evictions) > 3
     oracle = Oracle(demo_model)
     right = oracle.compare(prompt, found.tokens, [Stretch(60, evictions)])
     assert len(right.gaps) == 40
     assert right.num_worse_than(1e-3) == 0
     # Controls: victims that stay visible, that are another token, that die a step late.
-    other = [(when, [victim + 1 for victim in ids]) for when, ids in evictions]
+    other = [Change(when, [victim + 1 for victim in ids]) for when, ids, _ in evictions]
     for wrong in ([], other):
         assert oracle.compare(prompt, found.tokens, [Stretch(60, wrong)]).num_worse_than(1e-3) > 3
     changed = [*found.tokens[:20], (found.tokens[20] + 1) % 90, *found.tokens[21:]]
@@ -80,7 +81,7 @@ def test_a_preempted_request_is_checked_admission_by_admission(demo_model: Path)
     first = reference.trace(model, prompt, 15, evict)
     second = reference.trace(model, prompt + first.tokens, 15, evict)
     stretches = [
-        Stretch(known, [(known + step, sorted(ids)) for step, ids in trace.victims.items()])
+        Stretch(known, [Change(known + step, sorted(ids)) for step, ids in trace.victims.items()])
         for known, trace in ((50, first), (65, second))
     ]
     output = first.tokens + second.tokens
@@ -88,7 +89,7 @@ def test_a_preempted_request_is_checked_admission_by_admission(demo_model: Path)
     verdict = oracle.compare(prompt, output, stretches)
     assert len(verdict.gaps) == 30
     assert verdict.num_worse_than(1e-3) == 0
-    as_one = [Stretch(50, stretches[0].evictions + stretches[1].evictions)]
+    as_one = [Stretch(50, stretches[0].changes + stretches[1].changes)]
     assert oracle.compare(prompt, output, as_one).num_worse_than(1e-3) > 0
 
 

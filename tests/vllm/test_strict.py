@@ -35,11 +35,11 @@ def run(llm: Any, tokens: Outputs) -> None:
 def test_strict_no_token_of_a_violated_step_leaves_the_engine(
     engine: Any, demo_model: Path
 ) -> None:
-    from tests.soak.engine import Watch
+    from tests.support.live_sets import LiveSets
 
     tokens: Outputs = {}
     with engine(**ENGINE_ARGUMENTS, **engine_args(CONFIG, strict=True)) as llm:
-        watch = Watch(scheduler_of(llm))
+        watch = LiveSets(scheduler_of(llm))
         with pytest.raises(InvariantViolation, match=r"I1: relocation of .* in layer 3"):
             run(llm, tokens)
         counters = runtime_of(llm).counters
