@@ -311,8 +311,9 @@ class Engine(RuleBasedStateMachine):
         assert runtime.counters.invariants.violations == 0
         assert not runtime.current.decisions.other_rows(NO_IDS)
         assert all(runtime.requests.in_flight_step(name) >= 0 for name in runtime.requests.held)
-        deaths = sum(table.num_deaths for table in runtime.tables)
-        assert deaths <= runtime.counters.tokens.evicted
+        dead = sum(table.num_dead for table in runtime.tables)
+        returns = int(runtime.tables.columns.num_restored[runtime.tables.all_rows].sum())
+        assert dead + returns <= runtime.counters.tokens.evicted
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
