@@ -137,6 +137,10 @@ async def test_what_has_an_id_is_found_in_any_engine(
     )
     assert forgotten.engine == 1
     assert not cores[0].runtime.requests.forgotten
+    for query in ("", "?validate_only=true"):
+        restored = await call(http, wire.Restored, "POST", f"/requests/r1/restore{query}")
+        assert (restored.engine, restored.request_id) == (1, "r1")
+    await refused(http, 404, "POST", "/requests/r1/restore?engine=0")
 
 
 async def test_one_request_of_all_engines_is_meant_by_a_name(

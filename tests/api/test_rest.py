@@ -295,6 +295,39 @@ async def test_a_session_is_ended_and_other_requests_are_not(
     await until(lambda: served.client.aborted == ["stream"], "its client was not told")
 
 
+# ---------------------------------------------------------------- restoring
+
+
+async def test_parked_tokens_of_a_request_come_back_when_they_are_asked_for(
+    http: httpx.AsyncClient, core: LiveEngine
+) -> None:
+    core.configure(park_bytes=1 << 20, reclamation="auto")
+    core.finish("a")
+    core.finish("b")
+    core.admit("p", 120)
+    core.steps(3)
+    core.configure(evict_when="pressure", restore_after_ms=3_600_000)
+    row = read(await http.get("/requests/p"), wire.RequestDetail)
+    assert row.parked_tokens == row.dead > 0
+    tried = read(await http.post("/requests/p/restore?validate_only=true"), wire.Restored)
+    assert (tried.parked_tokens, tried.restorable_tokens) == (row.dead, row.dead)
+    assert not core.runtime.restorer.asked
+    assert read(await http.post("/requests/p/restore"), wire.Restored) == tried
+    core.steps(5)
+    row = read(await http.get("/requests/p"), wire.RequestDetail)
+    assert (row.dead, row.parked_tokens) == (0, 0)
+    events = core.call("events", kind="restored").events
+    assert sum(event.data["largest"]["p"] for event in events) == tried.parked_tokens
+    assert events[-1].data["reason"] == "asked"
+    dry, made = read(await http.get("/audit"), wire.AuditPage).entries
+    changes = {"request_id": [None, "p"], "tokens": [None, tried.parked_tokens]}
+    assert (dry.action, dry.dry_run, dry.changes) == ("restore", True, changes)
+    assert (made.action, made.dry_run, made.changes) == ("restore", False, changes)
+    refused = problem(await http.post("/requests/nobody/restore"), 404)
+    assert refused.field == "request_id"
+    assert problem(await http.post("/requests/p/restore?validate_only=1"), 422)
+
+
 # ---------------------------------------------------------------- forgetting
 
 

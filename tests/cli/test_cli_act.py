@@ -187,6 +187,28 @@ async def test_forgotten_tokens_are_told_and_die_first(
     assert entry.changes["spans"][1] == [[3, 9], [60, 99]]
 
 
+async def test_parked_tokens_are_told_and_come_back(url: Url, core: LiveEngine) -> None:
+    assert (await run("restore", "a", *url)).out.splitlines() == [
+        "a: 0 of 0 parked tokens come back now",
+        "none of its tokens is parked",
+    ]
+    core.configure(park_bytes=1 << 20, reclamation="auto")
+    core.admit("p", 120)
+    core.steps(3)
+    number = len(core.runtime.tables["p"].parked_ids())
+    ran = await run("restore", "p", "--dry-run", *url)
+    assert ran.out.splitlines() == [
+        f"p: 0 of {number} parked tokens would come back now",
+        "they exceed its budget, and stay parked",
+    ]
+    core.configure(evict_when="pressure")
+    ran = await run("restore", "p", *url)
+    assert ran.code == 0
+    assert ran.out.startswith(f"p: {number} of {number} parked tokens come back now")
+    core.steps(5)
+    assert core.runtime.tables["p"].num_dead == 0
+
+
 async def test_text_to_forget_is_looked_up(core: LiveEngine) -> None:
     """The text of token n is the word n % 97; those of 41 to 43 are one character."""
     async with serve(core.handle, show_text=True) as served:

@@ -23,7 +23,7 @@ from vtoken.sentences.situation import situation
 READING = {
     "diagnosis", "status", "engines", "config", "policies", "requests", "events", "what_if",
 }  # fmt: skip
-CHANGING = {"change", "confirm", "undo", "compact"}
+CHANGING = {"change", "confirm", "undo", "compact", "restore"}
 
 
 async def tools_of(client: Client) -> set[str]:

@@ -43,9 +43,13 @@ class Account:
     ended: dict[str, Ended] = field(default_factory=dict)
     dead: dict[str, set[int]] = field(default_factory=dict)  # of requests with blocks
     gave: dict[str, int] = field(default_factory=dict)
+    restored: int = 0
+    back: Counter[str] = field(default_factory=Counter)  # restored, of requests with blocks
 
     def __post_init__(self) -> None:
         watch_victims(self.runtime, self._victims)
+        parking = self.runtime.parking
+        self._restore, parking.restore = parking.restore, self._restored
         self._release, self.runtime.release = self.runtime.release, self._released
 
     def _victims(self, table: Any, victims: Any) -> None:
@@ -60,9 +64,18 @@ class Account:
             self.given += len(victims)
             self.gave[name] = self.gave.get(name, 0) + len(victims)
 
+    def _restored(self, table: Any, ids: Any, slots: Any) -> None:
+        dead = self.dead[table.request_id]
+        assert dead.issuperset(ids.tolist())
+        dead.difference_update(ids.tolist())
+        self.restored += len(ids)
+        self.back[table.request_id] += len(ids)
+        self._restore(table, ids, slots)
+
     def _released(self, request_id: str, *, preempted: bool = False) -> None:
         request = self.runtime.requests.held.get(request_id)
         if request is not None:
+            self.back.pop(request_id, None)
             dead, given = len(self.dead.pop(request_id, ())), self.gave.pop(request_id, 0)
             if preempted:
                 self.preempted[request_id] += 1
@@ -151,6 +164,12 @@ def _books(said: Said, account: Account, moment: Moment) -> Iterator[str]:
         kept = status.pressure.kept_shares
         yield from _differ("given", (status.pressure.given_tokens, account.given))
         yield from _differ("kept shares", (sum(kept.values()), len(account.ended)))
+    if (parking := status.parking) is not None:
+        yield from _differ("parked", (parking.tokens, sum(row.parked_tokens for row in said.rows)))
+        if parking.restored_tokens > account.restored:  # less: the newest are not reported yet
+            yield f"restored: {parking.restored_tokens} and {account.restored}"
+        if parking.used_bytes > min(parking.peak_bytes, parking.capacity_bytes):
+            yield f"bytes of copies: {parking}"
 
 
 def _requests(said: Said, account: Account, moment: Moment) -> Iterator[str]:
@@ -163,12 +182,16 @@ def _requests(said: Said, account: Account, moment: Moment) -> Iterator[str]:
             yield from _differ(f"tokens of {name}", (row.live + row.dead, moment.tokens.get(name)))
             yield from _differ(f"dead of {name}", (row.dead, dead))
             yield from _differ(f"given of {name}", (row.given_tokens, account.gave.get(name, 0)))
+            yield from _differ(f"restored of {name}", (row.restored_tokens, account.back[name]))
         yield from _differ(f"preemptions of {name}", (row.preemptions, account.preempted[name]))
         if moment.output is not None:
             output = moment.output.get(name, 0)
             yield from _differ(f"output of {name}", (row.output_tokens, output))
-        if row.given_tokens > row.dead:
-            yield f"given beyond dead of {name}: {row.given_tokens} and {row.dead}"
+        if row.given_tokens > row.dead + row.restored_tokens:
+            facts = row.given_tokens, row.dead, row.restored_tokens
+            yield f"given beyond dead and restored of {name}: {facts}"
+        if row.parked_tokens > row.dead:
+            yield f"parked beyond dead of {name}: {row.parked_tokens} and {row.dead}"
         waits = row.state in ("waiting", "preempted")
         yield from _differ(f"wait of {name}", (row.waiting_since_ts is not None, waits))
         if name not in held:
@@ -270,7 +293,7 @@ def sentence_contradictions(status: wire.Status, text: str) -> Iterator[str]:
         }
     yield from _numbers("sentence", text, named)
     head = text.split(":")[0].split(" ")[0]
-    heads = {"ok": {"OK", "IDLE"}, "fragmented": {"FRAGMENTED", "GIVING", "SHORT"}}
+    heads = {"ok": {"OK", "IDLE", "Memory"}, "fragmented": {"FRAGMENTED", "GIVING", "SHORT"}}
     if head not in ("PAUSED", "OFF") and head not in heads.get(
         cause, {"FULL", "SHORT", "GIVING", "IDLE"}
     ):
@@ -375,8 +398,8 @@ def _dry_run(said: Said) -> Iterator[str]:
     if without is None:
         yield "dry run: it does not say what happens without the change"
         return
-    mine = what_if.evicted_tokens, what_if.freed_blocks, what_if.givable_blocks
-    theirs = without.evicted_tokens, without.freed_blocks, without.givable_blocks
+    names = "evicted_tokens", "freed_blocks", "givable_blocks", "restored_tokens", "dropped_tokens"
+    mine, theirs = ([getattr(of, name) for name in names] for of in (what_if, without))
     yield from _differ("dry run without a difference", (mine, theirs))
 
 

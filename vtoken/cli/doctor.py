@@ -20,6 +20,7 @@ from vtoken.cli.remote import Remote
 from vtoken.cli.show import part_text, pressure_line
 from vtoken.client import Client, ProblemError
 from vtoken.sentences import budget_text, calibration_text, counted
+from vtoken.sentences.parking import parking_text
 from vtoken.sentences.situation import level, missing_blocks, waiting_text
 
 
@@ -96,6 +97,8 @@ def _examine_engine(client: Client) -> Iterator[Finding]:
     yield from _advised(status)
     yield _eviction(status)
     yield _reclamation(status)
+    if status.parking is not None:  # what is wrong with it is among the advice
+        yield Finding("parking", parking_text(status.parking))
     yield from _calibration(status)
 
 

@@ -68,7 +68,13 @@ def build(server: Server, *, can_control: bool) -> MCPServer:
         tools.events,
         tools.what_if,
     )
-    changing: tuple[Tool, ...] = (tools.change, tools.confirm, tools.undo, tools.compact)
+    changing: tuple[Tool, ...] = (
+        tools.change,
+        tools.confirm,
+        tools.undo,
+        tools.compact,
+        tools.restore,
+    )
     for tool in reading:
         _add(made, tool, ToolAnnotations(read_only_hint=True))
     for tool in changing if can_control else ():
@@ -184,3 +190,7 @@ class Tools:
     ) -> Any:
         """Run one round of compaction, or only plan it (`dry_run`, the default)."""
         return await self._ask("compact", request_id=request_id, dry_run=dry_run, engine=engine)
+
+    async def restore(self, request_id: str, dry_run: bool = True, engine: Engine = None) -> Any:
+        """Bring parked tokens of a request back now, or only report it (`dry_run`, the default)."""
+        return await self._ask("restore", request_id, validate_only=dry_run, engine=engine)

@@ -179,7 +179,7 @@ def ended_lines(ended: wire.Ended) -> list[str]:
 def restored_lines(restored: wire.Restored, *, dry_run: bool) -> list[str]:
     """What comes back of a request's parked tokens, or would, and why the others do not."""
     back, parked = restored.restorable_tokens, restored.parked_tokens
-    verb = "would come back" if dry_run else "come back"
+    verb = "would come back now" if dry_run else "come back now"
     line = f"{restored.request_id}: {back:,} of {counted(parked, 'parked token')} {verb}"
     line += f", in {counted(restored.blocks, 'block')}" if restored.blocks else ""
     return [line, *restored.notes]

@@ -19,8 +19,8 @@ from vtoken.control.ending import EndRequest, end
 from vtoken.control.forgetting import forget
 from vtoken.control.guard_watch import Clock
 from vtoken.control.outcomes import Outcomes
+from vtoken.control.parking import restore
 from vtoken.control.report import Reporter
-from vtoken.control.restoring import restore
 from vtoken.control.revisions import Revisions
 from vtoken.control.status import FINDING_S
 from vtoken.core.config.values import bounds
@@ -178,7 +178,8 @@ class Controller:
                 request_id = self.reporter.living(call.request_id)
                 return end(self.runtime, request_id, actor, self._end_request)
             case commands.Restore():
-                return restore(self.runtime, self.reporter.living(call.request_id))
+                request_id = self.reporter.living(call.request_id)
+                return restore(self.runtime, request_id, dry_run=call.dry_run)
         assert_never(call)
 
     # ------------------------------------------------------------ reading

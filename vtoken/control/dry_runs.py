@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from vtoken.base.arrays import Ints
 from vtoken.control.outlook import Outlook
+from vtoken.control.parking import returning
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import Pressure, describe_gates, headroom_gate
 from vtoken.core.planning.round import Round
@@ -95,6 +96,8 @@ class DryRuns:
         )
         gates = describe_gates(config, pressure)
         gates.append(headroom_gate(preview.available_blocks, missing, gains=plan.freed_blocks > 0))
+        lost = runtime.parking.lost_by(config.park_bytes)
+        left = runtime.parking.num_parked - lost
         return WhatIf(
             freed_blocks=preview.emptied_blocks + plan.freed_blocks,
             moved_tokens=plan.moved_tokens,
@@ -111,6 +114,8 @@ class DryRuns:
             more_requests=outlook.more_requests(),
             waiting_requests=len(outlook.waiting),
             startable_requests=outlook.startable_requests,
+            restored_tokens=min(returning(runtime, config).tokens, left),
+            dropped_tokens=lost,
         )
 
     def _victims(

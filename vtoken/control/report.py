@@ -170,6 +170,8 @@ class Reporter:
             "naive_blocks": naive_blocks(facts),
             "dense": facts["extent"] == live,
             "recycled_slots": facts["num_recycled"],
+            "restored_tokens": facts["num_restored"],
+            "parked_tokens": facts["num_parked"],
             "number": facts["number"],
         }
         givable, rows = outlook.givable_of(), []

@@ -24,7 +24,7 @@ from vtoken.control.status import FINDING_S, EngineStatus
 from vtoken.control.trials import RunningTrial, terms_of, terms_text
 from vtoken.core.config.descriptions import inactive_notes, mode_notes, swap_notes
 from vtoken.core.config.values import VTokenConfig, bounds, merge_patch
-from vtoken.sentences import change_text
+from vtoken.sentences import change_text, counted
 from vtoken.wire import (
     Accepted,
     ConfigDocument,
@@ -321,6 +321,9 @@ class Revisions:
         if not changes:
             return self._result(previous, changes)
         notes, superseded = self._notes(config, changes, terms), self._superseded()
+        if lost := self._runtime.parking.lost_by(config.park_bytes):
+            verb = "loses its copy" if lost == 1 else "lose their copies"
+            notes.append(f"{counted(lost, 'parked token')} {verb}, and cannot come back")
         self._active.install(config, revision)
         self._made = Made(actor, time.time(), [*changes])
         if "reclamation" in changes:

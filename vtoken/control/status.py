@@ -18,6 +18,7 @@ from vtoken.base.arrays import Ints
 from vtoken.control.diagnosis import Diagnosis, Finding
 from vtoken.control.facts import EngineFacts
 from vtoken.control.outlook import Outlook
+from vtoken.control.parking import parking
 from vtoken.control.scheduling import Scheduling
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.runtime.held_request import WASTED_WITHIN_STEPS
@@ -120,6 +121,7 @@ class EngineStatus:
             evict_when=config.evict_when,
             serving=replace(runtime.counters.serving),
             relief=slow.finding.relief,
+            parking=parking(runtime),
         )
 
     def _slow(self, outlook: Outlook, max_age_s: float) -> _Slow:

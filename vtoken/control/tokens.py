@@ -35,6 +35,7 @@ class _Token(NamedTuple):
     live: bool
     protected: bool
     forgotten: bool
+    parked: bool
     score: float | None
 
 
@@ -45,15 +46,16 @@ def _tokens(runtime: Runtime, table: TokenTable, start: int, stop: int) -> Itera
     protected = requests.protection(name).covers(ids)
     forgotten = covered(requests.forgotten_pairs(name), ids) & ~protected
     scores = runtime.ranking.newest(name)
-    columns = ids, table.slots_of(ids), protected, forgotten
-    for token_id, slot, is_protected, is_forgotten in zip(
+    columns = ids, table.slots_of(ids), protected, forgotten, table.hosts_of(ids) >= 0
+    for token_id, slot, is_protected, is_forgotten, has_copy in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         score = None
         if scores is not None and token_id < len(scores) and np.isfinite(scores[token_id]):
             score = float(scores[token_id])
         live = table.is_live(token_id)
-        yield _Token(token_id, slot, live, is_protected, is_forgotten, score)
+        parked = has_copy and not live
+        yield _Token(token_id, slot, live, is_protected, is_forgotten, parked, score)
 
 
 def token_page(runtime: Runtime, request_id: str, start: int, limit: int) -> TokenPage:
@@ -77,6 +79,7 @@ def token_page(runtime: Runtime, request_id: str, start: int, limit: int) -> Tok
                 score=token.score,
                 protected=token.protected,
                 forgotten=token.forgotten,
+                parked=token.parked,
             )
         )
     return page
@@ -127,6 +130,7 @@ def _text_rows(
                 score=token.score,
                 shadow_live=token.id not in chosen if was_live else None,
                 forgotten=token.forgotten,
+                parked=token.parked,
             )
         )
     return rows

@@ -85,13 +85,15 @@ def wait_words(row: RequestRow, now: float) -> str:
 def _kept(row: RequestRow) -> str:
     """What a finished request kept, and why it lost the rest."""
     total = row.live + row.dead
-    if not row.dead:
+    if not row.dead and not row.restored_tokens:
         return f"kept all of its {total:,} tokens"
     kept = f"kept {row.live:,} of {total:,} tokens"
     kept += f" ({row.live / total:.1%})"
     lost = []
     if row.given_tokens:
         lost.append(f"gave up {row.given_tokens:,}{REASON}")
-    if row.dead > row.given_tokens:
-        lost.append(f"lost {row.dead - row.given_tokens:,} over budget")
+    if others := row.dead + row.restored_tokens - row.given_tokens:
+        lost.append(f"lost {others:,} over budget")
+    if row.restored_tokens:
+        lost.append(f"{row.restored_tokens:,} came back")
     return "; ".join([kept, *lost])

@@ -278,7 +278,7 @@ class RequestRow(Doc):
     preemptions: int = 0
     number: int = 0  # 1..65535: stands for the request in the `owner` of its blocks; 0: none
     evict_when: EvictWhen = "always"
-    given_tokens: int = 0  # of the dead ones: died because memory was short
+    given_tokens: int = 0  # died because memory was short, those included that came back
     givable_tokens: int = 0  # that it can give now, in whole blocks; 0 under "always"
     session: bool = False  # a streaming-input session: evicts nothing, ends with its client
     arrived_ts: float = 0.0  # of a session: its newest turn; 0: an older server

@@ -69,6 +69,7 @@ class Metric(Generic[S]):
 _gauge: type[Metric[wire.Status]] = Metric
 _counter = partial(_gauge, kind="counter")
 _histogram = partial(_gauge, kind="histogram", guards=False)
+_parking = partial(_gauge, needs="park_bytes")
 # A setting, or the evidence of another metric: nothing that a change makes worse.
 _fixed = partial(_gauge, guards=False)
 
@@ -93,6 +94,12 @@ def _of_pressure(
     read: Callable[[wire.MemoryPressure], float],
 ) -> Callable[[wire.Status], float | None]:
     return lambda status: None if status.pressure is None else read(status.pressure)
+
+
+def _of_parking(
+    read: Callable[[wire.Parking], float],
+) -> Callable[[wire.Status], float | None]:
+    return lambda status: None if status.parking is None else read(status.parking)
 
 
 def _kept_share(status: wire.Status) -> Values:
@@ -222,6 +229,19 @@ METRICS: tuple[Metric[wire.Status], ...] = (
              "block", _of_pressure(lambda p: p.preemptions_above_floor)),
     _histogram("kept_share", "Live share of a request's tokens at its end, 0..1, over "
            "finished requests", _kept_share),
+    # What of it comes back? Absent while nothing is parked and `park_bytes` is 0
+    _parking("parked_tokens", "Evicted tokens with a copy in host memory, that come back when "
+             "memory is free", _of_parking(lambda p: p.tokens)),
+    _parking("park_used_bytes", "Host memory that copies of tokens take, over all ranks",
+             _of_parking(lambda p: p.used_bytes)),
+    _parking("park_copied_tokens", "Tokens copied to host memory",
+             _of_parking(lambda p: p.copied_tokens), kind="counter"),
+    _parking("park_restored_tokens", "Tokens that came back",
+             _of_parking(lambda p: p.restored_tokens), kind="counter"),
+    _parking("park_thrashed_tokens", "Tokens that gave way again within 5 s of their return",
+             _of_parking(lambda p: p.thrashed_tokens), kind="counter"),
+    _parking("park_dropped_tokens", "Parked tokens that were lost: their copy was given up",
+             _of_parking(lambda p: p.dropped_tokens), kind="counter"),
     # Why?
     _gauge("tokens", "Slots by state: live (a shared slot counts once), dead (evicted, block still "
            "in use)",

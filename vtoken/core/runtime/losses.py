@@ -30,6 +30,7 @@ REPORTED = (
     "live",
     "dead",
     "given_tokens",
+    "restored_tokens",
     "preemptions",
     "policy",
     "budget_tokens",

@@ -49,6 +49,7 @@ from vtoken.sentences import counted
 from vtoken.wire.status import ParkWait
 
 RESTORE_US = 20_000.0  # what restores may add to a step
+BACK_S = 10.0  # for so long tokens that came back are told
 
 
 @dataclass(eq=False)
@@ -70,7 +71,8 @@ class Restorer:
     asked: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._last_short_s = -float("inf")  # monotonic
+        self._last_short_s = self._last_back_s = -float("inf")  # monotonic
+        self._back = 0  # tokens restored since the last shortage
 
     # ------------------------------------------------------------ when
 
@@ -87,11 +89,16 @@ class Restorer:
             return "resume"
         if not any(self._wanted(table, config) for table in self._requests.tables):
             return "budget"
-        if self._is_short() or self.spare_blocks(config) <= 0:
+        if self.is_short() or self.spare_blocks(config) <= 0:
             return "memory"
         return "time" if self._recently_short(config) else ""
 
-    def _is_short(self) -> bool:
+    @property
+    def back_tokens(self) -> int:
+        """Tokens restored since the last shortage; 0 once none has come back for `BACK_S`."""
+        return self._back if time.monotonic() - self._last_back_s < BACK_S else 0
+
+    def is_short(self) -> bool:
         return self._current.is_short_soon or self._admission.demand is not None
 
     def _recently_short(self, config: VTokenConfig) -> bool:
@@ -139,13 +146,13 @@ class Restorer:
         Call after evictions and relocations are planned, and before places are chosen.
         """
         if short_blocks or self._admission.demand is not None:
-            self._last_short_s = time.monotonic()
+            self._last_short_s, self._back = time.monotonic(), 0
         columns, config = self._requests.tables.columns, self._active.config
         rows = np.flatnonzero(columns.num_parked > 0)
         if len(rows) == 0:
             self.asked.clear()
             return
-        if short_blocks or config.reclamation != "auto" or self._is_short():
+        if short_blocks or config.reclamation != "auto" or self.is_short():
             return
         rows = self._that_may(rows[self._wanted_now(rows) > 0])
         if self._recently_short(config):
@@ -224,6 +231,7 @@ class Restorer:
     def _report(self, restored: dict[str, int], num_blocks: int) -> None:
         """Add the event of a step that restores these tokens, by request."""
         total = sum(restored.values())
+        self._last_back_s, self._back = time.monotonic(), self._back + total
         most = sorted(restored, key=restored.__getitem__, reverse=True)[:NUM_NAMED]
         who = short_id(most[0]) if len(restored) == 1 else f"{len(restored):,} requests"
         self._current.note(

@@ -288,6 +288,7 @@ class Runtime:
         )
         ended.live, ended.dead = table.num_live, table.num_dead
         ended.given_tokens, ended.ended_ts = request.given_tokens, time.time()
+        ended.restored_tokens = table.num_restored
         describe_rules(self.requests, ended)
         self.finished.add(ended)
 

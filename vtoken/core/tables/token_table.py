@@ -62,11 +62,16 @@ class TokenTable:
         return int(self._columns.num_parked[self.row])
 
     @property
+    def num_restored(self) -> int:
+        """How often a token came back."""
+        return int(self._columns.num_restored[self.row])
+
+    @property
     def num_changes(self) -> int:
         """How often a token died or came back. With the number of tokens it identifies the set of
         live ones.
         """
-        return self.num_dead + 2 * int(self._columns.num_restored[self.row])
+        return self.num_dead + 2 * self.num_restored
 
     @property
     def extent(self) -> int:
