@@ -124,6 +124,7 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     ),
     "retained id": lambda p: p.requests.retained["a"].ids.__setitem__(0, 6),
     "retained slot": lambda p: p.requests.retained["a"].slots.__setitem__(0, 45),
+    "resumed request": lambda p: setattr(p.requests, "resumed", frozenset({"a"})),
     "nothing retained": lambda p: p.requests.retained.clear(),
     "another retained": lambda p: setattr(p.requests, "retained", {"b": p.requests.retained["a"]}),
 }
@@ -151,6 +152,7 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
     assert set(RequestSteps.__slots__) == {
         *("names", "num_tokens", "num_live", "dense", "evicted", "moved_ids", "moved_slots"),
         *("restored_ids", "restored_slots", "new_slots", "scratch", "blocks", "retained"),
+        "resumed",
     }
 
 

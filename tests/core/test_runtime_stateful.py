@@ -131,6 +131,8 @@ class Engine(RuleBasedStateMachine):
             },
         )
         self.engine.worker.hole_us, self.engine.worker.copy_us = 3, 1
+        for _ in range(3):
+            self.engine.runtime.prices.prefills.add(1000, 1)  # so that requests are swapped
         self.operations: list[Operation] = []
         self.engine.draft = self._draft
         self.count = self.num_back = 0

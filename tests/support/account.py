@@ -64,7 +64,10 @@ class Account:
             self.given += len(victims)
             self.gave[name] = self.gave.get(name, 0) + len(victims)
 
-    def _restored(self, table: Any, ids: Any, slots: Any) -> None:
+    def _restored(self, table: Any, ids: Any, slots: Any, *, resumed: bool = False) -> None:
+        if resumed:  # they were not dead
+            self._restore(table, ids, slots, resumed=True)
+            return
         dead = self.dead[table.request_id]
         assert dead.issuperset(ids.tolist())
         dead.difference_update(ids.tolist())
@@ -72,16 +75,18 @@ class Account:
         self.back[table.request_id] += len(ids)
         self._restore(table, ids, slots)
 
-    def _released(self, request_id: str, *, preempted: bool = False) -> None:
+    def _released(self, request_id: str, *, preempted: bool = False, settled: bool = False) -> None:
         request = self.runtime.requests.held.get(request_id)
-        if request is not None:
-            self.back.pop(request_id, None)
-            dead, given = len(self.dead.pop(request_id, ())), self.gave.pop(request_id, 0)
-            if preempted:
-                self.preempted[request_id] += 1
-            elif request_id != self.runtime.canary.request_id:
-                self.ended[request_id] = Ended(request.num_prompt_tokens, dead, given)
-        self._release(request_id, preempted=preempted)
+        self._release(request_id, preempted=preempted, settled=settled)
+        if request is None:
+            return
+        self.preempted[request_id] += preempted
+        if request_id in self.runtime.swapper.requests:
+            return  # it goes on as it is
+        self.back.pop(request_id, None)
+        dead, given = len(self.dead.pop(request_id, ())), self.gave.pop(request_id, 0)
+        if not preempted and request_id != self.runtime.canary.request_id:
+            self.ended[request_id] = Ended(request.num_prompt_tokens, dead, given)
 
 
 @dataclass

@@ -29,6 +29,22 @@ def patch(llm: Any, **changes: Any) -> None:
     scheduler_of(llm).vtoken_controller.patch_config(changes)
 
 
+def preempt_once(llm: Any, after_steps: int) -> None:
+    """Let blocks run out for one request in a step, so that the newest one is preempted."""
+    manager, left = scheduler_of(llm).kv_cache_manager, after_steps
+    allocate = manager.allocate_slots
+
+    def allocate_or_fail(request: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= request is scheduler_of(llm).running[0] if scheduler_of(llm).running else 0
+        if left == 0:
+            manager.allocate_slots = allocate
+            return None
+        return allocate(request, *args, **kwargs)
+
+    manager.allocate_slots = allocate_or_fail
+
+
 def everywhere(llm: Any, act: Callable[[Any], Any]) -> list[Any]:
     """`act(worker)` in every worker, between two steps."""
     results: list[Any] = llm.llm_engine.engine_core.collective_rpc(act)

@@ -25,6 +25,7 @@ from tests.support.parallel import (
     num_sure,
     on_rank,
     patch,
+    preempt_once,
     run_and_break,
     scored_run,
     shape_of_cache,
@@ -111,6 +112,23 @@ def test_tokens_equal_the_reference_and_the_variants_each_other(
         sure = num_sure(trace)
         assert sure > NUM_NEW // 2
         assert tokens[:sure] == trace.tokens[:sure]
+
+
+def test_a_request_that_is_swapped_goes_on_on_both_ranks(
+    two_ranks: Any, greedy: Any, hf_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtoken.core.runtime.prices.Prices.prefill_us", 1e6)
+    patch(two_ranks, park_bytes=64 << 20)
+    counters = runtime_of(two_ranks).counters
+    preempt_once(two_ranks, after_steps=40)  # two of three requests have evicted by then
+    found = greedy(two_ranks, PROMPTS, NUM_NEW)
+    assert counters.parking.swapped_requests == counters.requests.preempted == 1
+    assert counters.invariants.violations == 0
+    patch(two_ranks, park_bytes=0)
+    evict = reference.streaming_llm(4, BUDGET, INTERVAL)
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        trace = reference.trace(hf_model, prompt, NUM_NEW, evict, draft=tokens)
+        assert tokens[: num_sure(trace)] == trace.tokens[: num_sure(trace)]
 
 
 MAXIMA = {"heads": "max", "pool": "max", "pool_radius": 2}

@@ -316,7 +316,8 @@ class Outlook:
         if demand is None or not demand.needed_blocks:
             return None
         request, reread = self._runtime.requests.announced.get(demand.request_id), 0
-        if request is not None and request.num_preemptions:
+        swapped = demand.request_id in self._runtime.swapper.requests
+        if request is not None and request.num_preemptions and not swapped:
             reread = request.num_prompt_tokens - 1  # all but the newest
         return FirstWaiting(
             id=demand.request_id,

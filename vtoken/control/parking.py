@@ -16,18 +16,19 @@ from vtoken.wire import Parking, ParkWait, Restored
 
 def parking(runtime: Runtime) -> Parking | None:
     """The document of this moment; None while parking is off and nothing is parked."""
-    found, slots = runtime.parking, runtime.parking.slots
+    found, slots, counters = runtime.parking, runtime.parking.slots, runtime.counters.parking
     token_bytes = runtime.geometry.bytes_per_token
     capacity = found.capacity_of(runtime.effective[0].park_bytes)
     if not capacity and not slots.num_used:
         return None
     return Parking(
-        **asdict(runtime.counters.parking),
+        **asdict(counters) | {"swaps_refused": dict(counters.swaps_refused)},
         capacity_bytes=capacity * token_bytes,
         used_bytes=slots.num_used * token_bytes,
         peak_bytes=slots.peak * token_bytes,
         tokens=found.num_parked,
         clean_tokens=found.num_clean,
+        waiting_tokens=runtime.swapper.num_tokens,
         back_tokens=runtime.restorer.back_tokens,
         waits_for=runtime.restorer.waits_for(),
         fault=found.fault,

@@ -18,11 +18,14 @@ class StepTimes:
     def __init__(self) -> None:
         self._newest_ms: deque[float] = deque(maxlen=NUM_STEPS)
         self._since: float | None = None  # the end of the newest step, if others follow at once
+        self.newest_ms: float = 0.0  # 0: no step came before it, or a pause
 
     def ended(self, now: float, *, idle: bool) -> None:
         """A step ended; `idle`: no request is left."""
+        self.newest_ms = 0.0
         if self._since is not None:
-            self._newest_ms.append((now - self._since) * 1e3)
+            self.newest_ms = (now - self._since) * 1e3
+            self._newest_ms.append(self.newest_ms)
         self._since = None if idle else now
 
     def leave_out(self) -> None:

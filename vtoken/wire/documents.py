@@ -65,7 +65,10 @@ EventKind = Literal[
     # fields of a TrialEnd
     "config",
     "deferred",  # data: {"reason": str, "needed_blocks": n, "available_blocks": n}
-    "preemption",  # data: {"request_id", "dead_tokens_restored": n}
+    # data: {"request_id", "recomputed_tokens": n, "dead_tokens_restored": n, "swapped_tokens": n,
+    # "obstacle": str}: swapped ones wait in host memory, and none is computed again; else
+    # "obstacle" says why not, as a key of `swaps_refused`; "": nothing is parked
+    "preemption",
     "operation",  # data: Operation, at every change of its state; none for dry runs
     "violation",  # data: {"invariant": "I1|I2|I4|...", "detail": str}
     # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}, or

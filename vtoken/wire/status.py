@@ -357,6 +357,9 @@ class ParkingCounters(Doc):
     # Requests that were parked whole instead of preempted.
     swapped_requests: int = 0
     swapped_tokens: int = 0
+    # Preempted requests that were computed again instead, by reason: "unsettled", "prompt",
+    # "groups", "moving", "price" or "memory".
+    swaps_refused: dict[str, int] = {}
 
 
 class Parking(ParkingCounters, kw_only=True):
@@ -371,6 +374,8 @@ class Parking(ParkingCounters, kw_only=True):
     clean_tokens: int  # live, with a copy: they came back, and their next eviction needs no copy
     # That came back since memory was last short; 0 once none has come back for 10 s.
     back_tokens: int = 0
+    # Of preempted requests that wait, in host memory: they go on from them.
+    waiting_tokens: int = 0
     waits_for: ParkWait = ""  # why what is parked does not come back now
     fault: str = ""  # why nothing is parked until `park_bytes` changes
 

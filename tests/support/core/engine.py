@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tests.support.core.store import SimpleStore
@@ -45,6 +45,7 @@ class Request:
     seed: int
     num_computed: int = 0
     admissions: int = 0
+    written: list[Content] = field(default_factory=list)  # of the computed tokens
 
     def content(self, token: int, *, truncated: bool = False) -> Content:
         if truncated:
@@ -194,7 +195,9 @@ class CoreEngine:
             self.preempt(self.running[-1])
 
     def _release(self, request: Request, *, preempted: bool) -> None:
-        self.runtime.release(request.id, preempted=preempted)
+        in_flight = self.worker_lag_steps and self.runtime.shape.max_drafts
+        settled = not in_flight and request.num_known - request.num_computed == 1
+        self.runtime.release(request.id, preempted=preempted, settled=settled)
         self.store.release(request.id)
         if self.windows is not None:
             self.windows.release(request.id)
@@ -287,6 +290,13 @@ class CoreEngine:
         while self.waiting:
             request = self.waiting[0]
             s = self.block_size
+            computed = self.runtime.swapper.num_computed(request.id)
+            if computed is None:
+                return  # its copies are not reported
+            if computed:
+                if not self._resume(request, computed, grown, message):
+                    return
+                continue
             hashes = [request.block_hash(i, s) for i in range((request.num_known - 1) // s)]
             hit = self.store.longest_hit(hashes)
             hit_free = sum(self.store.ref_cnt[b] == 0 for b in hit)
@@ -311,9 +321,34 @@ class CoreEngine:
             self.store.admit(request.id, hit)
             self.store.extend(request.id, missing)
             cached = [request.content(t) for t in range(request.num_computed)]
+            request.written = list(cached)
             admission.admitted(request.id, len(self.store.tables[request.id]) + beside)
             message.new[request.id] = (list(self.store.tables[request.id]), cached)
             self._grow(request, num_new, grown, message)
+
+    def _resume(
+        self, request: Request, computed: int, grown: Scheduled, message: StepMessage
+    ) -> bool:
+        """Schedule a swapped request of which `computed` tokens are, if its blocks are free."""
+        assert len(request.written) == computed == request.num_known - 1
+        places = self.runtime.required_extent(request.id, request.num_known)
+        missing, admission = -(-places // self.block_size), self.runtime.admission
+        requirement = NO_REQUIREMENT
+        if self.reserves:
+            requirement = admission.requirement(request.id, places)
+        withheld = self.watermark_blocks if self.running else 0
+        if missing + requirement.extra_blocks + withheld > len(self.store.free):
+            admission.record_demand(request.id, missing, requirement, withheld_blocks=withheld)
+            return False
+        self.waiting.popleft()
+        self.running.append(request)
+        request.num_computed = computed
+        self.store.admit(request.id, [])
+        self.store.extend(request.id, missing)
+        admission.admitted(request.id, missing)
+        message.new[request.id] = (list(self.store.tables[request.id]), list(request.written))
+        self._grow(request, 1, grown, message)
+        return True
 
     def _num_missing_blocks(self, request: Request, num_new: int) -> int:
         extent = self.runtime.required_extent(request.id, request.num_computed + num_new)
@@ -334,7 +369,8 @@ class CoreEngine:
         if self.windows is not None:
             self.windows.grow(request.id, request.num_computed)
         table = self.runtime.tables.get(request.id)
-        truncated = table is not None and table.virtual
+        truncated = self.runtime.swapper.has_evicted(request.id)
+        truncated |= table is not None and table.virtual
         message.writes[request.id] = [
             request.content(t, truncated=truncated) for t in range(first, request.num_computed)
         ]
@@ -342,6 +378,8 @@ class CoreEngine:
         if wrong:
             contents = message.writes[request.id]
             contents[-wrong:] = [("wrong", key, self.runtime.step) for key in contents[-wrong:]]
+        del request.written[first:]
+        request.written += message.writes[request.id][: num_new - wrong]
         blocks = self.store.tables[request.id]
         grown.request_ids.append(request.id)
         grown.num_tokens.append(request.num_computed)

@@ -86,7 +86,11 @@ class SimulatedWorker:
             self.mirrors.pop(request_id, None)
         self.product.drop([*message.gone, *message.new])
         for request_id, (blocks, contents) in message.new.items():
-            self.mirrors[request_id] = Mirror(list(blocks), list(contents))
+            slots: dict[int, int] | None = {} if request_id in plan.requests.resumed else None
+            self.mirrors[request_id] = Mirror(list(blocks), list(contents), slots)
+        names = [*plan.requests.resumed]
+        counts = np.array([part_of(plan.requests, name).num_tokens for name in names])
+        self.product.start_dead(names, counts)
         names = [name for name in plan.requests.names if name not in self.product]
         if names:
             tables = BlockTables.of([self.mirrors[name].blocks for name in names])

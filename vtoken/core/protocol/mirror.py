@@ -236,6 +236,12 @@ class Mirrors(Mapping[str, Mirror]):
                 self._take_row(name, count)
         self._change(_place, names, num_tokens, block_size, tables)
 
+    def start_dead(self, names: Sequence[str], num_tokens: Ints) -> None:
+        """Add the mirrors of requests that have `num_tokens` [n] tokens, all of them dead."""
+        for name, count in zip(names, num_tokens.tolist(), strict=True):
+            row = self._take_row(name, count)
+            self.columns.num_tokens[row] = count
+
     def apply(self, steps: RequestSteps) -> Ints:
         """Apply evictions, moves, restores and new tokens; returns the rows [R] of the requests.
 

@@ -53,6 +53,8 @@ class RequestSteps:
 
     By name, for some requests only: `blocks`, a rewritten block table before this step's
     allocations; `retained`, the live tokens after a relocation to be verified by content (I1).
+    `resumed`: requests that were preempted and go on with tokens from host memory: they have no
+    mirror, and of their tokens only the restored ones are live.
     """
 
     names: list[str] = field(default_factory=list)
@@ -68,6 +70,7 @@ class RequestSteps:
     scratch: Ragged = field(default_factory=Ragged.empty)
     blocks: dict[str, Ints] = field(default_factory=dict)
     retained: dict[str, Retained] = field(default_factory=dict)
+    resumed: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.names)

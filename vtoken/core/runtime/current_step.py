@@ -20,6 +20,7 @@ class CurrentStep:
     `wanted_blocks`: those that the first waiting request lacked in the newest allocation, withheld
     ones included. `is_short_soon`: a shortage is near, so requests under `pressure` keep their
     signals. `num_reports`: how many steps have ended. `strict`: a violation stops the engine.
+    `is_planned`: the engine allocates now, and the plan has not been handed over.
     """
 
     def __init__(self, *, strict: bool) -> None:
@@ -29,6 +30,7 @@ class CurrentStep:
         self.decisions = StepDecisions()
         self.wanted_blocks = 0
         self.is_short_soon = False
+        self.is_planned = False
         self.events = EventLog()
         self.counters = Counters(
             reclamation=ReclamationCounters(deferrals=dict.fromkeys(DEFERRALS, 0))

@@ -26,7 +26,8 @@ def pick(wanted: Ints, rows: Ints, given: Ragged, num_rows: int) -> Ragged:
 
 class StepDecisions:
     """`evicted_rows` [k] (-1: removed) and the victims of each. By row: `moved` and `restored` ids
-    and slots, the rewritten `blocks`, the `retained` tokens.
+    and slots, the rewritten `blocks`, the `retained` tokens. `resumed`: rows that start in this
+    step with tokens from host memory.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class StepDecisions:
         self.restored: IdsAndSlots = {}
         self.blocks: dict[int, Ints] = {}
         self.retained: dict[int, Retained] = {}
+        self.resumed: set[int] = set()
 
     def evict(self, rows: Ints, ids: Ragged) -> None:
         """Set the step's evictions, of all requests at once."""

@@ -21,6 +21,7 @@ from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.decisions import pick
 from vtoken.core.runtime.held_request import HeldRequest
 from vtoken.core.runtime.requests import Requests
+from vtoken.core.runtime.swapping import Swapper
 from vtoken.core.tables.token_tables import AppendedTokens, Places
 
 NO_STEPS = RequestSteps()  # no request has evicted
@@ -48,6 +49,7 @@ class TokenAppender:
     _requests: Requests
     _active: ActiveConfig
     _current: CurrentStep
+    _swapper: Swapper
 
     def __post_init__(self) -> None:
         self._places: Places | None = None  # None: every layout is the identity
@@ -67,7 +69,9 @@ class TokenAppender:
     def required_extent(self, request_id: str, num_tokens: int) -> int:
         """Places that `num_tokens` tokens in total require, dead ones included."""
         row = self._requests.tables.rows.get(request_id)
-        if self._places is None or row is None:
+        if row is None:
+            return self._swapper.places(request_id, num_tokens)
+        if self._places is None:
             return num_tokens
         num_new = num_tokens - self._places.num_tokens[row]
         if num_new == 1:
@@ -77,8 +81,11 @@ class TokenAppender:
     def append(self, scheduled: Scheduled) -> tuple[Ints, AppendedTokens]:
         """Append the new tokens of all scheduled requests; returns their rows [k] and the slots."""
         tables = self._requests.tables
-        for request in scheduled.new.values():
-            self._requests.admit(request)
+        for name, request in scheduled.new.items():
+            if name in self._swapper.requests:
+                self._swapper.resume(name)
+            else:
+                self._requests.admit(request)
         rows = tables.rows_of(scheduled.request_ids)
         if len(rows) != len(scheduled.request_ids):
             unknown = {*scheduled.request_ids}.difference(tables.rows)
@@ -153,6 +160,7 @@ class TokenAppender:
             nothing,
             {names[row]: blocks for row, blocks in decided.blocks.items()},
             {names[row]: retained for row, retained in decided.retained.items()},
+            frozenset(names[row] for row in decided.resumed),
         )
         if self._shape.borrows_blocks:
             steps.scratch = self._borrow(chosen, steps)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -38,12 +39,14 @@ from vtoken.core.tables.token_table import TokenTable
 from vtoken.sentences import counted
 from vtoken.wire import Geometry
 
+# Owners of host slots that are no row.
+NOBODY, SWAPPED = -1, -2  # SWAPPED: a request that waits, see `vtoken.core.runtime.swapping`
 THRASH_S = 5.0  # a token that dies so soon after its return came back in vain
 
 
 class HostSlots:
-    """Who owns each of the `capacity` host slots: `row` (-1: nobody), `token`, the `step` of its
-    copy, and when its token `returned_s` last (monotonic; -inf: never).
+    """Who owns each of the `capacity` host slots: `row` (or `NOBODY`, `SWAPPED`), `token`, the
+    `step` of its copy, and when its token `returned_s` last (monotonic; -inf: never).
 
     The arrays grow with the slots that are used.
     """
@@ -68,15 +71,19 @@ class HostSlots:
     def _resize(self, size: int) -> None:
         kept = min(size, len(self.row))
         self._next = min(self._next, kept)
-        for name, unused in (("row", -1), ("token", 0), ("step", 0), ("returned_s", -np.inf)):
+        for name, unused in (("row", NOBODY), ("token", 0), ("step", 0), ("returned_s", -np.inf)):
             old = getattr(self, name)
             new = np.full(size, unused, dtype=old.dtype)
             new[:kept] = old[:kept]
             setattr(self, name, new)
 
     def used(self, start: int = 0) -> Ints:
-        """The slots from `start` on that have an owner, ascending."""
+        """The slots from `start` on that a row owns, ascending."""
         return start + np.flatnonzero(self.row[start:] >= 0)
+
+    def owned(self, start: int = 0) -> Ints:
+        """The slots from `start` on that have an owner, ascending."""
+        return start + np.flatnonzero(self.row[start:] != NOBODY)
 
     def take(self, row: int, ids: Ints, step: int) -> Ints:
         """Give the lowest free slots to the tokens `ids` [k] of `row`; there must be as many."""
@@ -93,7 +100,7 @@ class HostSlots:
     def give_back(self, hosts: Ints) -> None:
         """Let the slots `hosts` [k] have no owner."""
         if len(hosts):
-            self.row[hosts] = -1
+            self.row[hosts] = NOBODY
             self._next = min(self._next, int(hosts.min()))
             self.num_used -= len(hosts)
 
@@ -118,12 +125,27 @@ def joined(parts: Iterator[Copies] | list[Copies]) -> Copies:
     )
 
 
+class SwappedRequests(Protocol):
+    """Who owns the slots of `SWAPPED`."""
+
+    def lose(self, hosts: Ints, reason: str) -> None:
+        """The copies in `hosts` [k] are lost, because `reason`."""
+
+    def make_room(self, priority: int, wanted: int) -> int:
+        """Free `wanted` host slots or more, if requests that are no more important than `priority`
+        have them; returns how many.
+        """
+
+
 @dataclass(slots=True)
 class _Sent:
-    """How many tokens the plan of one step parks and restores, and the requests that restore."""
+    """How many tokens the plan of one step parks and restores, `resumed` of these of swapped
+    requests, and the requests that restore.
+    """
 
     parked: int
     restored: int
+    resumed: int
     restoring: list[str]
 
 
@@ -148,8 +170,10 @@ class Parking:
     def __post_init__(self) -> None:
         self._bytes = 0  # `park_bytes` that the capacity was made from
         self._num_forgets = 0
+        self._num_resumed = 0  # tokens of swapped requests that the step restores
+        self.swaps: SwappedRequests | None = None
         self._sent: dict[int, _Sent] = {}
-        self._reported_step = 0
+        self.reported_step = 0  # the newest of the worker's reports
         self._verify_credit = 0.0
 
     # ------------------------------------------------------------ counts
@@ -167,7 +191,7 @@ class Parking:
     @property
     def num_clean(self) -> int:
         """Live tokens with a copy."""
-        return self.slots.num_used - self.num_parked
+        return int(self._requests.tables.columns.num_copies.sum()) - self.num_parked
 
     def capacity_of(self, num_bytes: int) -> int:
         """How many tokens fit `num_bytes` of host memory, over all ranks."""
@@ -184,7 +208,7 @@ class Parking:
             return NO_IDS
         ids = table.parked_ids()
         steps = self.slots.step[table.hosts_of(ids)]
-        there = steps <= self._reported_step
+        there = steps <= self.reported_step
         ids, steps = ids[there], steps[there]
         found: Ints = ids[np.lexsort((ids, steps))[::-1]]
         return found
@@ -195,10 +219,11 @@ class Parking:
         """Take the setting of the new step, and forget the copies of the one before."""
         self.to_park.clear()
         self.to_restore.clear()
+        self._num_resumed = 0
         if self._bytes != self._active.config.park_bytes:
             self._bytes = self._active.config.park_bytes
             capacity = self.capacity_of(self._bytes)
-            self._drop(self.slots.used(capacity), "setting")
+            self._drop(self.slots.owned(capacity), "setting")
             self.slots.set_capacity(capacity)
             self.fault = ""
         if self._num_forgets != self._requests.num_forgets:
@@ -231,10 +256,33 @@ class Parking:
             self.to_park[table.request_id] = Copies(table.slots_of(new), taken)
         return len(ids) - int(np.count_nonzero(hosts < 0)) + fits
 
-    def restore(self, table: TokenTable, ids: Ints, slots: Ints) -> None:
-        """Let the plan copy the tokens `ids` [k] of a request, which are live again, to `slots`."""
+    def make_room_for_swap(self, row: int, num_tokens: int) -> bool:
+        """Whether `num_tokens` host slots are free for the request of `row`, which is preempted,
+        once clean copies are given up.
+        """
+        missing = num_tokens - self.slots.num_free
+        if missing <= 0:
+            return True
+        return missing <= self.num_clean and self._drop_for(row, missing, live=True) == missing
+
+    def park_swapped(self, request_id: str, slots: Ints, hosts: Ints) -> None:
+        """Let the plan copy `slots` [k] of a request that is preempted to `hosts` [k], beside what
+        of it has died in this step.
+        """
+        self.to_restore.pop(request_id, None)
+        died = self.to_park.get(request_id, NO_COPIES)
+        self.to_park[request_id] = joined([died, Copies(slots, hosts)])
+
+    def restore(self, table: TokenTable, ids: Ints, slots: Ints, *, resumed: bool = False) -> None:
+        """Let the plan copy the tokens `ids` [k] of a request, which are live again, to `slots`.
+
+        `resumed`: it was swapped, and these had not given way.
+        """
         hosts = table.hosts_of(ids)
-        self.slots.returned_s[hosts] = time.monotonic()
+        if resumed:
+            self._num_resumed += len(ids)
+        else:
+            self.slots.returned_s[hosts] = time.monotonic()
         self.to_restore[table.request_id] = Copies(slots, hosts)
 
     def hand_over(self, plan: StepPlan) -> None:
@@ -246,7 +294,9 @@ class Parking:
         plan.park_slots, plan.park_hosts = parked.slots, parked.hosts
         plan.restore_hosts, plan.restore_slots = restored.hosts, restored.slots
         plan.checked_hosts = self._sampled()
-        self._sent[plan.step] = _Sent(len(parked.hosts), len(restored.hosts), [*self.to_restore])
+        self._sent[plan.step] = _Sent(
+            len(parked.hosts), len(restored.hosts), self._num_resumed, [*self.to_restore]
+        )
 
     def _sampled(self) -> Ints:
         """Host slots of this step whose contents the worker hashes until their tokens return: an
@@ -267,10 +317,11 @@ class Parking:
         if report is None:
             return self._lose(step)
         sent = self._end(step)
-        self._reported_step = step
+        self.reported_step = step
         counters = self._current.counters.parking
         counters.copied_tokens += report.parked_tokens
-        counters.restored_tokens += report.restored_tokens
+        resumed = 0 if sent is None else sent.resumed
+        counters.restored_tokens += max(0, report.restored_tokens - resumed)
         counters.park_us += report.park_us
         counters.restore_us += report.restore_us
         self._prices.parks.add(report.park_us, report.parked_tokens)
@@ -288,7 +339,7 @@ class Parking:
         """No report of `step` has come: nobody knows whether its copies were made."""
         if self._end(step) is None:
             return None
-        hosts = self.slots.used()
+        hosts = self.slots.owned()
         self._drop(hosts[self.slots.step[hosts] == step], "the worker did not report their copies")
         return f"step {step} copies to or from host memory, none was reported"
 
@@ -303,7 +354,7 @@ class Parking:
     def _refused(self, fault: str, step: int) -> None:
         """The host refused memory: the copies of `step` were not made, and no others are."""
         self.fault = fault
-        hosts = self.slots.used()
+        hosts = self.slots.owned()
         self._drop(hosts[self.slots.step[hosts] >= step], f"refused by the host: {fault}")
 
     # ------------------------------------------------------------ copies are given up
@@ -332,6 +383,10 @@ class Parking:
             ids = np.arange(table.num_tokens)
             self._free_of(table, (table.hosts_of() >= 0) & self._are_forgotten(table, ids))
 
+    def recheck_forgotten(self) -> None:
+        """Look for copies of tokens that clients have named, before the next step."""
+        self._num_forgets = -1
+
     def _free_of(self, table: TokenTable, which: Bools) -> None:
         """Give up the copies of the tokens of one request where `which` [T] is set."""
         ids = np.flatnonzero(which)
@@ -345,7 +400,13 @@ class Parking:
         return self._requests.tables.drop_copies(rows, ids)
 
     def _drop(self, hosts: Ints, reason: str) -> None:
-        """Give up the copies in `hosts` [k]: those of dead tokens are lost."""
+        """Give up the copies in `hosts` [k]: those of dead tokens are lost, and swapped requests
+        are computed again.
+        """
+        swapped = self.slots.row[hosts] == SWAPPED
+        if self.swaps is not None and swapped.any():
+            self.swaps.lose(hosts[swapped], reason)
+            hosts = hosts[~swapped]
         if len(hosts) == 0:
             return
         for copies in self.to_park.values():
@@ -361,21 +422,29 @@ class Parking:
             )
 
     def _make_room(self, row: int, wanted: int) -> None:
-        """Free up to `wanted` host slots for victims of `row`: of clean tokens first, then of the
-        oldest parked ones, the least important priority first and none more important than `row`.
+        """Free up to `wanted` host slots for victims of `row`: of clean tokens first, then of
+        swapped requests, which are computed again, then of the oldest parked tokens.
         """
-        hosts = self.slots.used()
-        priority = self._requests.due.priority
+        wanted -= self._drop_for(row, wanted, live=True)
+        if self.swaps is not None and wanted > 0:
+            wanted -= self.swaps.make_room(int(self._requests.due.priority[row]), wanted)
+        if wanted > 0:
+            self._drop_for(row, wanted, live=False)
+
+    def _drop_for(self, row: int, wanted: int, *, live: bool) -> int:
+        """Give up the copies of up to `wanted` tokens, live or parked ones, of requests that are no
+        more important than `row`; the least important priority first, of it the oldest copies.
+        Returns how many.
+        """
+        hosts, priority = self.slots.used(), self._requests.due.priority
         hosts = hosts[priority[self.slots.row[hosts]] >= priority[row]]
         hosts = hosts[self.slots.step[hosts] < self._current.number]
-        order = np.lexsort(
-            (
-                self.slots.step[hosts],
-                -priority[self.slots.row[hosts]],
-                ~self._are_live(hosts),
-            )
-        )
+        hosts = hosts[self._are_live(hosts) == live]
+        for copies in self.to_restore.values():
+            hosts = hosts[~np.isin(hosts, copies.hosts)]  # read in this step
+        order = np.lexsort((self.slots.step[hosts], -priority[self.slots.row[hosts]]))
         self._drop(hosts[order[:wanted]], "host memory is full")
+        return min(wanted, len(hosts))
 
     def _are_live(self, hosts: Ints) -> Bools:
         """Whether the tokens with copies in `hosts` [k] are live [k]."""
@@ -403,9 +472,9 @@ class Parking:
     def check(self) -> None:
         """Recompute invariant 1; raises InvariantViolation."""
         tables, hosts = self._requests.tables, self.slots.used()
-        if len(hosts) != self.slots.num_used:
+        if (owned := len(self.slots.owned())) != self.slots.num_used:
             raise InvariantViolation(
-                "I5", f"{len(hosts)} host slots have an owner, counted {self.slots.num_used}"
+                "I5", f"{owned} host slots have an owner, counted {self.slots.num_used}"
             )
         num_copies = 0
         for table in tables:
@@ -439,7 +508,7 @@ def _take_lowest(row: Ints, first: int, out: Ints) -> int:
     found = 0
     at = first
     while found < len(out):
-        if row[at] < 0:
+        if row[at] == NOBODY:
             out[found] = at
             found += 1
         at += 1

@@ -10,6 +10,7 @@ A price counts as measured from `MIN_SAMPLES` samples on. Before that, it is a p
   the price stays 0
 - copy: the price of a hole. Both read and write a token's K and V once in every layer
 - park, restore: the price of a copy
+- prefill: 0, so nothing counts as cheaper than computing again
 - plan, probe: 0. On CUDA the host does not wait for a probe, and its price stays 0
 """
 
@@ -23,6 +24,7 @@ from vtoken.wire import Price
 
 WINDOW = 15
 MIN_SAMPLES = 3
+LEAST_CHUNK = 32  # tokens of prompts in a step whose time is a sample of their price
 
 
 class Samples:
@@ -57,6 +59,8 @@ class Prices:
         self.restores = Samples()
         self.plans = Samples()
         self.probes = Samples()
+        self.steps = Samples()  # without a prompt
+        self.prefills = Samples()
 
     @property
     def hole_us(self) -> float:
@@ -87,6 +91,21 @@ class Prices:
     def probe_us(self) -> float:
         """Probing the decode query of one request, on all layers of its signals."""
         return self.probes.us or 0.0
+
+    @property
+    def prefill_us(self) -> float:
+        """Computing one token of a prompt; 0 before it was measured."""
+        return self.prefills.us or 0.0
+
+    def note_step(self, us: float, num_prompt_tokens: int) -> None:
+        """A step took `us`, and computed so many tokens beside one of each of its requests.
+
+        What a step without a prompt takes is not the prompt's.
+        """
+        if num_prompt_tokens == 0:
+            self.steps.add(us, 1)
+        elif num_prompt_tokens >= LEAST_CHUNK:
+            self.prefills.add(max(0.0, us - (self.steps.us or 0.0)), num_prompt_tokens)
 
     def worth(self, estimate: Estimate) -> Worth:
         """The saving and cost of a round at these prices."""

@@ -59,6 +59,8 @@ from vtoken.core.runtime.request_rows import describe_rules, request_row
 from vtoken.core.runtime.requests import Announced, Requests
 from vtoken.core.runtime.restoring import Restorer
 from vtoken.core.runtime.shortage import NO_SHORTAGE, Shortage, ShortageMonitor
+from vtoken.core.runtime.swapping import OBSTACLES, Swapper
+from vtoken.core.tables.token_table import TokenTable
 from vtoken.policies import Policy, make_policy
 from vtoken.policies.shadow import ShadowTally
 from vtoken.policies.tokenizer_info import Vocabulary
@@ -106,7 +108,11 @@ class Runtime:
         self.losses = Losses(requests, current)
         self.prices = Prices()
         self.operations = Operations(partial(record_operation, current))
-        self.appender = TokenAppender(shape, store, requests, active, current)
+        self.parking = Parking(shape.geometry, requests, active, current, self.prices)
+        self.swapper = Swapper(
+            shape, store, requests, current, self.prices, self.parking, other_groups
+        )
+        self.appender = TokenAppender(shape, store, requests, active, current, self.swapper)
         self.required_extent = self.appender.required_extent
         self.ranking = Ranking(
             shape, requests, active, current, self.shadow, vocabulary, calibration
@@ -124,7 +130,6 @@ class Runtime:
             self.prices,
             other_groups,
         )
-        self.parking = Parking(shape.geometry, requests, active, current, self.prices)
         self.restorer = Restorer(
             shape,
             store,
@@ -239,41 +244,68 @@ class Runtime:
         rules = RequestRules(policy=make_policy("none", {}))
         self.requests.announce(request_id, Announced(rules, is_check=True))
 
-    def release(self, request_id: str, *, preempted: bool = False) -> None:
-        """The request releases its blocks: finished, aborted or preempted."""
+    def release(self, request_id: str, *, preempted: bool = False, settled: bool = False) -> None:
+        """The request releases its blocks: finished, aborted or preempted.
+
+        `settled`: the engine knows which tokens of a preempted one are computed, and can let it go
+        on from them; it does not while drafts are in flight, or if K and V are void.
+        """
         requests = self.requests
         if request_id not in requests.held:
             return
         is_check = request_id == self.canary.request_id
         preempted = preempted and not is_check
         table = self.tables[request_id]
-        num_dead, num_tokens = table.num_dead, table.num_tokens
         num_sampled = 0 if is_check else self.num_sampled(request_id)
         if not preempted and not is_check:
             self._note_end(request_id, num_sampled)
+        if not preempted or not self._swap(table, settled=settled):
+            self.parking.drop_request(table)
         self.relocator.drop(request_id)
-        self.parking.drop_request(table)
         self.current.decisions.drop(table.row)
         requests.release(request_id)
         if not requests.held:
             self.relocator.settle()
         if preempted:
-            requests.preempted(request_id, num_tokens + 1)
             self.counters.requests.preempted += 1
             self.counters.pressure.preemptions_above_floor += self.demand.givable_blocks() > 0
-            self.current.note(
-                "preemption",
-                f"{short_id(request_id)} preempted; {num_tokens:,} tokens will be computed again, "
-                f"{num_dead:,} of them evicted before",
-                {
-                    "request_id": request_id,
-                    "recomputed_tokens": num_tokens,
-                    "dead_tokens_restored": num_dead,
-                },
-            )
         else:
             self.counters.requests.finished += not is_check
             self.discard(request_id, num_sampled)
+
+    def _swap(self, table: TokenTable, *, settled: bool) -> bool:
+        """Park all of a preempted request if it is possible and cheaper than computing it again.
+
+        Returns whether it is; adds the event of the preemption.
+        """
+        name, num_live, num_tokens = table.request_id, table.num_live, table.num_tokens
+        why = ""
+        if is_on := self.parking.is_on:
+            why = self.swapper.obstacle(table, settled=settled)
+        is_swapped = is_on and not why
+        if is_swapped:
+            self.swapper.park(table)
+            text = f"its {num_live:,} tokens wait in host memory, and nothing is computed again"
+        else:
+            text = f"{num_tokens:,} tokens will be computed again, "
+            text += f"{table.num_dead:,} of them evicted before"
+        if why:
+            refused = self.counters.parking.swaps_refused
+            refused[why] = refused.get(why, 0) + 1
+            text += f": {OBSTACLES[why]}"
+        self.requests.preempted(name, 1 + (num_live if is_swapped else num_tokens))
+        self.current.note(
+            "preemption",
+            f"{short_id(name)} preempted; {text}",
+            {
+                "request_id": name,
+                "recomputed_tokens": 0 if is_swapped else num_tokens,
+                "dead_tokens_restored": 0 if is_swapped else table.num_dead,
+                "swapped_tokens": num_live if is_swapped else 0,
+                "obstacle": why,
+            },
+        )
+        return is_swapped
 
     def _note_end(self, request_id: str, num_sampled: int) -> None:
         """Record what a request that ends has kept."""
@@ -304,6 +336,7 @@ class Runtime:
         """The request has ended, whether it was ever scheduled or not, and its client got
         `num_sampled` tokens; its blocks are released.
         """
+        self.swapper.discard(request_id)
         self.requests.discard(request_id)
         self.admission.discard(request_id)
         self.latency.discard(request_id, num_sampled, time.monotonic())
@@ -323,6 +356,7 @@ class Runtime:
         middle of their prompt, with the maximum size of their next chunk.
         """
         self.current.number += 1
+        self.current.is_planned = True
         self.active.begin_step()
         self.shadow.set_policy(self.config.shadow)
         self.latency.set_objectives(self.config.objectives)
@@ -374,6 +408,7 @@ class Runtime:
             self.ranking.request_signals(plan, scheduled.request_ids, rows, before, giving)
         self.relocator.hand_over(plan)
         self.parking.hand_over(plan)
+        self.current.is_planned = False
         self._count_commit()
         return plan
 
@@ -490,6 +525,7 @@ class Runtime:
         tables, requests = self.tables, self.requests
         tables.check()
         self.parking.check()
+        self.swapper.check()
         if set(requests.held) != {table.request_id for table in tables}:
             raise InvariantViolation("I4", "a request has a table but no state, or the reverse")
         if differences := self.store.differences(tables):

@@ -313,6 +313,17 @@ class TokenTables:
             self._refuse(code, row)
         return slots
 
+    def start_dead(self, row: int, num_tokens: int) -> None:
+        """Let the new request of `row` have `num_tokens` tokens, all dead and in no slot."""
+        self.columns.reserve(row, num_tokens, 0)
+        self.columns.num_tokens[row], self.columns.virtual[row] = num_tokens, 1
+
+    def end_start(self, row: int, *, virtual: bool, num_restored: int) -> None:
+        """The live tokens of a `row` that started dead are restored, of which `num_restored` had
+        come back before. Not `virtual`: none has died, and each is in its own place.
+        """
+        self.columns.virtual[row], self.columns.num_restored[row] = virtual, num_restored
+
     # ------------------------------------------------------------ blocks
 
     def drop_blocks(self, table: TokenTable, leaves: Bools) -> list[int]:

@@ -58,7 +58,9 @@ class VTokenAttentionManager(FullAttentionManager):
         if request_id == self.runtime.canary.request_id:
             return True  # no request may reuse the blocks of a check
         table = self.runtime.tables.get(request_id)
-        return table is not None and table.virtual
+        if table is None:
+            return self.runtime.swapper.has_evicted(request_id)
+        return table.virtual
 
     def _num_places(self, request_id: str, num_tokens: int) -> int:
         """The places needed for `num_tokens` tokens in total, dead ones included."""
@@ -79,7 +81,12 @@ class VTokenAttentionManager(FullAttentionManager):
     ) -> int:
         runtime, places = self.runtime, self._num_places(request_id, num_tokens)
         is_first = runtime is not None and request_id not in runtime.requests.held
-        if runtime is not None and is_first and apply_admission_cap:
+        if (
+            runtime is not None
+            and is_first
+            and apply_admission_cap
+            and request_id not in runtime.swapper.requests
+        ):
             # vLLM queries the entire prompt, without allocating.
             places = runtime.admission.peak_tokens(request_id, num_tokens, total_computed_tokens)
         needed: int = super().get_num_blocks_to_allocate(

@@ -151,6 +151,7 @@ class VTokenSchedulerMixin(Scheduler):
             end_request=self._end_request,
         )
         self.vtoken_controller.note_started()
+        self._resuming: list[Any] = []  # swapped requests that vLLM may resume in this step
         self._by_priority = config.scheduler_config.policy == "priority"
 
     # ------------------------------------------------------------ the step
@@ -159,6 +160,7 @@ class VTokenSchedulerMixin(Scheduler):
         self.vtoken_controller.before_step()
         self.vtoken.begin_step(*self._upcoming())
         output = super().schedule(throttle_prefills)
+        self._end_resumption()
         plan = self.vtoken.commit_step(self._scheduled(output.num_scheduled_tokens))
         if self.vtoken.concerns_worker(plan):
             output.vtoken = plan
@@ -175,6 +177,10 @@ class VTokenSchedulerMixin(Scheduler):
         result = super().update_from_output(scheduler_output, model_runner_output)
         self._check_lengths(drafts)
         self._note_outputs(result)
+        num_scheduled = scheduler_output.num_scheduled_tokens
+        num_more = scheduler_output.total_num_scheduled_tokens - len(num_scheduled)
+        if step_ms := self._facts.step_times.newest_ms:
+            self.vtoken.prices.note_step(1e3 * step_ms, num_more - sum(drafts.values()))
         return result
 
     def _take_back(self, drafts: Mapping[str, int], rejected: Mapping[str, int]) -> None:
@@ -237,6 +243,8 @@ class VTokenSchedulerMixin(Scheduler):
         for request in requests:
             name = request.request_id
             if name not in known:
+                if request.num_computed_tokens == num_scheduled[name]:
+                    self.vtoken.swapper.give_up(name, "the engine computes it again")
                 new[name] = HeldRequest(
                     name, request.num_prompt_tokens, request.num_tokens, _prompt_seed(request)
                 )
@@ -299,8 +307,56 @@ class VTokenSchedulerMixin(Scheduler):
         return params, *others
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        self.vtoken.release(request.request_id, preempted=True)
+        """As vLLM's; with `drop_stale_output` K and V are void, or owed to a connector."""
+        settled = not kwargs.get("drop_stale_output") and self._is_settled(request)
+        self.vtoken.release(request.request_id, preempted=True, settled=settled)
         super()._preempt_request(request, *args, **kwargs)
+
+    def _is_settled(self, request: Any) -> bool:
+        """Whether all tokens that count as computed are, once the steps in flight have run, and one
+        token follows them.
+        """
+        num_known = request.num_tokens + request.num_output_placeholders
+        num_drafts = self.num_spec_tokens and request.num_in_flight_tokens
+        return not (
+            request.resumable
+            or request.has_encoder_inputs
+            or self.aux_output_connector is not None  # it forgets what it kept of the request
+            or request.num_stale_output_tokens
+            or num_drafts
+            or num_known - request.num_computed_tokens > 1
+        )
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        """As vLLM's, which asks before it looks a waiting request up in the prefix cache: that goes
+        on from the tokens that are computed already, if there are any.
+        """
+        if not super()._handle_blocked_waiting_request(request):
+            return False
+        if request.num_stale_output_tokens:
+            return True  # vLLM skips it
+        swapper, name = self.vtoken.swapper, request.request_id
+        num_computed = swapper.num_computed(name)
+        if num_computed and request.num_tokens != num_computed + 1:
+            swapper.give_up(name, "its tokens are others")
+        elif num_computed:
+            request.num_computed_tokens = num_computed
+            self._resuming.append(request)
+        return num_computed is not None
+
+    def _end_resumption(self) -> None:
+        """Let swapped requests that did not resume in this step count no token as computed."""
+        for request in self._resuming:
+            if request.status == RequestStatus.PREEMPTED:
+                request.num_computed_tokens = 0
+        self._resuming.clear()
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """As vLLM's, which may be asked because K and V do not fit the model's weights any more."""
+        reset: bool = super().reset_prefix_cache(*args, **kwargs)
+        if reset:
+            self.vtoken.swapper.give_up_all("the prefix cache was reset")
+        return reset
 
     def _waits(self, request_id: str) -> bool:
         return bool(self.requests[request_id].status == RequestStatus.WAITING)

@@ -35,9 +35,14 @@ ENGINE_POINTS = (
         ends_with="a report hook exists",
     ),
     _scheduler(
-        "_preempt_request(request, timestamp)",
-        "distinguish a preemption from a finish",
+        "_preempt_request(request, timestamp, drop_stale_output)",
+        "distinguish a preemption from a finish, and from one that voids K and V",
         ends_with="pop_blocks_for_free gets the reason",
+    ),
+    _scheduler(
+        "_handle_blocked_waiting_request(request)",
+        "let a preempted request whose tokens wait in host memory resume from them",
+        ends_with="a preempted request may keep its computed tokens",
     ),
     _scheduler("add_request(request)", "read a request's own policy and budget"),
     _scheduler(
@@ -100,7 +105,8 @@ ENGINE_POINTS = (
     ),
     _scheduler(
         "reset_prefix_cache(reset_running_requests, reset_connector)",
-        "abort checks of the quality canary, whose blocks would prevent the reset",
+        "abort checks of the quality canary, whose blocks would prevent the reset; forget tokens "
+        "in host memory",
     ),
     _scheduler(
         "get_request_counts",

@@ -174,12 +174,16 @@ class StepExecutor:
         """Make mirrors of new requests; return the block tables to replace, by request.
 
         `blocks_of` returns a request's blocks before this step's allocations. It is called only for
-        requests without a mirror, whose layout was positional until now.
+        requests without a mirror, whose layout was positional until now; not for resumed ones.
         """
         if self.plan is None:
             return []
         requests, known = self.plan.requests, self.mirrors
         new = [i for i, name in enumerate(requests.names) if name not in known]
+        if requests.resumed:
+            resumed = [i for i in new if requests.names[i] in requests.resumed]
+            known.start_dead([requests.names[i] for i in resumed], requests.num_tokens[resumed])
+            new = [i for i in new if i not in resumed]
         if new:
             names = [requests.names[i] for i in new]
             tables = BlockTables.of([blocks_of(name) for name in names])
