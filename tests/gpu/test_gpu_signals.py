@@ -27,12 +27,13 @@ def no_synchronisation() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("returns", [False, True], ids=["tokens die", "and come back"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_device_reports_the_hosts_scores_and_no_step_waits_for_it(
-    cuda: torch.device, seed: int
+    cuda: torch.device, seed: int, returns: bool
 ) -> None:
-    """Scores are read three steps late, after tokens were appended, evicted and moved."""
-    life = Life(seed)
+    """Scores are read three steps late, after tokens were appended, evicted, moved and restored."""
+    life = Life(seed, returns=returns)
     host, device = Worker(life), DeviceWorker(life, CUDAStreams(cuda), "cuda")
     waiting = []
     for _ in range(60):

@@ -4,6 +4,7 @@ were dead and are live again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ import torch
 
 from tests.support.plain_signals import Forward, Plain
 from tests.support.two_workers import HEADS, LAYERS, SIGNALS, Life, Worker
+from vtoken.core.protocol.step import WorkerReport
 from vtoken.policies.signals import Accumulator, Change, SeenKeys, Signal
 from vtoken.vllm.cuda.layout import keys_of
-from vtoken.vllm.worker.executor import Batch
+from vtoken.vllm.worker.executor import Batch, PhysicalStep
+from vtoken.vllm.worker.probe import ProbedRequest, probe
+from vtoken.vllm.worker.scores import PendingScores
+from vtoken.vllm.worker.stages import Shares, Stages
 
 pytestmark = pytest.mark.vllm
 
@@ -46,10 +51,55 @@ def forwards_of(life: Life, batch: Batch, query: torch.Tensor) -> dict[str, Forw
     return found
 
 
-def check(seed: int, each: list[tuple[str, Signal]] = EACH) -> int:
+class Stage(Stages):
+    """One of two stages in this process, with some `layers`; `box` takes what the first sends."""
+
+    def __init__(self, layers: range, box: list[Shares]) -> None:
+        self.layers, self._box = layers, box
+        self.is_last = layers.stop == LAYERS
+
+    def own_layers(self, signal: Signal) -> dict[int, int]:
+        return {i: layer for i, layer in enumerate(signal.layers) if layer in self.layers}
+
+    def own(self, signals: Sequence[Signal]) -> Sequence[Signal]:
+        return [signal for signal in signals if self.own_layers(signal)]
+
+    def shares(self, report: WorkerReport) -> Shares:
+        return self._box.pop() if self.is_last else Shares(report.step)
+
+    def hand_on(self, shares: Shares, report: WorkerReport) -> None:  # noqa: ARG002
+        if not self.is_last:
+            self._box.append(shares)
+
+
+class StageWorker(Worker):
+    def __init__(self, life: Life, stage: Stage) -> None:
+        super().__init__(life)
+        self.executor.stages = self.stage = stage
+
+    def forward(self, step: PhysicalStep, batch: Batch, query: torch.Tensor) -> None:  # noqa: ARG002
+        ProbedRequest.read(step.probed)
+        for layer in self.stage.layers:
+            keys = keys_of(self.life.caches[layer])
+            probe(step.probed, layer, query, keys, scale=0.3, soft_cap=5.0)
+
+
+class TwoStages:
+    """The second has the last layer."""
+
+    def __init__(self, life: Life) -> None:
+        box: list[Shares] = []
+        parts = range(LAYERS - 1), range(LAYERS - 1, LAYERS)
+        self.workers = [StageWorker(life, Stage(layers, box)) for layers in parts]
+
+    def step(self, *given: Any) -> PendingScores:
+        return [worker.step(*given) for worker in self.workers][-1]
+
+
+def check(seed: int, each: list[tuple[str, Signal]] = EACH, make: Any = Worker) -> int:
     """Assert the reported numbers of `each` over the steps of one life; how many were compared."""
     life = Life(seed, returns=True)
-    worker = Worker(life)
+    worker = make(life)
     plain = {key: Plain(key[1]) for key in each}
     probed: dict[str, list[int]] = {name: [] for name in SIGNALS}
     num_checked = num_back = 0
@@ -73,6 +123,10 @@ def check(seed: int, each: list[tuple[str, Signal]] = EACH) -> int:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reported_signals_equal_their_definitions_while_tokens_die_and_come_back(seed: int) -> None:
     assert check(seed) > 3000
+
+
+def test_two_stages_report_the_definitions_of_signals_whose_layers_they_share() -> None:
+    assert check(0, make=TwoStages) > 3000
 
 
 def only_look_up(self: Accumulator, ids: Any) -> Change | None:

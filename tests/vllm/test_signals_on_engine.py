@@ -57,10 +57,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PROBES: dict[str, dict[str, Any]] = {
     "every step": {"every_steps": 1},
-    "every third step": {"every_steps": 3},
+    "every third step, and tokens come back": {"every_steps": 3},
     "some heads": {"heads": [0, 3]},
-    "every second step, with drafts": {"every_steps": 2},
-    "every second step, and tokens come back": {"every_steps": 2},
+    "every second step, with drafts, and tokens come back": {"every_steps": 2},
 }
 PARKS = {"park_bytes": 1 << 26, "restore_after_ms": 0, "headroom_blocks": 4}
 # By step: a wide budget brings back what a narrow one takes away.
@@ -136,7 +135,7 @@ def recorder(how: str, probe: dict[str, Any], engine: Any) -> Recorder:
     options: dict[str, Any] = {"max_num_batched_tokens": 200, "enable_chunked_prefill": True}
     if how.endswith("come back"):
         config |= PARKS
-    if how.endswith("with drafts"):
+    if "with drafts" in how:
         options["speculative_config"] = NGRAM
     with engine(enable_prefix_caching=False, **options, **engine_args(config)) as llm:
         if "speculative_config" in options:  # what was answered without drafts is drafted next
