@@ -57,6 +57,7 @@ SIZES = {HALF: UNDER | {PARKED: 0.5}, QUARTER: UNDER | {PARKED: 0.25}}
 
 CLIENTS, CHATS_AT_ONCE = 4, 16
 ANSWERS, SWAP_REQUESTS, SWAP_POOL = Prose(128, 256), 6, 36  # three of them whole
+SWAP_RATE = 2.0  # a second: the price of a prompt is known from a few steps with one
 NONE, SWAPPING = "vToken, policy none", "vToken, policy none, parking"
 
 SPEEDS = (
@@ -173,9 +174,8 @@ def _ample(setting: Setting) -> list[Point]:
 
 
 def _swap(setting: Setting) -> list[Point]:
-    native = setting.point(
-        {"situation": SWAP, "variant": NATIVE}, ANSWERS, SWAP_REQUESTS, SWAP_POOL
-    )
+    labels = {"situation": SWAP, "variant": NATIVE}
+    native = setting.point(labels, ANSWERS, SWAP_REQUESTS, SWAP_POOL, rate=SWAP_RATE)
     none = {"policy": {"name": "none"}}
     return [
         native,
