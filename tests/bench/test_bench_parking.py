@@ -113,6 +113,7 @@ def test_it_reports_every_situation_and_decides_its_goals() -> None:
     rows = [[row[0] for row in table.rows] for table in result.tables]
     everybody = [NATIVE, *parking.ARMS, *parking.SIZES]
     assert rows[:2] == [everybody, everybody[1:]]
+    assert result.tables[-1].title == "Goals"
     assert all(None not in row[1:] for table in result.tables[1:3] for row in table.rows)
     goals = {claim.what: (claim.verdict(), claim.repeats) for claim in result.claims if claim.goal}
     assert goals == {

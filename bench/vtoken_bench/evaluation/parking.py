@@ -36,7 +36,7 @@ from vtoken_bench.evaluation.points import (
 )
 from vtoken_bench.evaluation.prose import Prose
 from vtoken_bench.evaluation.variants import NATIVE, PARKED
-from vtoken_bench.output import Result, Table
+from vtoken_bench.output import Result, Table, goals_table
 
 ALONE, BURSTS, CHATS_ALONE, AMPLE, SWAP = "alone", "bursts", "chats", "ample", "swap"
 KINDS = ("chats", "long")
@@ -204,7 +204,9 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         table("chats alone, which a shortage outlasts", CHATS_ALONE, PARKED_TOKENS),
         table("answers that outgrow the pool, policy none", SWAP, SWAPS),
     ]
-    result.claims += _claims(model, runs)
+    claims = _claims(model, runs)
+    result.tables.append(goals_table(claims))
+    result.claims += claims
 
 
 def _claims(model: str, runs: Sequence[Run]) -> list[Claim]:
