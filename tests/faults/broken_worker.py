@@ -10,11 +10,11 @@ from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 
 class BrokenCopyEngine(CPUCopyEngine):
     def copy(self, source: Ints, destination: Ints) -> int:
-        layers, self._layers = self._layers, self._layers[:-1]
+        layers, self.layers = self.layers, self.layers[:-1]
         try:
             return super().copy(source, destination)
         finally:
-            self._layers = layers
+            self.layers = layers
 
 
 class Breakable:

@@ -27,11 +27,11 @@ def _damage_copies(engine: Engine, hit: Hit, copy: Callable[[Any, Any, Any], int
 
 
 def _copy_without_last_layer(copies: Any, source: Any, destination: Any) -> int:
-    layers, copies._layers = copies._layers, copies._layers[:-1]
+    layers, copies.layers = copies.layers, copies.layers[:-1]
     try:
         return int(type(copies).copy(copies, source, destination))
     finally:
-        copies._layers = layers
+        copies.layers = layers
 
 
 @ENGINE.fault("I1 content", "I1, `Runtime.finish_step`")

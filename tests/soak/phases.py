@@ -21,8 +21,8 @@ COMMON: dict[str, Any] = {
     "max_num_seqs": 16,
 }
 
-# Over what ships: many requests are shorter than the floor that ships.
-START = {"budget_floor_tokens": 32}
+# Over what ships: many requests are shorter than the floor that ships, and a phase is short.
+START = {"budget_floor_tokens": 32, "park_bytes": 1 << 26, "restore_after_ms": 0}
 
 
 class Engine(msgspec.Struct, frozen=True):

@@ -39,6 +39,8 @@ COLUMNS = (
     ("evictions", "evicted"),
     ("relocations", "relocated"),
     ("recycled", "recycled"),
+    ("parked", "parked"),
+    ("restored", "restored"),
     ("preemptions", "preempted"),
     ("aborted", "aborted"),
     ("switches", "switches"),

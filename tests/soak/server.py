@@ -34,6 +34,7 @@ ARGUMENTS = (
     "--max-num-batched-tokens=256",
     "--vtoken-policy=auto",
     f"--vtoken-budget-floor-tokens={START['budget_floor_tokens']}",
+    f"--vtoken-restore-after-ms={START['restore_after_ms']}",
     "--vtoken-verify-ratio=1",
     "--vtoken-check-every-step",
 )
@@ -153,9 +154,21 @@ class ServerSoak:
                 self.tally.compactions += 1
                 if answer.status_code != 202:
                     self._fail(f"POST compactions: {answer.status_code} {answer.text}")
+            if chance.happens(0.3):
+                await self._restore(http, chance)
             bad = await http.patch(f"{base}/config", json=chance.bad_patch())
             if bad.status_code != 422:
                 self._fail(f"a bad patch got status {bad.status_code}, not 422")
+
+    async def _restore(self, http: httpx.AsyncClient, chance: Chance) -> None:
+        """Ask for the parked tokens of a request; it may have ended meanwhile."""
+        base = "/vtoken/v1/requests"
+        rows = msgspec.json.decode((await http.get(base)).content, type=list[RequestRow])
+        if rows:
+            name = chance.rng.choice(rows).id
+            answer = await http.post(f"{base}/{name}/restore")
+            if answer.status_code not in (200, 404, 409):
+                self._fail(f"POST restore of {name}: {answer.status_code} {answer.text}")
 
     # ------------------------------------------------------------ afterwards
 
@@ -181,6 +194,9 @@ class ServerSoak:
         tally, reclamation = self.tally, status.reclamation
         tally.evictions = status.tokens.evicted
         tally.relocations, tally.recycled = reclamation.relocations, reclamation.recycled_slots
+        if (parking := status.parking) is not None:
+            tally.parked, tally.restored = parking.copied_tokens, parking.restored_tokens
+            tally.dropped = parking.dropped_tokens
         tally.preemptions = status.requests.preempted
         tally.checks = status.invariants.checked
         tally.violations = status.invariants.violations

@@ -19,6 +19,9 @@ class Tally(msgspec.Struct):
     verified: int = 0  # relocations whose contents were hashed before and after
     verify_us: int = 0  # time in that
     recycled: int = 0
+    parked: int = 0  # tokens copied to host memory
+    restored: int = 0  # tokens that came back from it
+    dropped: int = 0  # tokens whose copy was given up while they were parked
     preemptions: int = 0
     compactions: int = 0
     switches: int = 0

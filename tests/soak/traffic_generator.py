@@ -186,6 +186,10 @@ class Chance:
             return rng.choice((0.0, 0.0, 0.0, 0.25, rng.random()))
         if name == "evict_after_wait_ms":
             return rng.choice((0, 0, 50, 1000))
+        if name == "park_bytes":
+            return rng.choice((0, 1 << 16, 1 << 20, 1 << 26, 1 << 26, int(bound.maximum or 0)))
+        if name == "restore_after_ms":
+            return rng.choice((0, 0, 0, 50, 500))
         if name == "slo":
             return rng.choice(("", "ttft<2s", "ttft<500 ms, itl<80ms"))
         if name == "recycle":

@@ -33,6 +33,7 @@ from vtoken.wire import (
     PatchResult,
     Reply,
     RequestRow,
+    Restored,
     Status,
 )
 
@@ -104,6 +105,8 @@ class Soak:
             self._call("undo", PatchResult, may_refuse=True)
         if chance.happens(0.02):
             self._compact()
+        if chance.happens(0.02):
+            self._restore()
         if chance.happens(0.002):
             running = chance.happens(0.5)
             self._note("reset", running=running)
@@ -230,6 +233,13 @@ class Soak:
         self._call("compact", Operation, **args)
         self.tally.compactions += 1
 
+    def _restore(self) -> None:
+        """Ask for the parked tokens of a request, or only what would come back."""
+        names = [table.request_id for table in self.runtime.tables]
+        if names:
+            name, dry_run = self.chance.rng.choice(names), self.chance.happens(0.3)
+            self._call("restore", Restored, request_id=name, dry_run=dry_run)
+
     def _call(self, op: str, kind: Any, *, may_refuse: bool = False, **args: Any) -> Any:
         """Send one encoded command to the engine; None if it was refused."""
         if op not in READING:
@@ -278,6 +288,9 @@ class Soak:
         self.tally.evictions = counters.tokens.evicted
         self.tally.relocations = counters.reclamation.relocations
         self.tally.recycled = counters.reclamation.recycled_slots
+        self.tally.parked = counters.parking.copied_tokens
+        self.tally.restored = counters.parking.restored_tokens
+        self.tally.dropped = counters.parking.dropped_tokens
         self.tally.preemptions = counters.requests.preempted
         self.tally.checks = counters.invariants.checked
         self.tally.violations = counters.invariants.violations
