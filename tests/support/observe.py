@@ -6,9 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from tests.support import reference
-from tests.support.core.request_step import parts_of
-
 
 def core_of(llm: Any) -> Any:
     return llm.llm_engine.engine_core.engine_core
@@ -63,14 +60,12 @@ class Observer:
     """Records one runtime's victims, and the tables at each `commit_step`.
 
     `victims[request][num_tokens]`: the ids that died when the table had that many tokens.
-    `changes[request]`: what died and came back, in order.
     `held[request]`: blocks held, a step. `owners[block]`: requests that ever held it, in order.
     """
 
     def __init__(self, llm: Any) -> None:
         self.runtime = runtime_of(llm)
         self.victims: dict[str, dict[int, set[int]]] = defaultdict(dict)
-        self.changes: dict[str, list[reference.Change]] = defaultdict(list)
         self.held: dict[str, list[int]] = defaultdict(list)
         self.owners: dict[int, list[str]] = defaultdict(list)
         self.steps_with_holes = 0
@@ -90,10 +85,6 @@ class Observer:
 
     def _commit_step(self, grown: Any) -> Any:
         plan = self._commit(grown)
-        for request, part in parts_of(plan.requests).items():
-            died, back = part.evicted.tolist(), part.restored_ids.tolist()
-            if died or back:
-                self.changes[request].append(reference.Change(part.num_tokens, died, back))
         private: dict[int, str] = {}
         for table in self.runtime.tables:
             request = table.request_id

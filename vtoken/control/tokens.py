@@ -143,7 +143,7 @@ def _comparison(runtime: Runtime, table: TokenTable) -> ShadowComparison | None:
     compared = runtime.requests.held[table.request_id].compared
     if compared is None or compared.policy is not runtime.shadow.active_policy:
         return None
-    return compared if compared.num_changes == table.num_changes else None
+    return compared if compared.live_changes == table.live_changes else None
 
 
 def _shadow(compared: ShadowComparison) -> TextShadow:

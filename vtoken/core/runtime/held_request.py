@@ -32,26 +32,26 @@ class SignalState:
     of_keys: bool = field(init=False)  # read for every request in every step
     asked_step: int = 0  # of the newest reading, and the tokens that it covers
     asked_tokens: int = 0
-    num_changes: int = -1  # as in `TokenTable`, in every reading from step `live_since` on
+    live_changes: int = -1  # as in `TokenTable`, in every reading from step `live_since` on
     live_since: int = 0
 
     def __post_init__(self) -> None:
         self.of_keys = self.signal.of_keys
 
-    def ask(self, step: int, num_tokens: int, num_changes: int) -> None:
+    def ask(self, step: int, num_tokens: int, live_changes: int) -> None:
         """Note that a reading of keys is asked for in `step`."""
         self.asked_step, self.asked_tokens = step, num_tokens
-        if num_changes != self.num_changes:
-            self.num_changes, self.live_since = num_changes, step
+        if live_changes != self.live_changes:
+            self.live_changes, self.live_since = live_changes, step
 
-    def holds(self, num_tokens: int, num_changes: int) -> bool:
+    def holds(self, num_tokens: int, live_changes: int) -> bool:
         """Whether a reading of keys ranks the tokens that are live now: none has died or come back
         since, and the reader evicts none that is newer.
         """
         return (
             self.scores is not None
             and self.scores_step >= self.live_since
-            and num_changes == self.num_changes
+            and live_changes == self.live_changes
             and num_tokens - len(self.scores) <= self.spared_tokens
         )
 
@@ -68,14 +68,14 @@ class SignalState:
 class ShadowComparison:
     """The victims of one eviction, and those that the shadow would have chosen.
 
-    `victims`, `chosen`: ascending ids. `num_changes`: as in `TokenTable`, afterwards, by which a
+    `victims`, `chosen`: ascending ids. `live_changes`: as in `TokenTable`, afterwards, by which a
     later eviction without a comparison is detected, and tokens that came back.
     """
 
     policy: Policy  # the shadow
     step: int
     num_tokens: int
-    num_changes: int
+    live_changes: int
     victims: Ints
     chosen: Ints
 

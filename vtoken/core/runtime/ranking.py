@@ -351,7 +351,7 @@ class Ranking:
                 policy,
                 self._current.number,
                 table.num_tokens,
-                table.num_changes + len(died),
+                table.live_changes + len(died),
                 died,
                 _joined(first[i], chosen),
             )
@@ -466,16 +466,16 @@ class Ranking:
         notes that this step's is asked for.
         """
         table, lag = self._requests.tables.at(row), self._shape.report_lag_steps
-        num_tokens, num_changes = table.num_tokens, table.num_changes
+        num_tokens, live_changes = table.num_tokens, table.live_changes
         lacks = num_tokens - kept.asked_tokens + (lag + 1) * (1 + self._shape.max_drafts) - 1
         is_lost = kept.scores_step < kept.asked_step < self._current.number - lag
         cut_again = (
             self._requests.due.interval[row] < lag
         )  # maybe before a reading of after the cut arrives
-        holds = num_changes == kept.num_changes and lacks <= kept.spared_tokens
+        holds = live_changes == kept.live_changes and lacks <= kept.spared_tokens
         if holds and not is_lost and not cut_again:
             return False
-        kept.ask(self._current.number, num_tokens, num_changes)
+        kept.ask(self._current.number, num_tokens, live_changes)
         return True
 
     def _set_signals(self, request: HeldRequest, rules: VTokenConfig, *, keep: bool) -> None:
@@ -549,7 +549,7 @@ class Ranking:
             return None
         table = self._requests.tables[request.request_id]
         if kept.of_keys:
-            if kept.holds(table.num_tokens, table.num_changes):
+            if kept.holds(table.num_tokens, table.live_changes):
                 return scores
             if step < self._current.number - 1 - self._shape.report_lag_steps:
                 return None

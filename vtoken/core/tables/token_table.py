@@ -67,7 +67,7 @@ class TokenTable:
         return int(self._columns.num_restored[self.row])
 
     @property
-    def num_changes(self) -> int:
+    def live_changes(self) -> int:
         """How often a token died or came back. With the number of tokens it identifies the set of
         live ones.
         """
