@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.core.test_statements import Server
 from tests.support.account import contradictions
@@ -190,7 +191,11 @@ NOTES: dict[str, Callable[[Status, ConfigDocument], object]] = {
         setattr(status.reclamation, "moved_then_evicted_tokens", 600),
     ),
     "preemptions": lambda status, _: setattr(status.pressure, "preemptions_above_floor", 3),
-    "parking": lambda status, _: setattr(status.pressure, "given_tokens", 12_345),
+    "parking": lambda status, config: (
+        setattr(status.pressure, "given_tokens", 12_345),
+        setattr(status, "parking", None),
+        setattr(config, "desired", structs.replace(config.desired, park_bytes=0)),
+    ),
     "thrash": lambda status, _: setattr(
         status, "parking", parked(restored_tokens=2000, thrashed_tokens=300)
     ),

@@ -38,6 +38,8 @@ def test_what_is_back_is_told_of_all_that_was_parked(figures: dict[str, int], te
     assert back_text(parking) == text
     said = situation(status_of(parking))
     assert said.startswith(f"Memory is free again: {text}; " if text else "OK: ")
+    parking.waits_for = "memory"  # for the others
+    assert situation(status_of(parking)).startswith(f"OK: {text}")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ AUTO = {
     "budget_ratio": 0.5,
     "budget_floor_tokens": 16,
     "interval_tokens": 8,
+    "park_bytes": 1 << 17,
+    "restore_after_ms": 0,
+    "low_watermark_blocks": 4,
 }
 OWN: list[dict[str, Any] | None] = [
     None,
@@ -65,6 +68,7 @@ class Server:
                         {"budget_ratio": rng.choice([0.3, 0.5, 0.9])},
                         {"evict_after_wait_ms": rng.choice([0, 0, 60_000])},
                         {"headroom_blocks": rng.choice([0, 2, 8])},
+                        {"park_bytes": rng.choice([0, 1 << 14, 1 << 17, 1 << 17])},
                         {"evict_when": rng.choice(["pressure", "pressure", "always"])},
                     ]
                 )
@@ -117,7 +121,8 @@ def test_no_two_statements_contradict_each_other() -> None:
             server.live.close()
         seen["given"] += server.account.given
     assert seen["given"] > 0
-    assert {"OK", "IDLE", "FULL", "SHORT", "GIVING", "FRAGMENTED", "PAUSED"} <= seen.keys()
+    heads = {"OK", "IDLE", "FULL", "SHORT", "GIVING", "FRAGMENTED", "PAUSED", "Memory"}
+    assert heads <= seen.keys()
 
 
 def set_sentence(said: Said, old: str, new: str) -> None:

@@ -296,6 +296,13 @@ def sentence_contradictions(status: wire.Status, text: str) -> Iterator[str]:
             rf"{NUMBER} gave": memory.recent_givers,
             rf"gave {NUMBER} token": memory.recent_tokens,
         }
+    parking = status.parking
+    parked, back = (0, 0) if parking is None else (parking.tokens, parking.back_tokens)
+    named |= {
+        rf"{NUMBER} tokens? parked": parked,
+        rf"{NUMBER} of [\d,]+ parked": back,
+        rf"of {NUMBER} parked": back + parked,
+    }
     yield from _numbers("sentence", text, named)
     head = text.split(":")[0].split(" ")[0]
     heads = {"ok": {"OK", "IDLE", "Memory"}, "fragmented": {"FRAGMENTED", "GIVING", "SHORT"}}
@@ -303,6 +310,11 @@ def sentence_contradictions(status: wire.Status, text: str) -> Iterator[str]:
         cause, {"FULL", "SHORT", "GIVING", "IDLE"}
     ):
         yield f"head and cause: {text!r} and {cause}"
+    paused = status.reclamation.state != "auto"
+    running = status.scheduling == "running" and head != "IDLE"
+    is_free = parking is not None and back > 0 and parking.waits_for != "memory"
+    if (head == "Memory") != (is_free and cause == "ok" and running and not paused):
+        yield f"head and what is back: {text!r} and {back}"
     if len(text) > 180:
         yield f"length of the sentence: {len(text)}"
     if memory is None:
@@ -315,8 +327,7 @@ def sentence_contradictions(status: wire.Status, text: str) -> Iterator[str]:
         yield f"missing and short: {text!r} and 0"
     if head == "GIVING" and "missing" in text and memory.waits_for != "giving":
         yield f"head and what ends it: {text!r} and {memory.waits_for}"
-    paused = status.reclamation.state != "auto"
-    if head != "IDLE" and status.scheduling == "running" and ("nobody gives" in text) != paused:
+    if running and ("nobody gives" in text) != paused:
         yield f"pause: {text!r} and {status.reclamation.state}"
 
 
@@ -331,7 +342,7 @@ def advice_contradictions(status: wire.Status) -> Iterator[str]:
         yield f"order of the advice: {levels}"
     if is_short and status.pressure is not None and worst == "note" and relief is not None:
         yield f"no remedy: {text!r}"
-    if head in ("OK", "IDLE") and worst == "short":
+    if head in ("OK", "IDLE", "Memory") and worst == "short":
         yield f"remedies for nothing: {text!r} and {status.advice}"
     for one in status.advice:
         if one.level == "note":

@@ -26,8 +26,8 @@ def situation(status: Status, columns: int = TWO_LINES) -> str:
     sums alone. Other clauses that do not fit are left out.
 
     Its head says what happens: OK, `Memory is free again` while parked tokens come back and shortly
-    after, GIVING, SHORT where what can be given is not enough, FULL where nobody can give,
-    FRAGMENTED where compacting frees all that is missing, PAUSED, IDLE.
+    after, if there is room for all, GIVING, SHORT where what can be given is not enough, FULL where
+    nobody can give, FRAGMENTED where compacting frees all that is missing, PAUSED, IDLE.
     """
     memory, cause, requests = status.pressure, status.fragmentation.cause, status.requests
     if status.scheduling != "running":
@@ -36,8 +36,10 @@ def situation(status: Status, columns: int = TWO_LINES) -> str:
         first_step = f"{_wait(requests.waiting)} for a first step"
         return f"IDLE: {first_step if requests.waiting else 'the whole pool is free'}."
     parking = status.parking
-    if cause == "ok" and (back := back_text(parking)):
-        return _joined(columns, "Memory is free again: ", back, *_in_use(status))
+    if cause == "ok" and not stopped(status) and (back := back_text(parking)):
+        is_free = parking is not None and parking.waits_for != "memory"
+        head = "Memory is free again: " if is_free else "OK: "
+        return _joined(columns, head, back, *_in_use(status))
     if cause == "ok":
         return _joined(columns, "OK: ", *_in_use(status), parked_text(parking))
     if memory is None:
