@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 from msgspec import structs
 
+from tests.support.console_harness import (
+    messages,
+    plain_words,
+    running,
+    screen_text,
+    until,
+    words_drawn,
+)
+from tests.support.core.live import LiveEngine
 from tests.support.documents import ROW, STATUS
+from tests.support.serving import Served, serve
+from tests.support.text_core import make_evicting
 from vtoken import wire
 from vtoken_console.changes.descriptions import irreversible
 from vtoken_console.feed.connection import Connection
@@ -39,6 +51,19 @@ PARKED = wire.Parking(
     restored_tokens=360,
     waits_for="memory",
 )
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[LiveEngine]:
+    """One request of 122 tokens, of which it parked those beyond its budget."""
+    with make_evicting(prompt_tokens=120, budget_tokens=64, park_bytes=1 << 30) as core:
+        yield core
+
+
+@pytest.fixture
+async def served(core: LiveEngine) -> AsyncIterator[Served]:
+    async with serve(core.handle, show_text=True) as served:
+        yield served
 
 
 def text_of(line: Any) -> str:
@@ -71,6 +96,52 @@ def test_parked_words_are_dimmed_and_not_struck() -> None:
     assert STYLES["dead"].strike
     assert not STYLES["parked"].strike
     assert STYLES["parked"].color not in (STYLES["dead"].color, palette.TEXT_STYLE.color)
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+async def test_parked_words_are_shown_and_come_back_when_they_are_asked_for(
+    core: LiveEngine, served: Served, *, ascii_only: bool
+) -> None:
+    core.call("patch_config", patch={"shadow": None})
+    core.steps()
+    look = choose(depth="truecolor", ascii_only=ascii_only)
+    async with running(served.url, (100, 30), appearance=look) as (app, pilot):
+        await pilot.press("enter")
+        await until(lambda: "parked" in screen_text(app), "no parked word")
+        rows = (await app.source.rest.text("a", 0, 1024)).rows
+        parked = plain_words(row.text for row in rows if row.parked)
+        assert parked
+        if ascii_only:
+            assert f"[~{parked[0]}" in screen_text(app).replace("\n", " ")
+        else:
+            panel = app.screen.query_one("#text")
+            ink = palette.style(palette.PARKED).color
+            drawn, _ = words_drawn(panel, lambda style: style.color == ink and not style.strike)
+            assert drawn == parked
+        core.call("patch_config", patch={"budget_tokens": 500, "reclamation": "auto"})
+        await pilot.press("R")
+        question = f"Bring back {len(parked_ids(core))} of {len(parked_ids(core))} parked tokens"
+        await until(lambda: question in screen_text(app), "not asked")
+        await pilot.press("right", "enter")
+        await until(lambda: "Restored a: " in messages(app), "not done")
+        core.steps(3)
+        assert not len(parked_ids(core))
+        await until(lambda: "parked" not in screen_text(app).splitlines()[-3], "still parked")
+
+
+def parked_ids(core: LiveEngine) -> Any:
+    return core.runtime.tables["a"].parked_ids()
+
+
+async def test_restore_of_a_request_that_parked_nothing_says_so(
+    core: LiveEngine, served: Served
+) -> None:
+    core.call("patch_config", patch={"park_bytes": 0})
+    core.steps()
+    async with running(served.url, (100, 30)) as (app, pilot):
+        assert "R restore" not in screen_text(app)
+        await pilot.press("R")
+        await until(lambda: "none of its tokens is parked" in screen_text(app), "no answer")
 
 
 # ---------------------------------------------------------------- the strip
@@ -223,6 +294,9 @@ def test_log_sums_what_was_parked_and_what_came_back_in_a_second() -> None:
     lost = {"requests": 2, "tokens": 700, "given": 700, "parked": 600, "largest": {"a": 500}}
     second.add(event("eviction", **lost))
     assert second.text(80) == "2 requests gave up 700 tok (600 parked)"
+    second.add(event("restored", requests=1, tokens=200, blocks=7, largest={}))
+    assert second.text(80) == "2 requests gave up 700 tok (600 parked), 200 tok restored"
+    assert second.text(50) == "2 gave 700 tok, 200 tok restored"
     back = Second(2.0)
     for tokens in (100, 500):
         back.add(

@@ -6,7 +6,9 @@ from tests.support.core.live import LiveEngine, make_quiet
 from vtoken.core.config.request_rules import request_rules
 
 
-def make_evicting(prompt_tokens: int = 201, budget_tokens: int = 128) -> LiveEngine:
+def make_evicting(
+    prompt_tokens: int = 201, budget_tokens: int = 128, park_bytes: int = 0
+) -> LiveEngine:
     """Request "a" after one eviction by a random policy, beside a shadow of another policy.
 
     Its tokens 0 to 2 are protected. By default it has 203 tokens, 73 of them dead.
@@ -16,6 +18,7 @@ def make_evicting(prompt_tokens: int = 201, budget_tokens: int = 128) -> LiveEng
         policy={"name": "random", "params": {"sinks": 3}},
         shadow={"name": "streaming_llm", "params": {"sinks": 3}},
         budget_tokens=budget_tokens,
+        park_bytes=park_bytes,
         evict_when="always",
         interval_tokens=16,
         recycle=False,
