@@ -3,7 +3,8 @@
 The engine is real: the demo's trained model under the shipped defaults, in a cache that is too
 small for all of its clients. Memory is ample with two of them. A crowd comes, requests wait, and
 those that run give tokens; `ana` tries the floor that the planner advises and takes it back; the
-crowd leaves. A recording in which one of these did not happen is not kept.
+crowd leaves, and parked tokens come back. A recording in which one of these did not happen is not
+kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 
@@ -36,6 +38,7 @@ STATES_A_SECOND = 2
 NUM_BLOCKS = 240  # of 16 tokens: a third of what the clients need
 MAX_PASSAGE_CHARS = 3400
 ANSWER_TOKENS = 240
+WHO = ("crowd", "calm")  # in the ids of requests
 MAX_BYTES = 300_000
 FLAGS = (
     "--vtoken-policy=auto",
@@ -66,7 +69,9 @@ async def chat(url: str, model: str, name: int) -> None:
                 {"role": "user", "content": f"{talk.passage}\n\n{talk.questions[0]}".strip()},
             ]
             body = {"model": model, "messages": messages, "max_tokens": ANSWER_TOKENS}
-            answer = await http.post("/v1/chat/completions", json=body | {"temperature": 0.0})
+            body |= {"min_tokens": ANSWER_TOKENS if name < CALM else 0, "temperature": 0.0}
+            headers = {"X-Request-Id": f"{WHO[name < CALM]}-{name}-{uuid4().hex[:4]}"}
+            answer = await http.post("/v1/chat/completions", json=body, headers=headers)
             answer.raise_for_status()
 
 
@@ -108,6 +113,7 @@ SCENES: dict[str, Callable[[wire.Status], object]] = {
     "a lower floor on trial": lambda s: bool(s.guards),
     "the floor of before": lambda s: not s.guards,
     "ample memory again": lambda s: 2 * s.blocks.free > s.blocks.total,
+    "tokens that are back": lambda s: s.parking is not None and s.parking.back_tokens,
 }
 
 
