@@ -51,7 +51,7 @@ SCENARIOS: dict[str, Scenario] = {
     "policy": Scenario(("P",)),
     "trial-terms": Scenario((*LOWER_THETA, "ctrl+t")),
     "trial": Scenario(ON_TRIAL, undo=True, settle_s=3.0),
-    "confirm": Scenario(("f", *"128", "enter"), settle_s=2.0),
+    "confirm": Scenario(("colon", *"park_bytes", "enter", "0", "enter"), settle_s=2.0),
     "charts": Scenario(view="charts"),
     "figures": Scenario(view="numbers"),
     "events": Scenario(view="log"),

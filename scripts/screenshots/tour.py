@@ -2,8 +2,9 @@
 
 It begins while two clients find memory ample and nothing happens. A crowd comes, and memory is
 short; the tour shows who gives, the words of one that gave, and a lower floor on trial, which one
-key takes back. Then the crowd leaves. The clients and the server are those of `scripts.sample`.
-Frames are taken at a fixed rate while the app runs; equal neighbours become one longer frame.
+key takes back. Then the crowd leaves, and the words come back. The clients and the server are
+those of `scripts.sample`. Frames are taken at a fixed rate while the app runs; equal neighbours
+become one longer frame.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Any
 import msgspec
 from textual.pilot import Pilot
 
-from scripts.sample import CALM, CROWD, chat
+from scripts.sample import ANSWER_TOKENS, CALM, CROWD, WHO, chat
 from vtoken import wire
 from vtoken_console.app.app import ConsoleApp
 from vtoken_console.export.dots import with_dots
 from vtoken_console.export.raster import PngUnavailable, svg_to_png
 from vtoken_console.screens.confirm import ConfirmScreen
+from vtoken_console.screens.request import RequestScreen, Summary
 from vtoken_console.widgets.requests import Requests
 
 SIZE = (100, 30)
@@ -82,6 +84,31 @@ def close(app: ConsoleApp) -> Keys:
     return () if app.screen is app.dashboard else ("escape",)
 
 
+def are_back(app: ConsoleApp) -> bool:
+    """All parked tokens of the request that is shown came back."""
+    if not isinstance(app.screen, RequestScreen):
+        return False
+    detail = app.screen.query_one(Summary).detail
+    return detail is not None and detail.restored_tokens > 0 and detail.parked_tokens == 0
+
+
+def stays(row: wire.RequestRow) -> bool:
+    """Whether a request has parked tokens, and goes on when the crowd leaves."""
+    return row.parked_tokens > 0 and WHO[1] in row.id and row.output_tokens < ANSWER_TOKENS // 2
+
+
+def one_stays(app: ConsoleApp) -> bool:
+    return any(map(stays, app.dashboard.query_one(Requests).rows))
+
+
+def open_one_that_stays(app: ConsoleApp) -> Keys:
+    """Puts the cursor on such a request; the key opens its page."""
+    table = app.dashboard.query_one(Requests)
+    table.action_jump(0)
+    table.action_move(0, next(at for at, row in enumerate(table.rows) if stays(row)))
+    return ("enter",)
+
+
 def open_a_giver(app: ConsoleApp) -> Keys:
     """Puts the cursor on the request that gave most; the key opens its page."""
     table = app.dashboard.query_one(Requests)
@@ -116,7 +143,10 @@ TOUR = (
     Scene("on trial, with a guard", 0.5, yes, when=asked_or_on_trial),
     Scene("on trial: the engine takes it back by itself", 6.0, close, when=on_trial),
     Scene("undone by one key", 4.0, ("u",)),
-    Scene("memory is ample again", 5.0, when=is_ample, crowd=False),
+    Scene("words that one gave are parked", 3.0, open_one_that_stays, when=one_stays),
+    Scene("the crowd leaves", 2.0, crowd=False),
+    Scene("its words come back", 4.0, when=are_back),
+    Scene("memory is free again", 5.0, close),
 )
 
 
