@@ -44,6 +44,8 @@ from vtoken_console.widgets.lines import LinesWidget
 from vtoken_console.widgets.requests import Requests
 
 if TYPE_CHECKING:
+    from textual.worker import WorkType
+
     from vtoken.client import Server
     from vtoken.wire.reducer import StreamState
     from vtoken_console.feed.activity import Activity
@@ -197,7 +199,8 @@ class ConsoleApp(App[int]):
         self.dashboard.announce(view)
         self._update_guide(view)
         if self.fleet.needs_begin(view):
-            self.run_worker(self.fleet.begin_of_server, group="fleet-page", exclusive=True)
+            begin: WorkType[None] = self.fleet.begin_of_server
+            self.run_worker(begin, group="fleet-page", exclusive=True)
         if self._request is not None and view.model is not None:
             wanted, self._request = self._request, None
             self.run_worker(self.dashboard.open_request(wanted), group="request")
