@@ -41,6 +41,7 @@ COLUMNS = (
     ("recycled", "recycled"),
     ("parked", "parked"),
     ("restored", "restored"),
+    ("swapped", "swapped"),
     ("preemptions", "preempted"),
     ("aborted", "aborted"),
     ("switches", "switches"),

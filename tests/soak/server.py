@@ -196,7 +196,7 @@ class ServerSoak:
         tally.relocations, tally.recycled = reclamation.relocations, reclamation.recycled_slots
         if (parking := status.parking) is not None:
             tally.parked, tally.restored = parking.copied_tokens, parking.restored_tokens
-            tally.dropped = parking.dropped_tokens
+            tally.dropped, tally.swapped = parking.dropped_tokens, parking.swapped_requests
         tally.preemptions = status.requests.preempted
         tally.checks = status.invariants.checked
         tally.violations = status.invariants.violations

@@ -21,6 +21,7 @@ class Tally(msgspec.Struct):
     recycled: int = 0
     parked: int = 0  # tokens copied to host memory
     restored: int = 0  # tokens that came back from it
+    swapped: int = 0  # preempted requests that waited in host memory
     dropped: int = 0  # tokens whose copy was given up while they were parked
     preemptions: int = 0
     compactions: int = 0

@@ -290,6 +290,7 @@ class Soak:
         self.tally.recycled = counters.reclamation.recycled_slots
         self.tally.parked = counters.parking.copied_tokens
         self.tally.restored = counters.parking.restored_tokens
+        self.tally.swapped = counters.parking.swapped_requests
         self.tally.dropped = counters.parking.dropped_tokens
         self.tally.preemptions = counters.requests.preempted
         self.tally.checks = counters.invariants.checked

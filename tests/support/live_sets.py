@@ -10,14 +10,15 @@ from tests.support.reference import Change, Stretch
 
 
 class LiveSets:
-    """A stretch an admission of every request, from the plans that the worker gets.
+    """A stretch of every admission of a request that computes it from its first token on, from the
+    plans that the worker gets. A request that was swapped goes on in its stretch.
 
     `stretches[name]`: by the request's own name. `num_evicted`, `num_restored`: tokens in all.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.stretches: dict[str, list[Stretch]] = {}
-        self.num_evicted = self.num_restored = 0
+        self.num_evicted = self.num_restored = self.num_resumed = 0
         self._scheduler = scheduler
         self._runtime = scheduler.vtoken
         self._commit = self._runtime.commit_step
@@ -28,17 +29,24 @@ class LiveSets:
         self._runtime.commit_step = self._commit
 
     def _commit_step(self, grown: Any) -> Any:
-        for request_id in grown.new:
-            known = self._scheduler.requests[request_id].num_tokens
-            self._of(request_id).append(Stretch(known))
+        known = {name: self._scheduler.requests[name].num_tokens for name in grown.new}
         plan = self._commit(grown)
-        for request_id, part in parts_of(plan.requests).items():
+        parts, resumed = parts_of(plan.requests), plan.requests.resumed
+        for request_id, num_tokens in known.items():
+            if request_id not in resumed:
+                self._of(request_id).append(Stretch(num_tokens))
+        for request_id, part in parts.items():
+            stretch = self._of(request_id)[-1]
             evicted, restored = part.evicted.tolist(), part.restored_ids.tolist()
+            if request_id in resumed:  # what is restored is all that is live
+                before = dead_of(stretch)
+                now = {*range(part.num_tokens)}.difference(restored)
+                evicted, restored = sorted(now - before), sorted(before - now)
             if evicted or restored:
-                change = Change(part.num_tokens, evicted, restored)
-                self._of(request_id)[-1].changes.append(change)
+                stretch.changes.append(Change(part.num_tokens, evicted, restored))
             self.num_evicted += len(evicted)
             self.num_restored += len(restored)
+            self.num_resumed += request_id in resumed
         return plan
 
     def _of(self, request_id: str) -> list[Stretch]:
@@ -48,6 +56,14 @@ class LiveSets:
 def own_name(request_id: str) -> str:
     """The name that a test gave: vLLM appends a random part."""
     return request_id.rsplit("-", 1)[0]
+
+
+def dead_of(stretch: Stretch) -> set[int]:
+    """The tokens that are dead after all changes."""
+    dead: set[int] = set()
+    for _, evicted, restored in stretch.changes:
+        dead = (dead | {*evicted}) - {*restored}
+    return dead
 
 
 def num_returns(stretches: list[Stretch]) -> int:
