@@ -243,10 +243,13 @@ def test_numbers_have_what_is_parked_and_the_bytes_used() -> None:
     assert rows["came back"] == ["360", "tokens", "so", "far"]
     assert rows["host memory"] == ["56.0", "MB", "of", "800", "MB"]
     assert not {"gave twice", "copies dropped"} & rows.keys()
-    status.parking = structs.replace(PARKED, thrashed_tokens=7, dropped_tokens=9)
+    status.parking = structs.replace(
+        PARKED, swapped_requests=3, thrashed_tokens=7, dropped_tokens=9
+    )
     rows = {
         text_of(line)[:15].strip(): text_of(line)[15:].split() for line in pressure_section(status)
     }
+    assert rows["swapped"] == ["3", "preempted", "ones"]
     assert rows["gave twice"][0] == "7"
     assert rows["copies dropped"][0] == "9"
     status.parking = None
@@ -297,6 +300,9 @@ def test_log_sums_what_was_parked_and_what_came_back_in_a_second() -> None:
     second.add(event("restored", requests=1, tokens=200, blocks=7, largest={}))
     assert second.text(80) == "2 requests gave up 700 tok (600 parked), 200 tok restored"
     assert second.text(50) == "2 gave 700 tok, 200 tok restored"
+    second.add(event("preemption", request_id="b", swapped_tokens=90))
+    second.add(event("preemption", request_id="c", swapped_tokens=0))
+    assert second.text(90).endswith(", 2 preempted (1 swapped)")
     back = Second(2.0)
     for tokens in (100, 500):
         back.add(

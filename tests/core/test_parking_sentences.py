@@ -70,11 +70,18 @@ def test_everything_about_parking_is_one_line() -> None:
         "no token parked; 56.0 MB of 800 MB of host memory used; 0 came back since the start"
     )
     text = parking_text(
-        parked(restored_tokens=1240, thrashed_tokens=9, dropped_tokens=7, fault="no 16 MiB")
+        parked(
+            restored_tokens=1240,
+            thrashed_tokens=9,
+            swapped_requests=2,
+            dropped_tokens=7,
+            fault="no 16 MiB",
+        )
     )
     assert text == (
         "360 tokens parked, coming back; 56.0 MB of 800 MB of host memory used; 1,240 came back "
-        "since the start, 9 of them gave way again within 5 s; 7 lost their copy; nothing is "
+        "since the start, 9 of them gave way again within 5 s; 2 preempted requests kept in it, "
+        "not computed again; 7 lost their copy; nothing is "
         "parked: no 16 MiB"
     )
 

@@ -39,10 +39,12 @@ def parking_text(parking: Parking) -> str:
     restored = f"{parking.restored_tokens:,} came back since the start"
     if parking.thrashed_tokens:
         restored += f", {parking.thrashed_tokens:,} of them gave way again within 5 s"
+    swapped = counted(parking.swapped_requests, "preempted request")
     parts = (
         parked_text(parking) or "no token parked",
         f"{used} used",
         restored,
+        f"{swapped} kept in it, not computed again" if parking.swapped_requests else "",
         f"{parking.dropped_tokens:,} lost their copy" if parking.dropped_tokens else "",
         f"nothing is parked: {parking.fault}" if parking.fault else "",
     )

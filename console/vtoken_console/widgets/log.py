@@ -41,6 +41,7 @@ class Second:
     moved: int = 0
     freed_blocks: int = 0
     preempted: int = 0
+    swapped: int = 0  # of the preempted: wait in host memory, and are not computed again
     missing_blocks: int = 0  # for a compaction
 
     def add(self, event: Event) -> None:
@@ -62,6 +63,7 @@ class Second:
                 self.freed_blocks += data.get("blocks", 0)
             case "preemption":
                 self.preempted += 1
+                self.swapped += bool(data.get("swapped_tokens"))
             case "deferred":
                 missing = data.get("needed_blocks", 0) - data.get("available_blocks", 0)
                 self.missing_blocks = max(self.missing_blocks, missing)
@@ -82,6 +84,7 @@ class Second:
         who = f"{many:,}" if short else counted(many, "request")
         verb = ("gave" if short else "gave up") if gave else "lost"
         back = f"{blocks:,} blk" if short else f"{counted(blocks, 'block')} back"
+        swapped = f" ({self.swapped:,} swapped)" if self.swapped else ""
         parked = "all" if self.parked == self.tokens else f"{self.parked:,}"
         kept = f" ({parked} parked)" if self.parked and not short else ""
         parts = [
@@ -89,7 +92,7 @@ class Second:
             f"{self.restored:,} tok restored" if self.restored else "",
             f"{self.moved:,} tok moved" if self.moved and not self.tokens else "",
             back if blocks else "",
-            f"{self.preempted:,} preempted" if self.preempted else "",
+            f"{self.preempted:,} preempted{swapped}" if self.preempted else "",
         ]
         missing = counted(self.missing_blocks, "block")
         return [part for part in parts if part] or [f"a compaction waited for {missing}"]

@@ -154,6 +154,8 @@ def _parking_rows(parking: wire.Parking | None) -> list[Line]:
         _row("came back", units.count(parking.restored_tokens, 8), "tokens so far"),
         _row("host memory", used.rjust(8), f"of {units.data_size(parking.capacity_bytes)}"),
     ]
+    if parking.swapped_requests:
+        lines.append(_row("swapped", units.count(parking.swapped_requests, 8), "preempted ones"))
     if parking.thrashed_tokens:
         lines.append(_row("gave twice", units.count(parking.thrashed_tokens, 8), "within 5 s"))
     if parking.dropped_tokens:
