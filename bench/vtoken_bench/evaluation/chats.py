@@ -73,6 +73,7 @@ class FactChats:
 
 @cache
 def prompt_maker(model: Path, text_tokens: int, seed: int) -> PromptMaker:
+    """Of texts of about `text_tokens`, for the tokenizer in the folder `model`."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
