@@ -38,6 +38,8 @@ DEVICE = torch.device("meta")
 REQUESTS, TOKENS, STEPS, MAX_LENGTH = 30, 192, 70, 2048
 HEADS = 32
 KEEP = {"budget_tokens": 128, "interval_tokens": 32}
+BACK = 10
+ROW_BYTES = LAYERS * KV_HEADS * 2 * HEAD_SIZE * 4  # of a token in float32, in all layers
 
 
 class Work(NamedTuple):
@@ -84,11 +86,15 @@ def _nothing_kernel() -> None:
 
 
 class Device(TorchDispatchMode):
-    """Counts what is launched on `DEVICE`; without memory, a download leaves garbage."""
+    """Counts what is launched on `DEVICE`; without memory, a download leaves garbage.
+
+    `floats`: the bytes of floating point that were uploaded and downloaded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.found: Counter[str] = Counter()
+        self.floats: Counter[str] = Counter()
 
     def take(self) -> Work:
         """What was launched since the last call."""
@@ -104,11 +110,14 @@ class Device(TorchDispatchMode):
         if name in ("copy_", "_to_copy"):
             source = args[-1 if name == "_to_copy" else 1].device.type
             target = kwargs["device"] if kwargs.get("device") else args[0].device
+            size = args[0].nbytes if args[0].is_floating_point() else 0
             if (source, target.type) == ("cpu", "meta"):
                 self.found["uploads"] += 1
+                self.floats["uploads"] += size
                 return func(*args, **kwargs)
             if (source, target.type) == ("meta", "cpu"):
                 self.found["downloads"] += 1
+                self.floats["downloads"] += size
                 return args[0] if name == "copy_" else torch.empty_like(args[0], device="cpu")
         if name not in NO_WORK:
             self.found["ops"] += 1
@@ -228,7 +237,10 @@ class Runner(VTokenV2Mixin, V2):
 
 
 class OnDevice(Calls):
-    """The calls of a step, executed by a `Runner`; `steady` and `others`: the work of each step."""
+    """The calls of a step, executed by a `Runner`; `steady` and `others`: the work of each step.
+
+    `plans`: each step's plan, its work, and the bytes of floating point up and down.
+    """
 
     def __init__(self, decoding: Decoding, device: Device) -> None:
         calls = decoding.calls
@@ -238,6 +250,7 @@ class OnDevice(Calls):
         self._counts: dict[str, int] = {}
         self.steady: list[Work] = []
         self.others: list[Work] = []
+        self.plans: list[tuple[Any, Work, tuple[int, int]]] = []
 
     def begin(self, ready: list[str]) -> None:
         self._runner.vtoken_blocks = {
@@ -270,18 +283,26 @@ class OnDevice(Calls):
             kv_cache_block_copies=(),
         )
         self._device.take()
+        self._device.floats.clear()
         with self._device:
             self._runner.execute_model(output)
             self._runner.sample_tokens(None)
         work, requests = self._device.take(), plan.requests
         changed = len(requests.evicted.values) or len(plan.source_slots) or plan.want_scores
         (self.others if changed else self.steady).append(work)
+        floats = self._device.floats
+        self.plans.append((plan, work, (floats["uploads"], floats["downloads"])))
 
 
 def worked(
-    policy: str, patch: pytest.MonkeyPatch, plant: Callable[[Runner], Any] | None = None
+    policy: str,
+    patch: pytest.MonkeyPatch,
+    plant: Callable[[Runner], Any] | None = None,
+    parking: dict[str, Any] | None = None,
 ) -> OnDevice:
-    """The work of `STEPS` steps; `plant` is called in each, before vToken's methods."""
+    """The work of `STEPS` steps, and with settings of `parking` of `BACK` more, whose budget holds
+    all tokens; `plant` is called in each, before vToken's methods.
+    """
     device = Device()
 
     def launch(kernel: Any, grid: Any) -> Any:
@@ -293,9 +314,12 @@ def worked(
         patch.setattr(V2, "finish_requests", lambda self, _: plant(self))
     scores = np.random.default_rng(0).random(TOKENS + 2 * STEPS, dtype=np.float32)
     decoding = Decoding(REQUESTS, TOKENS, {}, borrows_blocks=False, scores=scores)
-    decoding.configure(CONFIGS[policy])
+    decoding.configure(CONFIGS[policy] | (parking or {}))
     calls = decoding.calls = OnDevice(decoding, device)
     decoding.steps(STEPS)
+    if parking is not None:
+        decoding.configure({"budget_tokens": MAX_LENGTH})
+        decoding.steps(BACK)
     assert len(calls.steady) > len(calls.others) > 1
     return calls
 
@@ -308,6 +332,36 @@ def test_a_step_has_no_more_work_than_its_budget(
     for steps, limit in zip((calls.steady, calls.others), LIMITS[policy], strict=True):
         most = Work.most(steps)
         assert most.within(limit), f"{most}, allowed {limit}"
+
+
+def test_parked_tokens_cost_a_launch_an_index_and_each_of_their_bytes_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Host slots that follow one another are one transfer; other steps have no more work."""
+    monkeypatch.setattr("vtoken.vllm.cuda.copies.host_slabs.MAX_BYTES", 1 << 31)
+    monkeypatch.setattr("vtoken.vllm.cuda.copies.transit.MAX_BYTES", 1 << 30)
+    with monkeypatch.context() as patch:
+        plain = worked("fixed", patch)
+    calls = worked("fixed", monkeypatch, parking={"park_bytes": 1 << 31, "restore_after_ms": 0})
+    parked = restored = 0
+    for (plan, work, (_, down)), (_, before, (_, reported)) in zip(
+        calls.plans, plain.plans, strict=False
+    ):
+        num_parked = len(plan.park_slots)
+        added = Work(launches=1, uploads=1, downloads=1) if num_parked else Work()
+        assert work == Work(*map(sum, zip(before, added, strict=True)))
+        assert down == reported + num_parked * ROW_BYTES
+        parked += num_parked
+    for plan, work, (up, _) in calls.plans:
+        num_restored = len(plan.restore_slots)
+        runs = 1 + np.count_nonzero(np.diff(np.sort(plan.restore_hosts)) != 1)
+        assert up // ROW_BYTES == num_restored  # besides a few weights
+        if num_restored:
+            assert work == Work(
+                launches=2, uploads=2 + runs
+            )  # a launch and an upload of these are a steady step's
+        restored += num_restored
+    assert restored == parked > 1000
 
 
 PLANTED: dict[str, Callable[[Runner], Any]] = {
