@@ -78,6 +78,15 @@ READING = EAGER | {  # the policy reads attention, its shadow keys; both layers 
     "shadow": {"name": "keydiff", "params": {"recent": 1, "heads": "mean", "pool_radius": 0}},
     "interval_tokens": 1,
 }
+PARKING = EAGER | {  # the first request gives for the others, and gets it back when they end
+    "budget_tokens": 8,
+    "interval_tokens": 1,
+    "evict_when": "pressure",
+    "low_watermark_blocks": 0,
+    "headroom_blocks": 0,
+    "park_bytes": 1 << 24,
+    "restore_after_ms": 0,
+}
 # name -> configuration, and groups of prompts that run together; the prefix cache starts empty
 SCENARIOS: dict[str, tuple[dict[str, Any], list[list[list[int]]]]] = {
     "dense": (NAIVE | {"policy": {"name": "none", "params": {}}}, [[LONG, SHORT]]),
@@ -89,7 +98,9 @@ SCENARIOS: dict[str, tuple[dict[str, Any], list[list[list[int]]]]] = {
     "prefix hits": (EAGER, [[LONG], [LONG, SHORT]]),
     "chunks": (EAGER | {"evict_during": "both"}, [[LONG]]),
     "preempted": (NAIVE, [[GROWING[i:] + GROWING[:i] for i in range(3)]]),
+    "parked": (PARKING, [[LONG, SHORT, GROWING]]),
 }
+NUM_NEW_OF = {"parked": [12, 3, 3]}  # by prompt, where it is not `NUM_NEW`
 WITH_MISTAKES = "holes"
 WINDOWED = ENGINE | {"num_gpu_blocks_override": 16}  # both groups need a request's blocks
 ONE_LAYER = {"low_watermark_blocks": 16, "probe": {"layers": [0]}}
@@ -210,7 +221,6 @@ def play(llm: Any, scenarios: Any, holes: list[int] | None = None) -> dict[str, 
 
     runtime = runtime_of(llm)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
     found = {}
     for name, (patch, groups) in scenarios.items():
         assert scheduler.reset_prefix_cache()
@@ -228,7 +238,12 @@ def play(llm: Any, scenarios: Any, holes: list[int] | None = None) -> dict[str, 
             output
             for prompts in groups
             for output in llm.generate(
-                [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+                [{"prompt_token_ids": prompt} for prompt in prompts],
+                [
+                    SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+                    for count in NUM_NEW_OF.get(name, [NUM_NEW] * len(prompts))
+                ],
+                use_tqdm=False,
             )
         ]
         unwatch()
@@ -248,6 +263,8 @@ def _counts(runtime: Any) -> dict[str, int]:
     counters = runtime.counters
     return {
         "moved_tokens": counters.reclamation.moved_tokens,
+        "parked_tokens": counters.parking.copied_tokens,
+        "restored_tokens": counters.parking.restored_tokens,
         "recycled_slots": counters.reclamation.recycled_slots,
         "preempted": counters.requests.preempted,
         "verified": counters.invariants.verified_relocations,
@@ -344,7 +361,7 @@ def install() -> None:
             class Runner(VTokenV2Mixin, Noted):
                 def _vtoken_executor(self, layers: dict[str, Any]) -> Any:
                     half = use_triton(super()._vtoken_executor(layers))
-                    for name in ("begin", "guard", "forward_ended"):
+                    for name in ("launch", "guard", "forward_ended"):
                         stages = half.copies.stages
                         setattr(stages, name, noted(getattr(stages, name), name))
                     return half

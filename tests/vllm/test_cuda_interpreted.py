@@ -116,6 +116,7 @@ def test_every_scenario_reaches_what_it_is_named_for(result: Any) -> None:
         assert found[name]["moved_tokens"] > 0
         assert found[name]["verified"] > 0
     assert found["recycled"]["recycled_slots"] > 0
+    assert found["parked"]["restored_tokens"] == found["parked"]["parked_tokens"] > 0
     assert max(found["prefix hits"]["cached"]) > 0
     assert any(tokens < 40 for tokens, _ in found["chunks"]["victims"])  # within a prompt
     assert found["preempted"]["preempted"] > 0
@@ -146,12 +147,13 @@ def test_in_every_step_copies_precede_vllms_writes_and_the_forward_waits(result:
     inner += ["forward_ended", "sample_tokens"]
     seen = set()
     for calls in steps:
-        copied = "begin" in calls
+        copied = "launch" in calls
         seen.add(copied)
         if copied:
-            assert calls.index("finish_requests") < calls.index("begin")
-            assert calls.index("begin") < calls.index("update_requests")
-        rest = [c for c in calls if c != "begin"]
+            launches = [i for i, call in enumerate(calls) if call == "launch"]
+            assert calls.index("finish_requests") < launches[0]
+            assert launches[-1] < calls.index("update_requests")
+        rest = [c for c in calls if c != "launch"]
         before = rest.index("update_requests")  # reading contents back waits too
         assert rest[:1] + [c for c in rest[1:before] if c != "guard"] == inner[:1]
         after = [c for c in rest[before:] if c != "guard"]
