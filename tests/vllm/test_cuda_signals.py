@@ -145,17 +145,21 @@ def test_control_ranks_that_reduce_nothing_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("signal", "bytes_a_token"),
-    [(Signal("attention_sum"), 4), (Signal("attention_window", 64), 256)],
+    ("signal", "bytes_a_token", "bytes_a_dead_token"),
+    [(Signal("attention_sum"), 4, 4), (Signal("attention_window", 64), 256, 0)],
     ids=str,
 )
-def test_device_memory_follows_the_live_tokens(signal: Signal, bytes_a_token: int) -> None:
+def test_device_memory_follows_the_live_tokens_and_that_of_sums_also_the_dead_ones(
+    signal: Signal, bytes_a_token: int, bytes_a_dead_token: int
+) -> None:
     accumulator: Any = DeviceAccumulator(signal, torch.device("cpu"))
     ids = np.arange(8000)
     accumulator.add(ids, torch.zeros(1, 8000), 1)
     assert accumulator.data.nbytes <= 1.3 * 8000 * bytes_a_token
+    assert accumulator.of_dead.nbytes == 0
     accumulator.add(ids[-500:] + 1, torch.zeros(1, 500), 1)
     assert accumulator.data.nbytes <= 2 * 500 * bytes_a_token
+    assert accumulator.of_dead.nbytes <= 1.3 * 8000 * bytes_a_dead_token
 
 
 # ---------------------------------------------------------------- the report and the tokens

@@ -155,7 +155,9 @@ class Accumulator:
         columns = np.searchsorted(before, known)
         back = np.flatnonzero(before.take(columns, mode="clip") != known)
         columns[back] = len(before)  # zeros
-        dead = np.flatnonzero(np.isin(before, known, assume_unique=True, invert=True))
+        is_lost = np.ones(len(before) + 1, dtype=np.bool_)
+        is_lost[columns] = False
+        dead = np.flatnonzero(is_lost[:-1])
         return Change(columns, back, known[back], dead, before[dead])
 
     def _reserve_sums(self) -> None:

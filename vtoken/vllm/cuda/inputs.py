@@ -8,7 +8,7 @@ Attention reads every batch at page size 1, with one row of `pages` a request:
 A planned row is that of a request that has evicted something. Logical order gives attention the
 same values in the same order wherever a token lies. vLLM sorts the batch in every step, so `pages`
 is written anew each time. Planned rows stay on the device by request (`resident`), and only their
-new slots are sent, unless one of their tokens died, moved or was taken back.
+new slots are sent, unless one of their tokens died, moved, came back or was taken back.
 
 1. pages[b, : seq_lens[b]] are the slots of the live tokens of the request in row b of the batch
 2. if `_version[r]` is the version of row r of the mirrors, resident[r] are the slots of its live
