@@ -86,6 +86,13 @@ def test_everything_about_parking_is_one_line() -> None:
     )
 
 
+def test_what_preempted_requests_keep_in_host_memory_is_not_parked() -> None:
+    assert parking_text(parked(tokens=0, waiting_tokens=760)) == (
+        "no token parked; 56.0 MB of 800 MB of host memory used; 760 tokens of preempted requests "
+        "wait in it; 0 came back since the start"
+    )
+
+
 def test_a_request_says_how_many_of_its_tokens_are_parked() -> None:
     row = structs.replace(
         ROW,

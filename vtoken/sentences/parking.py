@@ -40,9 +40,11 @@ def parking_text(parking: Parking) -> str:
     if parking.thrashed_tokens:
         restored += f", {parking.thrashed_tokens:,} of them gave way again within 5 s"
     swapped = counted(parking.swapped_requests, "preempted request")
+    waiting = f"{counted(parking.waiting_tokens, 'token')} of preempted requests wait in it"
     parts = (
         parked_text(parking) or "no token parked",
         f"{used} used",
+        waiting if parking.waiting_tokens else "",
         restored,
         f"{swapped} kept in it, not computed again" if parking.swapped_requests else "",
         f"{parking.dropped_tokens:,} lost their copy" if parking.dropped_tokens else "",

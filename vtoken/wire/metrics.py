@@ -242,6 +242,8 @@ METRICS: tuple[Metric[wire.Status], ...] = (
              _of_parking(lambda p: p.thrashed_tokens), kind="counter"),
     _parking("park_dropped_tokens", "Parked tokens that were lost: their copy was given up",
              _of_parking(lambda p: p.dropped_tokens), kind="counter"),
+    _parking("swapped_requests", "Preempted requests that were not computed again",
+             _of_parking(lambda p: p.swapped_requests), kind="counter"),
     # Why?
     _gauge("tokens", "Slots by state: live (a shared slot counts once), dead (evicted, block still "
            "in use)",

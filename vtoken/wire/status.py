@@ -354,7 +354,7 @@ class ParkingCounters(Doc):
     dropped_tokens: int = 0  # lost: their copy was given up while they were parked
     park_us: int = 0  # time in copies to host memory
     restore_us: int = 0  # time in copies from it
-    # Requests that were parked whole instead of preempted.
+    # Preempted requests that were parked whole instead of computed again, and their live tokens.
     swapped_requests: int = 0
     swapped_tokens: int = 0
     # Preempted requests that were computed again instead, by reason: "unsettled", "prompt",
