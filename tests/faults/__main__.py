@@ -22,9 +22,10 @@ Row = tuple[Fault, Noticed | None]
 def core_rows() -> Iterator[Row]:
     from tests.faults.core import run_core_fault
     from tests.faults.core_blocks import BLOCKS
+    from tests.faults.core_parking import PARKING
     from tests.faults.core_tokens import TOKENS
 
-    for fault in [*TOKENS.faults, *BLOCKS.faults]:
+    for fault in [*TOKENS.faults, *BLOCKS.faults, *PARKING.faults]:
         yield fault, run_core_fault(fault)
 
 

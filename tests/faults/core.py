@@ -13,11 +13,13 @@ import numpy as np
 from tests.faults.catalogue import Fault, Hit, Noticed, noticed
 from tests.support.core.harness import CoreEngine
 from vtoken.base.arrays import Ragged
+from vtoken.core.config.values import merge_patch
 from vtoken.core.planning import round as planning_round
 from vtoken.core.runtime.relocation import round_planner
 
 MOST_STEPS = 400
 NUM_BLOCKS = 32
+SWING_STEPS = 6  # between two changes of the budget, of faults with `budgets`
 
 
 def run_core_fault(fault: Fault) -> Noticed | None:
@@ -31,6 +33,7 @@ def run_core_fault(fault: Fault) -> Noticed | None:
 
 def _run(fault: Fault, *, watched: bool) -> Noticed | None:
     options = dict(fault.options)
+    num_blocks, budgets = options.pop("num_blocks", NUM_BLOCKS), options.pop("budgets", ())
     config = {
         "policy": {"name": "random", "params": {"recent": 2, "sinks": 1}},
         "budget_tokens": 10,
@@ -41,7 +44,7 @@ def _run(fault: Fault, *, watched: bool) -> Noticed | None:
         "headroom_blocks": 4,
         "recycle": False,
     } | options.pop("config", {})
-    engine = CoreEngine(num_blocks=NUM_BLOCKS, block_size=4, config=config, **options)
+    engine = CoreEngine(num_blocks=num_blocks, block_size=4, config=config, **options)
     hit = Hit(lambda: engine.runtime.step)
     if not watched:
         engine.worker.attend = lambda _: None  # type: ignore[method-assign]
@@ -52,6 +55,8 @@ def _run(fault: Fault, *, watched: bool) -> Noticed | None:
         fault.inject(engine, hit)
         try:
             for number in range(1, MOST_STEPS):
+                if budgets and number % SWING_STEPS == 0:
+                    _set_budget(engine, budgets[number // SWING_STEPS % len(budgets)])
                 if len(engine.running) + len(engine.waiting) < 4:
                     _feed(engine, number)
                 engine.step()
@@ -61,6 +66,12 @@ def _run(fault: Fault, *, watched: bool) -> Noticed | None:
             return noticed(error, hit)
     assert hit.times, f"{fault.name}: never injected"
     return None
+
+
+def _set_budget(engine: CoreEngine, tokens: int) -> None:
+    runtime = engine.runtime
+    patch, num_blocks = {"budget_tokens": tokens}, runtime.geometry.num_blocks
+    runtime.active.config = merge_patch(runtime.config, patch, num_blocks=num_blocks, num_layers=4)
 
 
 def _feed(engine: CoreEngine, wave: int) -> None:

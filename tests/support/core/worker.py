@@ -64,6 +64,7 @@ class SimulatedWorker:
         self.block_size = block_size
         self.memory: list[Content] = [None] * (num_blocks * block_size)
         self.host: dict[int, Content] = {}  # by host slot
+        self.parked: dict[int, Content] = {}  # by host slot: what checked victims contained
         self.refuses_memory = False  # of the host
         self.mirrors: dict[str, Mirror] = {}
         self.product = Mirrors()
@@ -78,6 +79,7 @@ class SimulatedWorker:
     def execute(self, message: StepMessage) -> WorkerReport:
         plan = message.plan
         before = self._retained(plan, old=True)
+        self._note_parked(plan)
         copied = self.park_slots(plan)
         self.copy_slots(plan)
         self.restore_slots(plan)
@@ -132,12 +134,27 @@ class SimulatedWorker:
         for request_id, contents in after.items():
             if contents != before[request_id]:
                 report.violation = f"relocation of {request_id}: a retained token changed"
+        if self._num_changed(plan):
+            report.violation = "a restored token changed in host memory"
         for request_id, signal in plan.want_scores:
             assert signal in plan.signals[request_id]
             assert signal.layers
             num_tokens = len(self.mirrors[request_id].contents)
             report.scores[request_id, signal] = self.score(request_id, num_tokens)
         return report
+
+    def _note_parked(self, plan: StepPlan) -> None:
+        """Keep the contents of checked victims before anything is copied."""
+        for slot, host in zip(plan.park_slots.tolist(), plan.park_hosts.tolist(), strict=True):
+            self.parked.pop(host, None)
+            if host in plan.checked_hosts:
+                self.parked[host] = self.memory[slot]
+
+    def _num_changed(self, plan: StepPlan) -> int:
+        """How many restored tokens, of those that were checked, do not contain what they did."""
+        pairs = zip(plan.restore_hosts.tolist(), plan.restore_slots.tolist(), strict=True)
+        checked = [(host, slot) for host, slot in pairs if host in self.parked]
+        return sum(self.parked[host] != self.memory[slot] for host, slot in checked)
 
     def _reject(self, rejected: dict[str, int]) -> None:
         """Take back the newest tokens."""
