@@ -43,6 +43,7 @@ CONFIG: dict[str, Any] = {
     "verify_ratio": 1.0,
 }
 NUM_NEW = 48
+SWING_STEPS = 6  # between two changes of the budget, of faults with `budgets`
 PREFIX = reference.random_prompt(70, 7)
 PROMPTS = [PREFIX + reference.random_prompt(20 + 9 * i, i)[1:] for i in range(4)]
 TOLERANCE = 1e-3
@@ -109,6 +110,8 @@ class EngineUnderFaults:
             for step in range(10_000):
                 if wave == 0 and step == 6:
                     fault.inject(self, hit)
+                if (budgets := fault.options.get("budgets")) and step % SWING_STEPS == 0:
+                    self._configure({"budget_tokens": budgets[step // SWING_STEPS % len(budgets)]})
                 if found or not self.llm.llm_engine.has_unfinished_requests():
                     break
                 try:

@@ -246,3 +246,79 @@ def free_twice(engine: Engine, hit: Hit) -> None:
     shared = next(iter(engine.runtime.tables)).blocks[0]
     engine.runtime.store.give_back([shared])
     hit()
+
+
+# The budget rises and falls, so that tokens are parked and come back all the time.
+SWINGS: dict[str, Any] = {
+    "budgets": (48, 150),
+    "config": {"park_bytes": 1 << 26, "restore_after_ms": 0, "low_watermark_blocks": 4},
+}
+UNVERIFIED = SWINGS | {"config": SWINGS["config"] | {"verify_ratio": 0.0}}
+
+
+def _host_copies(engine: Engine) -> Any:
+    return engine.runner.vtoken_host.host_copies
+
+
+def _park_nothing(engine: Engine, hit: Hit) -> None:
+    def park(slots: Any, hosts: Any) -> int:
+        hit()
+        _host_copies(engine)._take(int(hosts.max()) + 1)
+        return 0
+
+    engine.replace(_host_copies(engine), "park", park)
+
+
+@ENGINE.fault("I1 restored", "I1, `Runtime.finish_step`", **SWINGS)
+def skip_the_gather(engine: Engine, hit: Hit) -> None:
+    """Victims are counted as parked, and nothing is copied to host memory."""
+    _park_nothing(engine, hit)
+
+
+@ENGINE.fault("I1 restored", "wrong tokens", **UNVERIFIED)
+def skip_the_gather_unverified(engine: Engine, hit: Hit) -> None:
+    """Victims are counted as parked, and nothing is copied; `verify_ratio` 0."""
+    _park_nothing(engine, hit)
+
+
+@ENGINE.fault("I1 restored", "I1, `Runtime.finish_step`", **SWINGS)
+def restore_from_another_host_slot(engine: Engine, hit: Hit) -> None:
+    """Tokens come back from each other's host slot."""
+    restore = _host_copies(engine).restore
+
+    def exchanged(hosts: Any, slots: Any) -> int:
+        if len(hosts) > 1:
+            hit()
+        return int(restore(np.roll(hosts, 1), slots))
+
+    engine.replace(_host_copies(engine), "restore", exchanged)
+
+
+@ENGINE.fault("I1 restored", "wrong tokens", **UNVERIFIED)
+def restore_another_token(engine: Engine, hit: Hit) -> None:
+    """The plan restores two tokens from each other's host slot; `verify_ratio` 0."""
+
+    def change(plan: Any) -> bool:
+        if len(plan.restore_hosts) < 2:
+            return False
+        plan.restore_hosts = np.roll(plan.restore_hosts, 1)
+        return True
+
+    engine.each_plan(change, hit)
+
+
+@ENGINE.fault("I1 restored", "I1, `Runtime.finish_step`", **SWINGS)
+def forget_the_last_layer_of_a_copy(engine: Engine, hit: Hit) -> None:
+    """The last layer is not copied back from host memory."""
+    copies = _host_copies(engine)
+    restore = copies.restore
+
+    def without_last_layer(hosts: Any, slots: Any) -> int:
+        hit()
+        layers, copies._layers = copies._layers, copies._layers[:-1]
+        try:
+            return int(restore(hosts, slots))
+        finally:
+            copies._layers = layers
+
+    engine.replace(copies, "restore", without_last_layer)
