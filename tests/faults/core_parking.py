@@ -20,34 +20,22 @@ SWINGS: dict[str, Any] = {
 }
 
 
-def exchange_in_plan(engine: CoreEngine, hit: Hit, name: str) -> None:
-    """Exchange the first two numbers of a column of every plan that has as many."""
+@PARKING.fault("I1 restored", "wrong contents", **SWINGS)
+def restore_another_token(engine: CoreEngine, hit: Hit) -> None:
+    """Two tokens come back from each other's host slot."""
 
     def change(plan: Any) -> bool:
-        column = getattr(plan, name)
-        if len(column) < 2:
+        if len(plan.restore_hosts) < 2:
             return False
-        setattr(plan, name, swapped(column))
+        plan.restore_hosts = swapped(plan.restore_hosts)
         return True
 
     each_plan(engine, change, hit)
 
 
-@PARKING.fault("I1 restored", "wrong contents", **SWINGS)
-def restore_another_token(engine: CoreEngine, hit: Hit) -> None:
-    """The plan restores two tokens from each other's host slot."""
-    exchange_in_plan(engine, hit, "restore_hosts")
-
-
-@PARKING.fault("I1 restored", "wrong contents", **SWINGS)
-def park_to_anothers_host_slot(engine: CoreEngine, hit: Hit) -> None:
-    """The plan parks two tokens in each other's host slot."""
-    exchange_in_plan(engine, hit, "park_hosts")
-
-
 @PARKING.fault("I1 restored", "I1, `Runtime.finish_step`", **SWINGS)
 def skip_the_gather(engine: CoreEngine, hit: Hit) -> None:
-    """Tokens are counted as parked, and nothing is copied."""
+    """Victims count as parked, but nothing is copied."""
     park = engine.worker.park_slots
 
     def skip(plan: Any) -> int:
@@ -63,7 +51,7 @@ def skip_the_gather(engine: CoreEngine, hit: Hit) -> None:
 
 @PARKING.fault("I1 restored", "I1, `Runtime.finish_step`", **SWINGS)
 def gather_after_the_relocation(engine: CoreEngine, hit: Hit) -> None:
-    """Victims are copied to host memory after relocated tokens have overwritten them."""
+    """Victims are parked after relocated tokens overwrote them."""
     engine.worker.hole_us, engine.worker.copy_us = 30, 1  # so that relocations pay
     park, copy, held = engine.worker.park_slots, engine.worker.copy_slots, []
 
@@ -84,7 +72,7 @@ def gather_after_the_relocation(engine: CoreEngine, hit: Hit) -> None:
 
 @PARKING.fault("I3 completeness", "I3, `Runtime.finish_step`", **SWINGS)
 def lose_a_copy_to_the_host(engine: CoreEngine, hit: Hit) -> None:
-    """One copy to host memory is lost on the way to the worker."""
+    """One copy to host memory is lost."""
 
     def change(plan: Any) -> bool:
         num_parked = len(plan.park_slots)
@@ -96,7 +84,7 @@ def lose_a_copy_to_the_host(engine: CoreEngine, hit: Hit) -> None:
 
 @PARKING.fault("I5 one owner", "I5, `Parking.check`", **SWINGS)
 def use_a_host_slot_again(engine: CoreEngine, hit: Hit) -> None:
-    """A host slot is given to a second token while the first one is parked in it."""
+    """A host slot in use gets a second token."""
     slots = engine.runtime.parking.slots
     take = slots.take
 
@@ -114,7 +102,7 @@ def use_a_host_slot_again(engine: CoreEngine, hit: Hit) -> None:
 
 @PARKING.fault("mirror", "mirror, `Mirrors._change`", **SWINGS)
 def forget_a_return(engine: CoreEngine, hit: Hit) -> None:
-    """The plan to the worker omits one token that comes back."""
+    """The plan omits a token that comes back."""
 
     def change(plan: Any) -> bool:
         requests = plan.requests
@@ -127,7 +115,7 @@ def forget_a_return(engine: CoreEngine, hit: Hit) -> None:
 
 @PARKING.fault("mirror", "wrong contents", **SWINGS)
 def exchange_returns_in_the_mirror(engine: CoreEngine, hit: Hit) -> None:
-    """The plan to the worker swaps the places of two tokens that come back."""
+    """The plan swaps the places of two tokens that come back."""
 
     def change(plan: Any) -> bool:
         slots = plan.requests.restored_slots
@@ -142,7 +130,7 @@ def exchange_returns_in_the_mirror(engine: CoreEngine, hit: Hit) -> None:
 
 @PARKING.fault("write private blocks", "I4, `Restorer._restore`", **SWINGS)
 def restore_into_a_cached_block(engine: CoreEngine, hit: Hit) -> None:
-    """A token is restored into a block that is hashed."""
+    """A token comes back into a hashed block."""
     tables = engine.runtime.tables
     open_places = tables.open_places
 

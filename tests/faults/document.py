@@ -8,21 +8,18 @@ from pathlib import Path
 from tests.faults.catalogue import Fault, Noticed
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "trust.md"
-HEAD = "| fault | rule | what noticed it | after |\n|---|---|---|---|\n"
+HEAD = "| fault | rule | what noticed it | steps later |\n|---|---|---|---|\n"
 
 
 def row(fault: Fault, found: Noticed | None) -> str:
+    """`steps later`: 0 for the step of the damage."""
     if found is None:
         by, after = "nothing", ""
     elif found.by.startswith("wrong"):
-        by, after = f"{found.by}: {found.detail}", "at the end"
+        is_count = found.by.startswith("wrong tokens")
+        by, after = f"{found.by}: {found.detail}" if is_count else found.by, "end"
     else:
-        by = found.by
-        after = (
-            ("the same step", "the next step")[found.steps]
-            if found.steps < 2
-            else (f"{found.steps} steps")
-        )
+        by, after = found.by, str(found.steps)
     return f"| {fault.name} | {fault.rule} | {by} | {after} |\n"
 
 

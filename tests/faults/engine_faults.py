@@ -271,13 +271,13 @@ def _park_nothing(engine: Engine, hit: Hit) -> None:
 
 @ENGINE.fault("I1 restored", "I1, `Runtime.finish_step`", **SWINGS)
 def skip_the_gather(engine: Engine, hit: Hit) -> None:
-    """Victims are counted as parked, and nothing is copied to host memory."""
+    """Victims count as parked, but host memory gets nothing."""
     _park_nothing(engine, hit)
 
 
 @ENGINE.fault("I1 restored", "wrong tokens", **UNVERIFIED)
 def skip_the_gather_unverified(engine: Engine, hit: Hit) -> None:
-    """Victims are counted as parked, and nothing is copied; `verify_ratio` 0."""
+    """That, with `verify_ratio` 0."""
     _park_nothing(engine, hit)
 
 
@@ -296,7 +296,7 @@ def restore_from_another_host_slot(engine: Engine, hit: Hit) -> None:
 
 @ENGINE.fault("I1 restored", "wrong tokens", **UNVERIFIED)
 def restore_another_token(engine: Engine, hit: Hit) -> None:
-    """The plan restores two tokens from each other's host slot; `verify_ratio` 0."""
+    """The plan exchanges host slots, with `verify_ratio` 0."""
 
     def change(plan: Any) -> bool:
         if len(plan.restore_hosts) < 2:
@@ -309,7 +309,7 @@ def restore_another_token(engine: Engine, hit: Hit) -> None:
 
 @ENGINE.fault("I1 restored", "I1, `Runtime.finish_step`", **SWINGS)
 def forget_the_last_layer_of_a_copy(engine: Engine, hit: Hit) -> None:
-    """The last layer is not copied back from host memory."""
+    """Tokens come back without their last layer."""
     copies = _host_copies(engine)
     restore = copies.restore
 
