@@ -13,6 +13,7 @@ import vtoken.client
 from tests.docs import facts
 from tests.docs.tables import DOCS, TABLES, Table
 from tests.faults.core_blocks import BLOCKS
+from tests.faults.core_parking import PARKING
 from tests.faults.core_tokens import TOKENS
 from tests.support import models
 from vtoken import wire
@@ -115,4 +116,4 @@ def test_the_faults_listed_are_those_of_the_catalogue() -> None:
     text = (DOCS / "trust.md").read_text()
     part = text.partition("<!-- core faults -->")[2].partition("<!-- end -->")[0]
     listed = [line.split("|")[1].strip() for line in part.splitlines()[3:]]
-    assert listed == [fault.name for fault in (*TOKENS.faults, *BLOCKS.faults)]
+    assert listed == [fault.name for fault in (*TOKENS.faults, *BLOCKS.faults, *PARKING.faults)]
