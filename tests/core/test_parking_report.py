@@ -61,6 +61,11 @@ def restored(live: LiveEngine, steps: int = 20) -> int:
     return live.runtime.counters.parking.restored_tokens - before
 
 
+def reasons(live: LiveEngine) -> set[str]:
+    """Why tokens came back so far."""
+    return {event.data["reason"] for event in live.call("events", kind="restored").events}
+
+
 def test_nothing_is_said_while_parking_is_off() -> None:
     with cut(park_bytes=0) as live:
         status: Status = live.call("status")
@@ -127,6 +132,7 @@ def test_an_undo_brings_back_what_the_change_took() -> None:
         assert tried.restored_tokens == num_lost > 0
         live.call("undo")
         assert restored(live) == num_lost
+        assert reasons(live) == {"budget"}
         assert parked(live).tokens == 0
 
 
@@ -139,6 +145,7 @@ def test_a_guard_that_fires_brings_back_what_the_change_took() -> None:
         live.steps(20)
         assert live.runtime.config.budget_tokens == 1000
         assert parked(live).tokens == 0
+        assert reasons(live) == {"guard"}
         assert live.runtime.counters.parking.restored_tokens > 0
 
 
@@ -181,6 +188,7 @@ def test_asked_for_tokens_come_back_without_the_wait() -> None:
         assert restored(live) == 0
         assert live.call("restore", request_id="a") == tried
         assert restored(live) == before["a"]
+        assert reasons(live) == {"asked"}
         assert {row.id: row.parked_tokens for row in live.call("requests")} == before | {"a": 0}
         again = live.call("restore", request_id="a")
         assert (again.parked_tokens, again.notes) == (0, ["none of its tokens is parked"])

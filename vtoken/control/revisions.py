@@ -325,6 +325,7 @@ class Revisions:
             verb = "loses its copy" if lost == 1 else "lose their copies"
             notes.append(f"{counted(lost, 'parked token')} {verb}, and cannot come back")
         self._active.install(config, revision)
+        self._runtime.restorer.after_guard = actor == "guard"
         self._made = Made(actor, time.time(), [*changes])
         if "reclamation" in changes:
             facts = self._engine.facts

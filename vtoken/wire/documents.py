@@ -55,8 +55,9 @@ EventKind = Literal[
     # With "forgotten": a client named so many tokens of "request_id" that die first
     "eviction",
     "reclaimed",  # data: {"blocks": n, "reason": str}: summed over a step
-    # Parked tokens are back. data: {"requests": n, "tokens": n, "blocks": n, "reason": "memory" |
-    # "asked" | "budget" | "guard" | "swap", "largest": {request: tokens}}: summed over a step
+    # Parked tokens are back. data: {"requests": n, "tokens": n, "blocks": n, "reason": "memory" (it
+    # is free) | "asked" | "budget" (there is room in it) | "guard" (it reverted a change) | "swap",
+    # "largest": {request: tokens}}: summed over a step
     "restored",
     # Copies were given up while their tokens were parked. data: {"dropped": tokens, "reason": str}
     "parking",

@@ -25,6 +25,7 @@ Invariants:
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,6 +58,7 @@ class Restorer:
     """Brings the parked tokens of one runtime back.
 
     `asked`: requests that do not wait for `restore_after_ms`, until all of theirs are back.
+    `after_guard`: a guard reverted the configuration, and no block was short since.
     """
 
     _shape: EngineShape
@@ -69,6 +71,7 @@ class Restorer:
     _admission: Admission
     _shortages: ShortageMonitor
     asked: set[str] = field(default_factory=set)
+    after_guard: bool = False
 
     def __post_init__(self) -> None:
         self._last_short_s = self._last_back_s = -float("inf")  # monotonic
@@ -99,6 +102,7 @@ class Restorer:
         return self._back if time.monotonic() - self._last_back_s < BACK_S else 0
 
     def is_short(self) -> bool:
+        """Whether a block is short or nearly so, or somebody waits for one."""
         return self._current.is_short_soon or self._admission.demand is not None
 
     def _recently_short(self, config: VTokenConfig) -> bool:
@@ -147,6 +151,7 @@ class Restorer:
         """
         if short_blocks or self._admission.demand is not None:
             self._last_short_s, self._back = time.monotonic(), 0
+            self.after_guard = False
         columns, config = self._requests.tables.columns, self._active.config
         rows = np.flatnonzero(columns.num_parked > 0)
         if len(rows) == 0:
@@ -241,7 +246,17 @@ class Restorer:
                 "requests": len(restored),
                 "tokens": total,
                 "blocks": num_blocks,
-                "reason": "asked" if self.asked.issuperset(restored) else "memory",
+                "reason": self._reason(restored),
                 "largest": {name: restored[name] for name in most},
             },
         )
+
+    def _reason(self, restored: Iterable[str]) -> str:
+        """Why the tokens of these requests came back."""
+        if self.asked.issuperset(restored):
+            return "asked"
+        if self.after_guard:
+            return "guard"
+        rows = [self._requests.tables.rows[name] for name in restored]
+        by_length = bool(np.all(self._requests.due.limit[rows] < NEVER))
+        return "budget" if by_length else "memory"
