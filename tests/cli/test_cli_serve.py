@@ -122,7 +122,7 @@ def test_auto_is_the_recommended_policy_under_pressure() -> None:
         parsed = serve.build_parser().parse_args(["--vtoken-policy", "auto", *words])
         return serve.initial_patch(parsed)
 
-    assert patch() == AUTO_PATCH
+    assert patch() == AUTO_PATCH | {"park_bytes": "auto"}
     assert patch("--vtoken-budget-ratio", "0.25")["budget_ratio"] == 0.25
     assert "budget_ratio" not in patch("--vtoken-budget-tokens", "900")
     config = merge_patch(default_config(256), AUTO_PATCH, num_blocks=256, num_layers=4)

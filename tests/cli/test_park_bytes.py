@@ -64,6 +64,15 @@ def test_what_is_no_size_is_refused_by_the_flag(
         initial_config(read_settings({"vtoken": {"config": {"park_bytes": text}}}), POOL)
 
 
+def test_auto_parks_unless_the_flag_says_otherwise() -> None:
+    auto = ("--vtoken-policy", "auto")
+    assert patch(*auto)["park_bytes"] == "auto"
+    assert patch(*auto, "--vtoken-park-bytes", "0")["park_bytes"] == 0
+    assert patch(*auto, "--vtoken-park-bytes", "1GiB")["park_bytes"] == GIB
+    assert "park_bytes" not in patch("--vtoken-policy", "keydiff")
+    assert patch("--vtoken-park-bytes", "auto") == {"park_bytes": "auto"}
+
+
 @pytest.mark.parametrize(
     ("free", "engines", "parked", "said"),
     [

@@ -18,7 +18,7 @@ NOTHING = WhatIf(freed_blocks=0, moved_tokens=0, moved_bytes=0)
 @pytest.fixture(scope="module")
 def dry_run() -> PatchResult:
     """A dry run whose effect a test replaces."""
-    live = make_pressed(1)
+    live = make_pressed(1, park_bytes=0)
     live.steps(1)
     found: PatchResult = live.call("patch_config", patch={"budget_tokens": 8}, validate_only=True)
     live.close()

@@ -53,12 +53,12 @@ def make(park_bytes: int = PLENTY, **config: Any) -> CoreEngine:
 def burst(engine: CoreEngine, num: int = 4) -> None:
     """Let others arrive until the long request has given tokens."""
     engine.run(3)
-    before = table_of(engine).num_deaths
+    before = table_of(engine).live_changes
     for i in range(num):
         engine.add(f"b{engine.runtime.step}-{i}", 60, max_tokens=60)
     for _ in range(40):
         engine.run(1)
-        if table_of(engine).num_deaths > before:
+        if table_of(engine).live_changes > before:
             return
     raise AssertionError("nobody gave")
 

@@ -16,6 +16,7 @@ from tests.soak.phases import plan_phases
 from tests.support.core.harness import CoreEngine, make_engine
 from tests.support.core.live import make_quiet
 from tests.support.engines import engine_args
+from tests.support.shipped import PARK_BYTES
 from vtoken.core.config.values import default_config, merge_patch
 from vtoken.vllm.serve import build_parser, flag_of, initial_patch
 
@@ -90,7 +91,7 @@ def test_engines_without_vllm_start_from_what_ships(ships: dict[str, Any]) -> No
     with make_engine() as busy, make_quiet() as quiet:
         for engine in (CoreEngine(), busy.core, quiet.core):
             num_blocks, config = engine.store.num_blocks, engine.runtime.config
-            patch = ships | {"verify_ratio": config.verify_ratio}
+            patch = ships | {"park_bytes": PARK_BYTES, "verify_ratio": config.verify_ratio}
             wanted = merge_patch(
                 default_config(num_blocks), patch, num_blocks=num_blocks, num_layers=2
             )

@@ -169,7 +169,7 @@ def initial_patch(args: argparse.Namespace) -> dict[str, Any]:
     if args.vtoken_policy == AUTO:
         if args.vtoken_policy_params is not None:
             raise ValueError("--vtoken-policy-params needs the name of a policy, not auto")
-        patch |= AUTO_PATCH
+        patch |= AUTO_PATCH | {"park_bytes": AUTO}
         if args.vtoken_budget_tokens is not None:
             del patch["budget_ratio"]
     elif args.vtoken_policy is not None:

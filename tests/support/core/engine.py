@@ -18,7 +18,7 @@ from typing import Any, Self
 from tests.support.core.store import SimpleStore
 from tests.support.core.windows import Windows
 from tests.support.core.worker import Content, SimulatedWorker, StepMessage
-from tests.support.shipped import shipped
+from tests.support.shipped import PARK_BYTES, shipped
 from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
@@ -106,7 +106,7 @@ class CoreEngine:
         if not isinstance(config, VTokenConfig):
             config = merge_patch(
                 default_config(num_blocks),
-                {"verify_ratio": 1.0} | shipped(config),
+                {"verify_ratio": 1.0} | shipped(config, PARK_BYTES),
                 num_blocks=num_blocks,
                 num_layers=num_layers,
                 num_heads=geometry.num_heads,
