@@ -94,7 +94,7 @@ def are_back(app: ConsoleApp) -> bool:
 
 def stays(row: wire.RequestRow) -> bool:
     """Whether a request has parked tokens, and goes on when the crowd leaves."""
-    return row.parked_tokens > 0 and WHO[1] in row.id and row.output_tokens < ANSWER_TOKENS // 2
+    return row.parked_tokens > 0 and WHO[1] in row.id and 4 * row.output_tokens < 3 * ANSWER_TOKENS
 
 
 def one_stays(app: ConsoleApp) -> bool:
