@@ -62,6 +62,12 @@ def copy_one_by_one(path: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(path.half.copies, "copy", one_by_one)
 
 
+def restore_in_another_order(path: Any, patch: pytest.MonkeyPatch) -> None:
+    host = path.half.host_copies
+    restore = host.restore
+    patch.setattr(host, "restore", lambda hosts, slots: restore(hosts[::-1], slots))
+
+
 def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
     """Use the strides of V for K."""
     from dataclasses import replace
@@ -125,6 +131,7 @@ def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:
         (copy_all_but_the_first, "a relocated request"),
         (copy_keys_only, "a relocated request"),
         (copy_one_by_one, "tokens that change places"),
+        (restore_in_another_order, "parked tokens that came back"),
         (mistake_the_strides, "borrowed blocks"),
         (pack_one_token_less, "borrowed blocks"),
         (keep_what_was_packed_before, "both ways"),
@@ -143,6 +150,21 @@ def test_a_broken_part_of_the_data_path_is_named(
     damage(path, monkeypatch)
     with pytest.raises(SelfTestError, match=case):
         SelfTest(path).run()
+
+
+def test_a_host_that_refuses_memory_is_no_error(
+    make_path: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vtoken.vllm.worker import selftest
+
+    def refuse(*_: Any) -> int:
+        raise MemoryError("not a page is left")
+
+    path, said = make_path(), []
+    monkeypatch.setattr(path.half.host_copies, "park", refuse)
+    monkeypatch.setattr(selftest.log, "warning", lambda text, *args: said.append(text % args))
+    selftest.SelfTest(path).run()
+    assert said == ["vToken: tokens cannot be parked on this machine: not a page is left"]
 
 
 ODD = """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vtoken.base.arrays import Ints
+from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cuda.device_executor import DeviceExecutor
 from vtoken.vllm.cuda.inputs import Positional
 from vtoken.vllm.cuda.pages import PageTables
@@ -44,10 +44,11 @@ class CUDADataPath(DataPath):
         half = DeviceExecutor([scratch], of_layers, self._tables, ranks=Ranks())
         super().__init__(layer, builder, scratch, half)
 
-    def relocate(self, source: Ints, destination: Ints) -> None:
+    def copy(self, plan: StepPlan) -> str | None:
         self.half.forward_ended()
-        super().relocate(source, destination)
+        fault = super().copy(plan)
         self.half.copies.stages.guard()
+        return fault
 
     def _present(self, batch: Batch, common: CommonAttentionMetadata) -> None:
         lengths = common.seq_lens_cpu_upper_bound

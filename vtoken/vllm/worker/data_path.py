@@ -63,11 +63,14 @@ class DataPath:
         """Pass the step to attention; `common`: the batch as vLLM prepares it."""
         raise NotImplementedError
 
-    def relocate(self, source: Ints, destination: Ints) -> None:
-        """Move tokens, of requests without a mirror, with the copy engine."""
-        plan = StepPlan(0, source, destination)
+    def copy(self, plan: StepPlan) -> str | None:
+        """Make the copies of `plan`, of requests without a mirror. Returns why tokens could not be
+        parked, None if they could.
+        """
         self.half.executor.begin(plan, ())
         self.half.relocate(plan)
+        fault: str | None = self.half.executor.report.park_fault
+        return fault
 
     def store(self, key: torch.Tensor, value: torch.Tensor, slots: Ints) -> None:
         """Write K and V [n, Hkv, D] to `slots` [n] with the backend's own operation."""

@@ -2,9 +2,10 @@
 
 It runs before the first request, on a scratch cache shaped like the engine's: write K/V with the
 backend's store operation, evict, relocate with the copy engine, pack holes both ways, read with the
-real attention kernel, and compare with a softmax in plain torch. Then it compares the signals of
-the probe and the accumulators with the same softmax and keys. A difference raises an error that
-names the case, and the engine does not start. Uses one attention layer and no scheduler.
+real attention kernel, and compare with a softmax in plain torch. Likewise with tokens that were
+parked in memory of the host, unless that is refused. Then it compares the signals of the probe and
+the accumulators with the same softmax and keys. A difference raises an error that names the case,
+and the engine does not start. Uses one attention layer and no scheduler.
 
 1. A case reads exactly its live tokens: a missing token would shift the result, and so would any
    dead or free slot, because all of them hold random values.
@@ -24,6 +25,7 @@ from vllm.logger import init_logger
 from vtoken.base.arrays import Ints
 from vtoken.base.compiled import describe_kernels
 from vtoken.base.errors import SelfTestError
+from vtoken.core.protocol.step import StepPlan
 from vtoken.policies.signals import AnchoredKeyKind, Signal, redundancy
 from vtoken.policies.signals.kind import kinds
 from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath, Read
@@ -83,6 +85,8 @@ class SelfTest:
         chain = at([7, 8], front)
         self._relocate(chain, np.roll(chain, 1))  # every destination is another token's source
         self._compare("tokens that change places", [moved])
+        if self._park(chain, np.roll(chain, 1)):
+            self._compare("parked tokens that came back", [moved])
         self._compare_signals([dense, buffered, moved])
 
     def _fill(self) -> None:
@@ -104,8 +108,24 @@ class SelfTest:
         self._key[slots], self._value[slots] = key.float().cpu(), value.float().cpu()
 
     def _relocate(self, source: Ints, destination: Ints) -> None:
-        self._path.relocate(source, destination)
+        self._path.copy(StepPlan(0, source, destination))
         self._key[destination], self._value[destination] = self._key[source], self._value[source]
+
+    def _park(self, slots: Ints, back: Ints) -> bool:
+        """Park the tokens in `slots`, overwrite these and restore the tokens to `back`; whether the
+        host has the memory. A refusal is for the step that parks, which reports it.
+        """
+        hosts = np.arange(len(slots))[::-1]
+        plan = StepPlan(0, park_slots=slots, park_hosts=hosts, park_capacity=len(slots))
+        if fault := self._path.copy(plan):
+            log.warning("vToken: tokens cannot be parked on this machine: %s", fault)
+            return False
+        key, value = self._key[slots].clone(), self._value[slots].clone()
+        self._write(slots)
+        plan = StepPlan(0, restore_hosts=hosts, restore_slots=back, park_capacity=len(slots))
+        self._path.copy(plan)
+        self._key[back], self._value[back] = key, value
+        return True
 
     def _compare(self, case: str, reads: list[Read]) -> None:
         p = self._path
