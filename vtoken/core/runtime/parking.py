@@ -324,8 +324,10 @@ class Parking:
         counters.restored_tokens += max(0, report.restored_tokens - resumed)
         counters.park_us += report.park_us
         counters.restore_us += report.restore_us
-        self._prices.parks.add(report.park_us, report.parked_tokens)
-        self._prices.restores.add(report.restore_us, report.restored_tokens)
+        if report.park_us:  # a device has none for the first
+            self._prices.parks.add(report.park_us, report.parked_tokens)
+        if report.restore_us:
+            self._prices.restores.add(report.restore_us, report.restored_tokens)
         planned = (0, 0) if sent is None else (sent.parked, sent.restored)
         if report.park_fault is not None:
             self._refused(report.park_fault, step)

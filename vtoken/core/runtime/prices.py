@@ -9,7 +9,8 @@ A price counts as measured from `MIN_SAMPLES` samples on. Before that, it is a p
 - hole: 0, so the gates are the paper's. Where attention never packs (CUDA), no sample arrives and
   the price stays 0
 - copy: the price of a hole. Both read and write a token's K and V once in every layer
-- park, restore: the price of a copy
+- park: the price of a copy
+- restore: the price of a park, over the same bus
 - prefill: 0, so nothing counts as cheaper than computing again
 - plan, probe: 0. On CUDA the host does not wait for a probe, and its price stays 0
 """
@@ -80,7 +81,7 @@ class Prices:
     @property
     def restore_us(self) -> float:
         """Copying one token from host memory."""
-        return self.copy_us if self.restores.us is None else self.restores.us
+        return self.park_us if self.restores.us is None else self.restores.us
 
     @property
     def plan_us(self) -> float:
