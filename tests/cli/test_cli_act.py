@@ -188,14 +188,19 @@ async def test_forgotten_tokens_are_told_and_die_first(
 
 
 async def test_parked_tokens_are_told_and_come_back(url: Url, core: LiveEngine) -> None:
-    assert (await run("restore", "a", *url)).out.splitlines() == [
-        "a: 0 of 0 parked tokens come back now",
+    core.admit("p", 120)
+    core.admit("short", 20)
+    core.steps(3)
+    assert (await run("restore", "short", *url)).out.splitlines() == [
+        "short: 0 of 0 parked tokens come back now",
         "none of its tokens is parked",
     ]
-    core.configure(park_bytes=1 << 20, reclamation="auto")
-    core.admit("p", 120)
-    core.steps(3)
-    number = len(core.runtime.tables["p"].parked_ids())
+    number = core.runtime.tables["p"].num_parked
+    assert (await run("restore", "p", *url)).out.splitlines() == [
+        f"p: 0 of {number} parked tokens come back now",
+        "they come back once reclamation is resumed: it is paused",
+    ]
+    core.configure(reclamation="auto")
     ran = await run("restore", "p", "--dry-run", *url)
     assert ran.out.splitlines() == [
         f"p: 0 of {number} parked tokens would come back now",
