@@ -175,6 +175,7 @@ async def film(app: ConsoleApp, pilot: Pilot[int], path: Path) -> Path:
             elif scene.crowd is False:
                 for one in crowd:
                     one.cancel()
+            app.clear_notifications()  # of a machine that is busy with this film
             if app.screen is app.dashboard:
                 app.dashboard.query_one(Requests).focus()
             await _wait(app, pilot, scene)
