@@ -99,6 +99,10 @@ SCENARIOS: dict[str, tuple[dict[str, Any], list[list[list[int]]]]] = {
     "chunks": (EAGER | {"evict_during": "both"}, [[LONG]]),
     "preempted": (NAIVE, [[GROWING[i:] + GROWING[:i] for i in range(3)]]),
     "parked": (PARKING, [[LONG, SHORT, GROWING]]),
+    "swapped": (
+        NAIVE | {"park_bytes": 1 << 24},
+        [[GROWING[i:] + GROWING[:i] for i in range(3)]],
+    ),
 }
 NUM_NEW_OF = {"parked": [12, 3, 3]}  # by prompt, where it is not `NUM_NEW`
 WITH_MISTAKES = "holes"
@@ -223,6 +227,8 @@ def play(llm: Any, scenarios: Any, holes: list[int] | None = None) -> dict[str, 
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     found = {}
     for name, (patch, groups) in scenarios.items():
+        for _ in range(3 if name == "swapped" else 0):
+            runtime.prices.prefills.add(1e6, 1)  # dearer than copies on any device
         assert scheduler.reset_prefix_cache()
         reply = scheduler.vtoken_controller.handle(Command(call=PatchConfig(patch=patch)))
         assert reply.problem is None, reply.problem
@@ -264,6 +270,7 @@ def _counts(runtime: Any) -> dict[str, int]:
     return {
         "moved_tokens": counters.reclamation.moved_tokens,
         "parked_tokens": counters.parking.copied_tokens,
+        "swapped_requests": counters.parking.swapped_requests,
         "restored_tokens": counters.parking.restored_tokens,
         "recycled_slots": counters.reclamation.recycled_slots,
         "preempted": counters.requests.preempted,

@@ -120,6 +120,8 @@ def test_every_scenario_reaches_what_it_is_named_for(result: Any) -> None:
     assert max(found["prefix hits"]["cached"]) > 0
     assert any(tokens < 40 for tokens, _ in found["chunks"]["victims"])  # within a prompt
     assert found["preempted"]["preempted"] > 0
+    assert found["preempted"]["swapped_requests"] == 0
+    assert found["swapped"]["swapped_requests"] == found["swapped"]["preempted"] > 0
     assert len(found["signals"]["victims"]) >= 3
     compared, agreed = found["signals"]["shadow"]
     assert agreed > 0
