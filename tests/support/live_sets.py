@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 from tests.support import reference
 from tests.support.core.request_step import parts_of
+from tests.support.observe import scheduler_of
 from tests.support.reference import Change, Stretch
+from tests.support.stepping import add, step
 
 
 class LiveSets:
@@ -76,3 +80,35 @@ def expected_tokens(
 ) -> list[int]:
     """The reference's greedy tokens under the recorded live sets; `tokens`: the engine's."""
     return reference.trace_log(model, prompt, len(tokens), stretches, draft=tokens).tokens
+
+
+def swinging_budget(
+    llm: Any, prompts: list[list[int]], num_new: int, budgets: Sequence[int], *, steps: int = 10
+) -> tuple[list[list[int]], list[list[Stretch]]]:
+    """Greedy tokens and live sets, a prompt each, while the budget changes every `steps` steps.
+
+    Tokens are parked when it falls and come back when it rises; at least one does of each request.
+    The configuration is then the one before.
+    """
+    scheduler, tokens = scheduler_of(llm), dict[str, list[int]]()
+    park = {"evict_when": "always", "park_bytes": 1 << 26, "restore_after_ms": 0}
+    ample = {"reclamation": "auto", "low_watermark_blocks": 0, "headroom_blocks": 1}
+    patch = park | ample | {"budget_tokens": budgets[0], "budget_ratio": 0.0}
+    before = {name: getattr(scheduler.vtoken.config, name) for name in patch}
+    scheduler.vtoken_controller.patch_config(patch)
+    watch = LiveSets(scheduler)
+    names = [f"s{number}" for number in range(len(prompts))]
+    for name, prompt in zip(names, prompts, strict=True):
+        add(llm, name, prompt, num_new)
+    for budget in cycle(budgets):
+        step(llm, tokens, steps)
+        if not llm.llm_engine.has_unfinished_requests():
+            break
+        scheduler.vtoken_controller.patch_config({"budget_tokens": budget})
+    watch.restore()
+    scheduler.vtoken_controller.patch_config(before)
+    counters = scheduler.vtoken.counters
+    assert counters.invariants.violations == 0
+    stretches = [watch.stretches[name] for name in names]
+    assert all(num_returns(each) > 0 for each in stretches)
+    return [tokens[name] for name in names], stretches

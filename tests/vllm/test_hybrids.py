@@ -17,6 +17,7 @@ import pytest
 
 from tests.support import models, reference
 from tests.support.engines import engine_args
+from tests.support.live_sets import expected_tokens, swinging_budget
 from tests.support.observe import Observer, runtime_of, scheduler_of
 from tests.support.stepping import Outputs, add, step
 from tests.vllm.test_policies_exact import generate_under
@@ -274,6 +275,26 @@ def test_every_policy_is_exact_under_every_placement(
         Job(prompts[number % len(prompts)], NUM_NEW, log, size) for number, log in enumerate(logs)
     ]
     assert tokens == expected(folder, jobs)
+
+
+def replayed(folder: Path, prompts: list[Any], found: list[Any], logs: list[Any]) -> list[Any]:
+    from transformers import AutoModelForCausalLM
+
+    load = AutoModelForCausalLM.from_pretrained
+    model = load(folder, attn_implementation="eager", dtype="float32").eval()
+    return [expected_tokens(model, *each) for each in zip(prompts, found, logs, strict=True)]
+
+
+@pytest.mark.parametrize("family", CACHED)
+def test_parked_tokens_come_back_beside_other_groups(
+    engine: Any, folder_of: Any, in_process: Callable[..., Any], family: str
+) -> None:
+    folder = folder_of(family)
+    prompts = [reference.random_prompt(90 + 17 * i, 20 + i) for i in range(2)]
+    pool = cached_pool(family) | {"enable_prefix_caching": False}
+    with engine(**settings(folder, {}, **pool)) as llm:
+        found, logs = swinging_budget(llm, prompts, 60, (BUDGET, 140))
+    assert found == in_process(replayed, folder, prompts, found, logs)
 
 
 class Pressed(NamedTuple):

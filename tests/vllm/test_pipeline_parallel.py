@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import EAGER, engine_args
+from tests.support.live_sets import expected_tokens, swinging_budget
 from tests.support.observe import Observer, core_of, resumed, runtime_of
 from tests.support.parallel import (
     Tokens,
@@ -222,6 +223,12 @@ def sorted_by_number(cuts: dict[str, list[int]]) -> list[int]:
     found = [cuts[request] for request in sorted(cuts, key=lambda name: int(name.split("-")[0]))]
     assert all(len(cut) == 1 for cut in found)
     return [cut[0] for cut in found]
+
+
+def test_parked_tokens_come_back_on_both_stages(two_stages: Any, hf_model: Any) -> None:
+    found, logs = swinging_budget(two_stages, PROMPTS, NUM_NEW, (BUDGET, 200))
+    for prompt, tokens, log in zip(PROMPTS, found, logs, strict=True):
+        assert tokens == expected_tokens(hf_model, prompt, tokens, log)
 
 
 MAXIMA = {"heads": "max", "pool": "max", "pool_radius": 2}

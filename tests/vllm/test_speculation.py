@@ -14,6 +14,7 @@ import pytest
 from tests.support import reference
 from tests.support.drafting import MOST, NGRAM, SCRIPTS, at, moments, runner_of, use_drafts
 from tests.support.engines import EAGER, engine_args
+from tests.support.live_sets import expected_tokens, swinging_budget
 from tests.support.observe import Observer, runtime_of, scheduler_of
 from tests.support.stepping import add, step
 from vtoken.base.errors import MirrorMismatchError
@@ -94,6 +95,16 @@ def test_tokens_equal_the_reference(
         if not moves and name != "priced":
             assert observer.steps_with_holes > 20
     assert tokens == expected(script)
+
+
+def test_parked_tokens_come_back_beside_drafts(
+    engine: Any, greedy: Any, hf_model: Any, expected: Callable[..., Tokens]
+) -> None:
+    with engine(enable_prefix_caching=False, **args()) as llm:
+        use_drafts(llm, PROMPTS, expected("mixed"), SCRIPTS["mixed"])
+        found, logs = swinging_budget(llm, PROMPTS, NUM_NEW, (BUDGET, 200), steps=6)
+    for prompt, tokens, log in zip(PROMPTS, found, logs, strict=True):
+        assert tokens == expected_tokens(hf_model, prompt, tokens, log)
 
 
 @pytest.mark.parametrize("planner", ["plug", "pack"])

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import EAGER, engine_args
+from tests.support.live_sets import swinging_budget
 from tests.support.observe import runtime_of
 from tests.support.parallel import (
     Tokens,
@@ -109,6 +110,15 @@ def test_tokens_equal_the_reference_and_the_variants_each_other(
     evict = reference.streaming_llm(4, BUDGET, INTERVAL)
     for prompt, tokens in zip(PROMPTS, runs["plug"], strict=True):
         trace = reference.trace(hf_model, prompt, NUM_NEW, evict, draft=tokens)
+        sure = num_sure(trace)
+        assert sure > NUM_NEW // 2
+        assert tokens[:sure] == trace.tokens[:sure]
+
+
+def test_parked_tokens_come_back_on_both_ranks(two_ranks: Any, hf_model: Any) -> None:
+    found, logs = swinging_budget(two_ranks, PROMPTS, NUM_NEW, (BUDGET, 200))
+    for prompt, tokens, log in zip(PROMPTS, found, logs, strict=True):
+        trace = reference.trace_log(hf_model, prompt, NUM_NEW, log, draft=tokens)
         sure = num_sure(trace)
         assert sure > NUM_NEW // 2
         assert tokens[:sure] == trace.tokens[:sure]
