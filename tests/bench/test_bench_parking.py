@@ -90,7 +90,6 @@ def measured(variant: str, repeat: int) -> dict[str, Any]:
         "cpu_seconds": 10.0 + repeat,
         "ttft_ms": percentiles,
         "itl_ms": percentiles,
-        "kept_share_sum": 1.0,
         "prompt_tokens": 10,
         "computed_tokens": 200,
         **dict.fromkeys(("preemptions", "given_tokens", "outlived_tokens", "dropped_tokens"), 8),

@@ -65,7 +65,6 @@ SPEEDS = (
     columns.of_ratio("x native", speed),
     *columns.ANSWERS,
     *columns.LATENCIES,
-    columns.KEPT,
     columns.PREEMPTIONS,
 )
 MIB = 2**20
