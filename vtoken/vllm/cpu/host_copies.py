@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from vtoken.base.arrays import Ints
-from vtoken.vllm.cpu.copy_engine import KEY, VALUE, read_tokens, write_tokens
+from vtoken.base.compiled import kernel
+from vtoken.vllm.cpu.copy_engine import KEY, VALUE
 from vtoken.vllm.cpu.layout import Bits, Memory
 
 SLAB_BYTES = 32 << 20
-PARTS = (KEY, VALUE)
 
 
 class CPUHostCopies:
@@ -28,7 +28,7 @@ class CPUHostCopies:
     def __init__(self, layers: list[Memory]) -> None:
         self._layers = layers
         _, heads, _, dim = layers[0].shape[:4].tolist()
-        self._row = (len(layers), len(PARTS), heads, dim)
+        self._row = (len(layers), 2, heads, dim)
         token_bytes = int(np.prod(self._row)) * layers[0].bits.itemsize
         self._slab_slots = max(1, SLAB_BYTES // token_bytes)
         self._slabs: list[Bits] = []
@@ -51,12 +51,9 @@ class CPUHostCopies:
         started = time.perf_counter_ns()
         self._layers[0].check(slots)
         self._take(int(hosts.max(initial=-1)) + 1)
-        staged = self._layers[0].empty(len(slots))
-        for number, layer in enumerate(self._layers):
-            for i, part in enumerate(PARTS):
-                read_tokens(layer.bits, layer.shape, part, slots, staged)
-                for slab, rows, at in self._parts(hosts):
-                    slab[rows, number, i] = staged[at]
+        for slab, rows, at in self._parts(hosts):
+            for number, layer in enumerate(self._layers):
+                _park(layer.bits, layer.shape, slots[at], slab, rows, number)
         return (time.perf_counter_ns() - started) // 1000
 
     def restore(self, hosts: Ints, slots: Ints) -> int:
@@ -68,12 +65,9 @@ class CPUHostCopies:
         self._layers[0].check(slots)
         if int(hosts.max(initial=-1)) >= len(self._slabs) * self._slab_slots:
             raise IndexError(f"host slot {hosts.max()} has no memory")
-        staged = self._layers[0].empty(len(slots))
-        for number, layer in enumerate(self._layers):
-            for i, part in enumerate(PARTS):
-                for slab, rows, at in self._parts(hosts):
-                    staged[at] = slab[rows, number, i]
-                write_tokens(layer.bits, layer.shape, part, slots, staged)
+        for slab, rows, at in self._parts(hosts):
+            for number, layer in enumerate(self._layers):
+                _restore(layer.bits, layer.shape, slots[at], slab, rows, number)
         return (time.perf_counter_ns() - started) // 1000
 
     def _take(self, num_slots: int) -> None:
@@ -86,3 +80,34 @@ class CPUHostCopies:
         for number in np.unique(slabs).tolist():
             at = np.flatnonzero(slabs == number)
             yield self._slabs[number], rows[at], at
+
+
+# ---------------------------------------------------------------- kernels
+
+
+@kernel
+def _park(bits: Bits, shape: Ints, slots: Ints, slab: Bits, rows: Ints, layer: int) -> None:
+    """slab[rows[i], layer] = K and V of the token in slots[i], for every i; `shape`: `Memory`'s."""
+    for i in range(len(slots)):
+        block, offset = slots[i] // shape[2] * shape[4], slots[i] % shape[2]
+        for part in range(2):
+            place = KEY + (VALUE - KEY) * part
+            at = block + shape[place] + offset * shape[place + 1]
+            for h in range(shape[1]):
+                token = bits[at + h * shape[5] :]
+                for d in range(shape[3]):
+                    slab[rows[i], layer, part, h, d] = token[d * shape[place + 2]]
+
+
+@kernel
+def _restore(bits: Bits, shape: Ints, slots: Ints, slab: Bits, rows: Ints, layer: int) -> None:
+    """K and V of the token in slots[i] = slab[rows[i], layer], for every i."""
+    for i in range(len(slots)):
+        block, offset = slots[i] // shape[2] * shape[4], slots[i] % shape[2]
+        for part in range(2):
+            place = KEY + (VALUE - KEY) * part
+            at = block + shape[place] + offset * shape[place + 1]
+            for h in range(shape[1]):
+                token = bits[at + h * shape[5] :]
+                for d in range(shape[3]):
+                    token[d * shape[place + 2]] = slab[rows[i], layer, part, h, d]
