@@ -224,7 +224,8 @@ async def test_lower_budget_is_confirmed_with_the_host_named_and_cancel_focused(
     core: LiveEngine,
     served: Served,
 ) -> None:
-    core.configure(policy={"name": "random"})
+    core.configure(policy={"name": "random"}, park_bytes=0)  # what is parked is no loss
+    core.steps(2)
     async with running(served.url) as (app, pilot):
         await app.dashboard.action_settings("budget_tokens")
         await pilot.press(*"64", "enter")

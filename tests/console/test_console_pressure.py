@@ -393,7 +393,7 @@ async def test_metrics_fit_80x24_without_a_title_alone(short: Served) -> None:
 
 async def test_evict_when_is_two_rows_below_the_budget_and_always_is_confirmed() -> None:
     core = make_busy(400, 3)
-    core.configure(evict_when="pressure")
+    core.configure(evict_when="pressure", park_bytes=0)  # what is parked is no loss
     core.steps()
     async with serving(core) as served, running(served.url, (120, 40)) as (app, pilot):
         await app.dashboard.action_settings("budget_tokens")
