@@ -155,6 +155,20 @@ def test_a_change_of_two_floors_fits_a_line_of_the_console_with_its_key(
     assert len(f" [f] {floor.text}") <= 80
 
 
+def test_a_remedy_that_gives_no_more_than_now_leaves_the_ways_out_without_a_change(
+    calm: tuple[Status, ConfigDocument],
+) -> None:
+    """Nobody reads "1 missing" without a way out because the planner's figures are a second old."""
+    status, _ = calm
+    status.fragmentation.cause, status.fragmentation.held_for = "full", "giving"
+    assert status.pressure is not None
+    status.pressure.givable_blocks = 14
+    status.relief = Relief([Remedy({"budget_ratio": 0.4}, 14, 2)], 0, 3, 0, 0)
+    assert [one.code for one in advise(status) if one.level != "note"] == ["requests"]
+    status.relief = Relief([Remedy({"budget_ratio": 0.4}, 15, 2)], 0, 3, 0, 0)
+    assert [one.code for one in advise(status) if one.level != "note"] == ["floor"]
+
+
 # ---------------------------------------------------------------- notes
 
 
@@ -240,7 +254,7 @@ def test_a_note_is_hidden_until_there_is_something_to_do(
         (parked(), "", {}),
         (
             parked(dropped_tokens=900, peak_bytes=790),
-            "900 parked tokens lost their copy: host memory was full",
+            "900 tokens lost for want of host memory: it was full",
             {"park_bytes": 1600},
         ),
         (parked(dropped_tokens=900, peak_bytes=2000), "", {}),  # the setting was lowered

@@ -14,7 +14,7 @@ from tests.support.core.request_step import RequestStep, part_of, parts_of, step
 from tests.support.mirrors import mirrors_of
 from vtoken.base.arrays import Ragged
 from vtoken.core.protocol import digest
-from vtoken.core.protocol.step import RequestSteps, Retained, StepPlan
+from vtoken.core.protocol.step import Parked, RequestSteps, Retained, StepPlan
 from vtoken.policies.signals import Signal
 
 HITS, LAST = Signal("attention_hits", 9), Signal("attention_last")
@@ -47,7 +47,7 @@ def plan() -> StepPlan:
         park_hosts=ints(3, 4),
         restore_hosts=ints(0, 1),
         restore_slots=ints(90, 91),
-        checked_hosts=ints(3),
+        checked_parks={"a": Parked(ints(0), ints(3))},
         park_capacity=6,
         requests=steps_of({"a": one, "b": other}),
         want_scores=(("a", HITS),),
@@ -86,8 +86,10 @@ CHANGES: dict[str, Callable[[StepPlan], Any]] = {
     ),
     **{
         name: lambda p, name=name: getattr(p, name).__setitem__(0, 7)
-        for name in ("park_slots", "park_hosts", "restore_hosts", "restore_slots", "checked_hosts")
+        for name in ("park_slots", "park_hosts", "restore_hosts", "restore_slots")
     },
+    "checked id": lambda p: p.checked_parks["a"].ids.__setitem__(0, 1),
+    "checked host slot": lambda p: p.checked_parks["a"].hosts.__setitem__(0, 4),
     "park capacity": lambda p: setattr(p, "park_capacity", 7),
     "restored id": column("restored_ids", 1, 2),
     "restored slot": column("restored_slots", 1, 92),
@@ -146,7 +148,7 @@ def test_every_field_of_a_plan_has_a_change_above() -> None:
     """A new field must be covered by the digest and by this file."""
     assert set(StepPlan.__slots__) == {
         *("step", "source_slots", "destination_slots", "requests"),
-        *("park_slots", "park_hosts", "restore_hosts", "restore_slots", "checked_hosts"),
+        *("park_slots", "park_hosts", "restore_hosts", "restore_slots", "checked_parks"),
         *("park_capacity", "want_scores", "signals", "probed"),
     }
     assert set(RequestSteps.__slots__) == {

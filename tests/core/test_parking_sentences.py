@@ -81,7 +81,7 @@ def test_everything_about_parking_is_one_line() -> None:
     assert text == (
         "360 tokens parked, coming back; 56.0 MB of 800 MB of host memory used; 1,240 came back "
         "since the start, 9 of them gave way again within 5 s; 2 preempted requests kept in it, "
-        "not computed again; 7 lost their copy; nothing is "
+        "not computed again; 7 lost for want of it; nothing is "
         "parked: no 16 MiB"
     )
 

@@ -294,10 +294,19 @@ def restore_from_another_host_slot(engine: Engine, hit: Hit) -> None:
     engine.replace(_host_copies(engine), "restore", exchanged)
 
 
-@ENGINE.fault("I1 restored", "wrong tokens", **UNVERIFIED)
+@ENGINE.fault("I1 restored", "I1, `Runtime.finish_step`", **SWINGS)
 def restore_another_token(engine: Engine, hit: Hit) -> None:
-    """The plan exchanges host slots, with `verify_ratio` 0."""
+    """The plan exchanges host slots."""
+    _exchange_host_slots(engine, hit)
 
+
+@ENGINE.fault("I1 restored", "wrong tokens", **UNVERIFIED)
+def restore_another_token_unverified(engine: Engine, hit: Hit) -> None:
+    """The plan exchanges host slots, with `verify_ratio` 0."""
+    _exchange_host_slots(engine, hit)
+
+
+def _exchange_host_slots(engine: Engine, hit: Hit) -> None:
     def change(plan: Any) -> bool:
         if len(plan.restore_hosts) < 2:
             return False

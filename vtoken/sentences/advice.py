@@ -60,14 +60,17 @@ def _relieving(status: Status) -> Iterator[Advice]:
     if urgency is None or relief is None:
         return
     yield from _compacting(status, urgency)
-    memory = status.pressure
-    for remedy in relief.remedies:
-        is_floor = remedy.change.keys() <= FLOORS
-        if is_floor and memory is not None and remedy.givable_blocks <= memory.givable_blocks:
-            continue  # found up to a second ago, before more could be given
+    remedies = [remedy for remedy in relief.remedies if _still_helps(status, remedy)]
+    for remedy in remedies:
         yield _remedy(status, remedy, urgency)
-    if urgency == "short" or not relief.remedies:
+    if urgency == "short" or not remedies:
         yield from _at_hand(status, relief, urgency)
+
+
+def _still_helps(status: Status, remedy: Remedy) -> bool:
+    """Whether a remedy, found up to a second ago, gives more than can be given now."""
+    memory, is_floor = status.pressure, remedy.change.keys() <= FLOORS
+    return not is_floor or memory is None or remedy.givable_blocks > memory.givable_blocks
 
 
 def _compacting(status: Status, urgency: AdviceLevel) -> Iterator[Advice]:
@@ -206,7 +209,7 @@ def _of_parking(status: Status, config: ConfigDocument | None) -> Iterator[Advic
         text = f"the host refused memory, nothing is parked: {parking.fault}"
         yield _host_memory(text, parking.peak_bytes)
     elif parking.dropped_tokens and FULL * most <= parking.peak_bytes <= most:
-        text = f"{parking.dropped_tokens:,} parked tokens lost their copy: host memory was full"
+        text = f"{parking.dropped_tokens:,} tokens lost for want of host memory: it was full"
         yield _host_memory(text, 2 * most)
     thrashed = parking.thrashed_tokens / max(1, parking.restored_tokens)
     if parking.restored_tokens >= ENOUGH and thrashed > MANY_THRASHED and config is not None:

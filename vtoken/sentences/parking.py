@@ -47,7 +47,7 @@ def parking_text(parking: Parking) -> str:
         waiting if parking.waiting_tokens else "",
         restored,
         f"{swapped} kept in it, not computed again" if parking.swapped_requests else "",
-        f"{parking.dropped_tokens:,} lost their copy" if parking.dropped_tokens else "",
+        f"{parking.dropped_tokens:,} lost for want of it" if parking.dropped_tokens else "",
         f"nothing is parked: {parking.fault}" if parking.fault else "",
     )
     return "; ".join(filter(None, parts))

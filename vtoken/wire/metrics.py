@@ -240,7 +240,7 @@ METRICS: tuple[Metric[wire.Status], ...] = (
              _of_parking(lambda p: p.restored_tokens), kind="counter"),
     _parking("park_thrashed_tokens", "Tokens that gave way again within 5 s of their return",
              _of_parking(lambda p: p.thrashed_tokens), kind="counter"),
-    _parking("park_dropped_tokens", "Parked tokens that were lost: their copy was given up",
+    _parking("park_dropped_tokens", "Tokens lost for want of host memory: no copy is kept or made",
              _of_parking(lambda p: p.dropped_tokens), kind="counter"),
     _parking("swapped_requests", "Preempted requests that were not computed again",
              _of_parking(lambda p: p.swapped_requests), kind="counter"),

@@ -351,7 +351,7 @@ class ParkingCounters(Doc):
     copied_tokens: int = 0  # to host memory
     restored_tokens: int = 0
     thrashed_tokens: int = 0  # gave way again within 5 s of their return
-    dropped_tokens: int = 0  # lost: their copy was given up while they were parked
+    dropped_tokens: int = 0  # lost for want of host memory: their copy was given up, or not made
     park_us: int = 0  # time in copies to host memory
     restore_us: int = 0  # time in copies from it
     # Preempted requests that were parked whole instead of computed again, and their live tokens.

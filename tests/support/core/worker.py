@@ -145,9 +145,10 @@ class SimulatedWorker:
 
     def _note_parked(self, plan: StepPlan) -> None:
         """Keep the contents of checked victims before anything is copied."""
+        checked = {h for copies in plan.checked_parks.values() for h in copies.hosts.tolist()}
         for slot, host in zip(plan.park_slots.tolist(), plan.park_hosts.tolist(), strict=True):
             self.parked.pop(host, None)
-            if host in plan.checked_hosts:
+            if host in checked:
                 self.parked[host] = self.memory[slot]
 
     def _num_changed(self, plan: StepPlan) -> int:

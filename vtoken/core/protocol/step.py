@@ -37,6 +37,14 @@ class Retained:
     slots: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Tokens of a request that a step parks: ids [n] and host slots [n]."""
+
+    ids: Ints
+    hosts: Ints
+
+
 @dataclass(slots=True)
 class RequestSteps:
     """The step of the R requests that have evicted something; other requests are not included.
@@ -95,8 +103,9 @@ class StepPlan:
     """Everything the worker needs for one step.
 
     `park_slots` [k] are copied to `park_hosts`, and `restore_hosts` [m] to `restore_slots`: host
-    slots are numbers below `park_capacity`, the same on every rank. Of `checked_hosts` the worker
-    hashes what it parks, and compares that when it restores it (I1).
+    slots are numbers below `park_capacity`, the same on every rank. Of
+    `checked_parks`, by request, the worker hashes what it parks, and compares whose token it is and
+    its hash when it restores it (I1).
 
     `signals`: the signals that the worker keeps per scheduled request; none for a request without
     an entry. `probed`: requests whose queries are probed in this step, on the layers of their
@@ -110,7 +119,7 @@ class StepPlan:
     park_hosts: Ints = field(default_factory=lambda: NO_IDS)
     restore_hosts: Ints = field(default_factory=lambda: NO_IDS)
     restore_slots: Ints = field(default_factory=lambda: NO_IDS)
-    checked_hosts: Ints = field(default_factory=lambda: NO_IDS)
+    checked_parks: dict[str, Parked] = field(default_factory=dict)
     park_capacity: int = 0
     requests: RequestSteps = field(default_factory=RequestSteps)
     want_scores: tuple[tuple[str, Signal], ...] = ()

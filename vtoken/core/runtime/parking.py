@@ -30,7 +30,7 @@ from vtoken.base.arrays import Bools, Ints, Ragged
 from vtoken.base.compiled import kernel
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.config.spans import covered
-from vtoken.core.protocol.step import NO_IDS, StepPlan, WorkerReport
+from vtoken.core.protocol.step import NO_IDS, Parked, StepPlan, WorkerReport
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.prices import Prices
@@ -107,19 +107,21 @@ class HostSlots:
 
 @dataclass(slots=True)
 class Copies:
-    """Tokens that a step copies for one request: cache slots [k] and host slots [k]."""
+    """Tokens that a step copies for one request: their ids, cache slots and host slots [k]."""
 
+    ids: Ints
     slots: Ints
     hosts: Ints
 
 
-NO_COPIES = Copies(NO_IDS, NO_IDS)
+NO_COPIES = Copies(NO_IDS, NO_IDS, NO_IDS)
 
 
 def joined(parts: Iterator[Copies] | list[Copies]) -> Copies:
     """All of them in one."""
     found = [NO_COPIES, *parts]
     return Copies(
+        np.concatenate([copies.ids for copies in found]),
         np.concatenate([copies.slots for copies in found]),
         np.concatenate([copies.hosts for copies in found]),
     )
@@ -253,7 +255,7 @@ class Parking:
         if fits:
             taken = self.slots.take(row, new, self._current.number)
             self._requests.tables.note_copies(row, new, taken)
-            self.to_park[table.request_id] = Copies(table.slots_of(new), taken)
+            self.to_park[table.request_id] = Copies(new, table.slots_of(new), taken)
         return len(ids) - int(np.count_nonzero(hosts < 0)) + fits
 
     def make_room_for_swap(self, row: int, num_tokens: int) -> bool:
@@ -265,13 +267,14 @@ class Parking:
             return True
         return missing <= self.num_clean and self._drop_for(row, missing, live=True) == missing
 
-    def park_swapped(self, request_id: str, slots: Ints, hosts: Ints) -> None:
-        """Let the plan copy `slots` [k] of a request that is preempted to `hosts` [k], beside what
-        of it has died in this step.
+    def park_swapped(self, table: TokenTable, ids: Ints, hosts: Ints) -> None:
+        """Let the plan copy the tokens `ids` [k] of a request that is preempted to `hosts` [k],
+        beside what of it has died in this step.
         """
+        request_id = table.request_id
         self.to_restore.pop(request_id, None)
         died = self.to_park.get(request_id, NO_COPIES)
-        self.to_park[request_id] = joined([died, Copies(slots, hosts)])
+        self.to_park[request_id] = joined([died, Copies(ids, table.slots_of(ids), hosts)])
 
     def restore(self, table: TokenTable, ids: Ints, slots: Ints, *, resumed: bool = False) -> None:
         """Let the plan copy the tokens `ids` [k] of a request, which are live again, to `slots`.
@@ -283,7 +286,7 @@ class Parking:
             self._num_resumed += len(ids)
         else:
             self.slots.returned_s[hosts] = time.monotonic()
-        self.to_restore[table.request_id] = Copies(slots, hosts)
+        self.to_restore[table.request_id] = Copies(ids, slots, hosts)
 
     def hand_over(self, plan: StepPlan) -> None:
         """Write the step's copies into the worker's plan."""
@@ -293,22 +296,22 @@ class Parking:
         parked, restored = joined([*self.to_park.values()]), joined([*self.to_restore.values()])
         plan.park_slots, plan.park_hosts = parked.slots, parked.hosts
         plan.restore_hosts, plan.restore_slots = restored.hosts, restored.slots
-        plan.checked_hosts = self._sampled()
+        plan.checked_parks = self._sampled()
         self._sent[plan.step] = _Sent(
             len(parked.hosts), len(restored.hosts), self._num_resumed, [*self.to_restore]
         )
 
-    def _sampled(self) -> Ints:
-        """Host slots of this step whose contents the worker hashes until their tokens return: an
-        evenly spread share `verify_ratio` of the requests that park.
+    def _sampled(self) -> dict[str, Parked]:
+        """The copies of this step that the worker hashes until their tokens return: an evenly
+        spread share `verify_ratio` of the requests that park.
         """
-        chosen = []
-        for copies in self.to_park.values():
+        chosen = {}
+        for name, copies in self.to_park.items():
             self._verify_credit += self._active.config.verify_ratio
             if self._verify_credit >= 1.0 - 1e-9:
                 self._verify_credit -= 1.0
-                chosen.append(copies)
-        return joined(chosen).hosts
+                chosen[name] = Parked(copies.ids, copies.hosts)
+        return chosen
 
     def finish_step(self, report: WorkerReport | None, step: int) -> str | None:
         """Process the end of `step`. Returns what is wrong with the report's copies, or None."""
@@ -413,6 +416,7 @@ class Parking:
             return
         for copies in self.to_park.values():
             kept = ~np.isin(copies.hosts, hosts)
+            copies.ids = copies.ids[kept]
             copies.slots, copies.hosts = copies.slots[kept], copies.hosts[kept]
         num_lost = self._free(hosts)
         if num_lost:

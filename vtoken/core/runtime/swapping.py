@@ -157,7 +157,7 @@ class Swapper:
         live[table.live_ids()] = True
         new = np.flatnonzero(live & (hosts < 0))
         hosts[new] = slots.take(SWAPPED, new, self._current.number)
-        self._parking.park_swapped(name, table.slots_of(new), hosts[new])
+        self._parking.park_swapped(table, new, hosts[new])
         known = np.setdiff1d(np.flatnonzero(hosts >= 0), new, assume_unique=True)
         slots.row[hosts[known]] = SWAPPED
         tables.drop_copies(np.full_like(known, table.row), known)

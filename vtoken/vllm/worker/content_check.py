@@ -1,6 +1,6 @@
 """The worker's side of the content check (I1): hash sampled relocations before and after.
 
-Of sampled victims it keeps a hash until their tokens come back or their host slot is used again.
+Of sampled victims it keeps whose they are and a hash until their host slot is used again.
 
 Before the copies, ids and slots come from the worker's mirror; after them, from the scheduler's
 table. So lost, doubled, exchanged and overwritten tokens all change the hash, whichever side is at
@@ -27,6 +27,7 @@ from vtoken.core.protocol.mirror import Mirror
 from vtoken.core.protocol.step import NO_IDS, StepPlan, WorkerReport
 
 Contents = Callable[[Ints], Iterator[LayerBytes]]
+TokenOf = tuple[str, int]  # a request and a token id
 
 
 class ContentCheck:
@@ -36,7 +37,7 @@ class ContentCheck:
         self._contents = contents
         self._block_size = block_size
         self._before: dict[str, Fingerprint] = {}
-        self._parked: dict[int, bytes] = {}  # by host slot
+        self._parked: dict[int, tuple[TokenOf, bytes]] = {}  # by host slot, whose it is and a hash
 
     def before(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
         """Call before the step's copies, and before its plan is applied to `mirrors`."""
@@ -48,17 +49,19 @@ class ContentCheck:
             kept = ~np.isin(ids, plan.requests.evicted.of(index))
             self._before[request_id] = fingerprint(ids[kept], self._contents(slots[kept]))
         self._note_parked(plan)
-        if self._before or len(plan.checked_hosts):
+        if self._before or plan.checked_parks:
             report.verify_us += (time.perf_counter_ns() - started) // 1000
 
     def _note_parked(self, plan: StepPlan) -> None:
         for host in plan.park_hosts.tolist() if self._parked else ():
             self._parked.pop(host, None)
-        if len(plan.checked_hosts):
-            slots = plan.park_slots[np.isin(plan.park_hosts, plan.checked_hosts)]
-            hosts = plan.park_hosts[np.isin(plan.park_hosts, plan.checked_hosts)]
+        slot_of = dict(zip(plan.park_hosts.tolist(), plan.park_slots.tolist(), strict=True))
+        for name, parked in plan.checked_parks.items():
+            hosts = parked.hosts.tolist()
+            slots = np.array([slot_of[host] for host in hosts], dtype=np.int64)
             digests = token_digests(self._contents(slots), len(slots))
-            self._parked |= zip(hosts.tolist(), digests, strict=True)
+            for token_id, host, digest in zip(parked.ids.tolist(), hosts, digests, strict=True):
+                self._parked[host] = (name, token_id), digest
 
     def _compare_restored(self, plan: StepPlan, report: WorkerReport) -> None:
         """Compare what came back with what was parked, where that was hashed."""
@@ -69,11 +72,17 @@ class ContentCheck:
         if not hosts:
             return
         digests = token_digests(self._contents(slots), len(slots))
+        owner_of = _restored(plan)
         wrong = [
-            host for host, now in zip(hosts, digests, strict=True) if self._parked[host] != now
+            host
+            for host, slot, now in zip(hosts, slots.tolist(), digests, strict=True)
+            if self._parked[host] != (owner_of.get(slot), now)
         ]
         if wrong and report.violation is None:
-            report.violation = f"K/V of {len(wrong)} restored tokens changed in host memory"
+            report.violation = (
+                f"{len(wrong)} restored tokens are others, or have other K/V, than when they were "
+                f"parked, the first in host slot {wrong[0]}"
+            )
 
     def after(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
         """Call after the plan is applied to `mirrors` and before the forward; fills `report`."""
@@ -94,6 +103,18 @@ class ContentCheck:
         if self._before:
             report.verify_us += (time.perf_counter_ns() - started) // 1000
             self._before.clear()
+
+
+def _restored(plan: StepPlan) -> dict[int, TokenOf]:
+    """Whose token each slot gets from host memory."""
+    steps = plan.requests
+    return {
+        slot: (name, token_id)
+        for i, name in enumerate(steps.names)
+        for token_id, slot in zip(
+            steps.restored_ids.of(i).tolist(), steps.restored_slots.of(i).tolist(), strict=True
+        )
+    }
 
 
 def _agrees(mirror: Mirror, ids: Ints, slots: Ints, num_tokens: int) -> bool:
