@@ -179,6 +179,7 @@ async def test_stale_revision_is_refused_with_a_message(core: LiveEngine, served
 async def test_policy_form_offers_the_parameters_of_the_chosen_policy(
     core: LiveEngine, served: Served
 ) -> None:
+    core.configure(park_bytes=0)  # what is parked is no loss, and asks nobody
     async with running(served.url) as (app, pilot):
         await app.dashboard.action_settings("policy")
         form = app.screen.query_one(Form)

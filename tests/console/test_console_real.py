@@ -75,7 +75,7 @@ async def test_observer_sees_what_a_change_would_do_and_cannot_make_it(core: Liv
         await pilot.press(*"32")
         outcome = app.screen.query_one(Outcome)
         await until(lambda: "budget_tokens 64 → 32" in outcome.text, "no what-if")
-        consequences = re.compile(r"evicts 0 → [\d,]+ tokens, which cannot come back")
+        consequences = re.compile(r"evicts 0 → [\d,]+ tokens, into host memory")
         await until(lambda: consequences.search(outcome.text), "no consequences")
         await until(lambda: "apply is off: read-only" in screen_text(app), "not shown as off")
         for key in ("enter", "ctrl+t"):

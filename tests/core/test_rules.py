@@ -230,6 +230,8 @@ def test_rule_5_a_preempted_request_starts_again_with_every_token_and_says_so() 
         "request_id": "r0",
         "recomputed_tokens": num_tokens,
         "dead_tokens_restored": dead,
+        "swapped_tokens": 0,
+        "obstacle": "",
     }
     engine.run(1)
     table = engine.runtime.tables["r0"]

@@ -419,7 +419,7 @@ class Tables(RuleBasedStateMachine):
             hosts = {t: h for t, h in enumerate(table.hosts_of().tolist()) if h >= 0}
             assert hosts == shadow.copies
             assert table.num_parked == len(set(hosts) - set(shadow.slots))
-            assert table.num_changes == table.num_dead + 2 * shadow.num_restored
+            assert table.live_changes == table.num_dead + 2 * shadow.num_restored
             assert all(table.is_live(t) == (t in shadow.slots) for t in range(shadow.num_tokens))
             per_block = [
                 sum(slot // self.size == b for slot in shadow.slots.values()) for b in shadow.blocks

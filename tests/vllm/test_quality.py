@@ -135,7 +135,7 @@ def test_forced_tokens_are_the_output_and_the_log_probabilities_stay_the_models(
     assert first[own[0]].logprob > first[other[0]].logprob
 
 
-@pytest.mark.parametrize("bad", [7, ["x"], [-1], [True]])
+@pytest.mark.parametrize("bad", [7, ["x"], [-2], [True]])
 def test_invalid_forced_tokens_are_refused(llm: Any, bad: Any) -> None:
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError  # the server answers 400
