@@ -187,33 +187,38 @@ def test_others_hit_only_blocks_of_resumed_requests_that_evicted_nothing(
         assert tokens["twin"] == tokens[f"r{number}"] == expected[number]
 
 
-@pytest.fixture
-def broken(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "restore left out":
-        monkeypatch.setattr(CPUHostCopies, "restore", lambda *_: 0)
-    else:  # the gather runs a step late, when the blocks are others'
-        park, late = CPUHostCopies.park, []
-
-        def park_late(self: CPUHostCopies, slots: Any, hosts: Any) -> int:
-            late.append((slots, hosts))
-            return 0
-
-        restore = CPUHostCopies.restore
-
-        def restore_after(self: CPUHostCopies, hosts: Any, slots: Any) -> int:
-            while late:
-                park(self, *late.pop())
-            return restore(self, hosts, slots)
-
-        monkeypatch.setattr(CPUHostCopies, "park", park_late)
-        monkeypatch.setattr(CPUHostCopies, "restore", restore_after)
+def leave_out_restores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CPUHostCopies, "restore", lambda *_: 0)
 
 
-@pytest.mark.parametrize("broken", ["restore left out", "gather too late"], indirect=True)
-@pytest.mark.usefixtures("broken")
+def gather_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gather runs a step late, when the blocks are others'."""
+    park, late = CPUHostCopies.park, []
+
+    def park_late(self: CPUHostCopies, slots: Any, hosts: Any) -> int:
+        late.append((slots, hosts))
+        return 0
+
+    restore = CPUHostCopies.restore
+
+    def restore_after(self: CPUHostCopies, hosts: Any, slots: Any) -> int:
+        while late:
+            park(self, *late.pop())
+        return restore(self, hosts, slots)
+
+    monkeypatch.setattr(CPUHostCopies, "park", park_late)
+    monkeypatch.setattr(CPUHostCopies, "restore", restore_after)
+
+
+@pytest.mark.parametrize("break_copies", [leave_out_restores, gather_late])
 def test_control_broken_copies_change_tokens(
-    engine: Any, greedy: Any, expected: list[list[int]]
+    break_copies: Any,
+    engine: Any,
+    greedy: Any,
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with engine(**args(NONE | {"verify_ratio": 0.0})) as llm:
+        break_copies(monkeypatch)  # after the self-test, which would notice
         assert greedy(llm, PROMPTS, NUM_NEW) != expected
         assert runtime_of(llm).counters.parking.swapped_requests > 0
