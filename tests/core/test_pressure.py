@@ -565,3 +565,14 @@ def test_a_shortage_that_is_over_is_not_reported() -> None:
     later = pressure_of(engine)
     assert later is not None
     assert (later.near, later.short_blocks) == (False, 0)
+
+
+def test_what_is_given_for_a_waiting_request_comes_on_top_of_growth() -> None:
+    """Requests at the ends of their blocks avert their growth by what they give first. With no more
+    than that the waiting one never starts.
+    """
+    short = Shortage(4, 4, asked_blocks=8, headroom_blocks=4, free_blocks=8)
+    assert short.blocks == 8
+    assert [short.to_give(most) for most in (1, 3, 4, 9)] == [5, 7, 8, 8]
+    assert Shortage(0, 0, asked_blocks=8, headroom_blocks=4, free_blocks=8).to_give(3) == 3
+    assert Shortage(6, 6, headroom_blocks=4, free_blocks=8).to_give(1) == 2

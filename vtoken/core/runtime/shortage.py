@@ -87,9 +87,13 @@ class Shortage:
         return self.asked_blocks == 0 or needed <= self.free_blocks + self.givable_blocks
 
     def to_give(self, most_asked: int) -> int:
-        """Blocks that requests give in this step; at most `most_asked` for a waiting request."""
+        """Blocks that requests give in this step; at most `most_asked` for a waiting request.
+
+        Whoever would take a block gives first, so the growth comes on top: else what is given in
+        every step only makes up for it, and nobody ever starts.
+        """
         growth = self.growth_blocks + self.headroom_blocks - self.free_blocks
-        return min(self.blocks, max(growth, most_asked))
+        return min(self.blocks, max(growth, self.growth_blocks + most_asked))
 
 
 NO_SHORTAGE = Shortage()
