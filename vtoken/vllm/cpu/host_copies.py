@@ -7,7 +7,6 @@ used, so a worker that parks nothing holds none.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -53,9 +52,7 @@ class CPUHostCopies:
         self._layers[0].check(slots)
         self._take(int(hosts.max(initial=-1)) + 1)
         started = time.perf_counter_ns()
-        for slab, rows, at in self._parts(hosts):
-            for number, layer in enumerate(self._layers):
-                _park(layer.bits, layer.shape, slots[at], slab, rows, number)
+        self._copy(slots, hosts, to_host=True)
         return (time.perf_counter_ns() - started) // 1000
 
     def restore(self, hosts: Ints, slots: Ints) -> int:
@@ -67,9 +64,7 @@ class CPUHostCopies:
         self._layers[0].check(slots)
         if int(hosts.max(initial=-1)) >= len(self._slabs) * self._slab_slots:
             raise IndexError(f"host slot {hosts.max()} has no memory")
-        for slab, rows, at in self._parts(hosts):
-            for number, layer in enumerate(self._layers):
-                _restore(layer.bits, layer.shape, slots[at], slab, rows, number)
+        self._copy(slots, hosts, to_host=False)
         return (time.perf_counter_ns() - started) // 1000
 
     def _take(self, num_slots: int) -> None:
@@ -78,20 +73,26 @@ class CPUHostCopies:
             slab.reshape(-1)[:: PAGE_BYTES // slab.itemsize] = 0  # maps every page
             self._slabs.append(slab)
 
-    def _parts(self, hosts: Ints) -> Iterator[tuple[Bits, Ints, Ints]]:
-        """Each slab of `hosts` [k], its rows, and their indices in `hosts`."""
+    def _copy(self, slots: Ints, hosts: Ints, *, to_host: bool) -> None:
+        """Copy between `slots` [k] and `hosts` [k], slab by slab."""
         slabs, rows = np.divmod(hosts, self._slab_slots)
         for number in np.unique(slabs).tolist():
-            at = np.flatnonzero(slabs == number)
-            yield self._slabs[number], rows[at], at
+            own = slabs == number
+            slab, own_slots, own_rows = self._slabs[number], slots[own], rows[own]
+            for i, layer in enumerate(self._layers):
+                _copy(layer.bits, layer.shape, own_slots, slab, own_rows, i, to_host)
 
 
 # ---------------------------------------------------------------- kernels
 
 
 @kernel
-def _park(bits: Bits, shape: Ints, slots: Ints, slab: Bits, rows: Ints, layer: int) -> None:
-    """slab[rows[i], layer] = K and V of the token in slots[i], for every i; `shape`: `Memory`'s."""
+def _copy(
+    bits: Bits, shape: Ints, slots: Ints, slab: Bits, rows: Ints, layer: int, to_host: bool
+) -> None:
+    """slab[rows[i], layer] = K and V of the token in slots[i], for every i; the opposite way unless
+    `to_host`. `shape`: `Memory`'s.
+    """
     for i in range(len(slots)):
         block, offset = slots[i] // shape[2] * shape[4], slots[i] % shape[2]
         for part in range(2):
@@ -100,18 +101,7 @@ def _park(bits: Bits, shape: Ints, slots: Ints, slab: Bits, rows: Ints, layer: i
             for h in range(shape[1]):
                 token = bits[at + h * shape[5] :]
                 for d in range(shape[3]):
-                    slab[rows[i], layer, part, h, d] = token[d * shape[place + 2]]
-
-
-@kernel
-def _restore(bits: Bits, shape: Ints, slots: Ints, slab: Bits, rows: Ints, layer: int) -> None:
-    """K and V of the token in slots[i] = slab[rows[i], layer], for every i."""
-    for i in range(len(slots)):
-        block, offset = slots[i] // shape[2] * shape[4], slots[i] % shape[2]
-        for part in range(2):
-            place = KEY + (VALUE - KEY) * part
-            at = block + shape[place] + offset * shape[place + 1]
-            for h in range(shape[1]):
-                token = bits[at + h * shape[5] :]
-                for d in range(shape[3]):
-                    token[d * shape[place + 2]] = slab[rows[i], layer, part, h, d]
+                    if to_host:
+                        slab[rows[i], layer, part, h, d] = token[d * shape[place + 2]]
+                    else:
+                        token[d * shape[place + 2]] = slab[rows[i], layer, part, h, d]
