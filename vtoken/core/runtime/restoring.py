@@ -39,7 +39,7 @@ from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.admission import Admission
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
-from vtoken.core.runtime.due import NEVER
+from vtoken.core.runtime.due import NEVER, phases
 from vtoken.core.runtime.losses import NUM_NAMED
 from vtoken.core.runtime.parking import Parking
 from vtoken.core.runtime.prices import Prices
@@ -90,7 +90,7 @@ class Restorer:
         config = self._active.config
         if config.reclamation != "auto":
             return "resume"
-        if not any(self._wanted(table, config) for table in self._requests.tables):
+        if not self.restorable(config):
             return "budget"
         if self.is_short() or self.spare_blocks(config) <= 0:
             return "memory"
@@ -115,32 +115,31 @@ class Restorer:
 
     # ------------------------------------------------------------ how far
 
-    def _wanted(self, table: TokenTable, config: VTokenConfig) -> int:
-        """How many parked tokens of a request come back under `config`, if memory allows it.
+    def _wanted(self, rows: Ints, budgets: Ints) -> Ints:
+        """How many parked tokens of `rows` [k] come back within `budgets` [k], if memory allows it.
 
-        `_wanted_now`: the same of `rows` [k] under the configuration of the step [k].
+        A budget is `NEVER` where all may come back.
         """
-        if not table.num_parked:
-            return 0
-        rules = self._requests.rules(table.request_id, config)
-        if not rules.evicts or rules.evict_when == "pressure":
-            return table.num_parked
-        return max(0, min(table.num_parked, rules.budget_tokens - table.num_live))
+        columns = self._requests.tables.columns
+        to_budget = np.maximum(0, budgets - columns.num_live[rows])
+        wanted: Ints = np.minimum(columns.num_parked[rows], to_budget)
+        return wanted
 
     def _wanted_now(self, rows: Ints) -> Ints:
-        columns, due = self._requests.tables.columns, self._requests.due
-        to_budget = np.maximum(0, due.target[rows] - columns.num_live[rows])
-        by_length = due.limit[rows] < NEVER
-        wanted: Ints = np.where(
-            by_length, np.minimum(columns.num_parked[rows], to_budget), columns.num_parked[rows]
-        )
-        return wanted
+        """The same under the rules of the step."""
+        due = self._requests.due
+        return self._wanted(rows, np.where(due.limit[rows] < NEVER, due.target[rows], NEVER))
 
     def restorable(self, config: VTokenConfig, request_id: str | None = None) -> int:
         """How many parked tokens come back under `config` in the end, of one request or of all."""
         tables = self._requests.tables
         chosen = tables if request_id is None else [tables[request_id]]
-        return sum(self._wanted(table, config) for table in chosen)
+        parked = [table for table in chosen if table.num_parked]
+        rules = [self._requests.rules(table.request_id, config) for table in parked]
+        budgets = [own.budget_tokens if phases(own)[0] < NEVER else NEVER for own in rules]
+        rows = [table.row for table in parked]
+        wanted = self._wanted(np.array(rows, dtype=np.int64), np.array(budgets, dtype=np.int64))
+        return int(wanted.sum())
 
     # ------------------------------------------------------------ a step
 
