@@ -20,7 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,7 +29,6 @@ import numpy as np
 from vtoken.base.arrays import Bools, Ints, Ragged
 from vtoken.base.compiled import kernel
 from vtoken.base.errors import InvariantViolation
-from vtoken.core.config.spans import covered
 from vtoken.core.protocol.step import NO_IDS, Parked, StepPlan, WorkerReport
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.current_step import CurrentStep
@@ -117,7 +116,7 @@ class Copies:
 NO_COPIES = Copies(NO_IDS, NO_IDS, NO_IDS)
 
 
-def joined(parts: Iterator[Copies] | list[Copies]) -> Copies:
+def joined(parts: Iterable[Copies]) -> Copies:
     """All of them in one."""
     found = [NO_COPIES, *parts]
     return Copies(
@@ -243,7 +242,7 @@ class Parking:
 
     def _park(self, row: int, ids: Ints) -> int:
         table = self._requests.tables.at(row)
-        ids = ids[~self._are_forgotten(table, ids)]
+        ids = ids[~self._requests.are_forgotten(table.request_id, ids)]
         hosts = table.hosts_of(ids)
         self._count_thrash(hosts[hosts >= 0])
         new = ids[hosts < 0]
@@ -293,7 +292,7 @@ class Parking:
         plan.park_capacity = self.slots.capacity
         if not self.to_park and not self.to_restore:
             return
-        parked, restored = joined([*self.to_park.values()]), joined([*self.to_restore.values()])
+        parked, restored = joined(self.to_park.values()), joined(self.to_restore.values())
         plan.park_slots, plan.park_hosts = parked.slots, parked.hosts
         plan.restore_hosts, plan.restore_slots = restored.hosts, restored.slots
         plan.checked_parks = self._sampled()
@@ -385,8 +384,8 @@ class Parking:
             table = self._requests.tables.get(name)
             if table is None or not self._requests.tables.columns.num_copies[table.row]:
                 continue
-            ids = np.arange(table.num_tokens)
-            self._free_of(table, (table.hosts_of() >= 0) & self._are_forgotten(table, ids))
+            named = self._requests.are_forgotten(name, np.arange(table.num_tokens))
+            self._free_of(table, (table.hosts_of() >= 0) & named)
 
     def recheck_forgotten(self) -> None:
         """Look for copies of tokens that clients have named, before the next step."""
@@ -458,15 +457,6 @@ class Parking:
         first = columns.first_token[self.slots.row[hosts]]
         live: Bools = columns.arrays.index_of[first + self.slots.token[hosts]] >= 0
         return live
-
-    def _are_forgotten(self, table: TokenTable, ids: Ints) -> Bools:
-        """Which of the tokens `ids` [k] a client named, besides protected ones [k]."""
-        name = table.request_id
-        if name not in self._requests.forgotten:
-            return np.zeros(len(ids), dtype=np.bool_)
-        named = covered(self._requests.forgotten_pairs(name), ids)
-        forgotten: Bools = named & ~self._requests.protection(name).covers(ids)
-        return forgotten
 
     def _count_thrash(self, hosts: Ints) -> None:
         """Count those of `hosts` [k] whose tokens die soon after their return."""

@@ -204,8 +204,17 @@ class Requests:
         if name not in self.forgotten:
             return NO_IDS
         ids = table.live_ids()
-        ids = ids[covered(self.forgotten_pairs(name), ids) & (ids < table.num_tokens - 1)]
-        forgotten: Ints = ids[~self.protection(name, config).covers(ids)]
+        ids = ids[ids < table.num_tokens - 1]
+        return ids[self.are_forgotten(name, ids, config)]
+
+    def are_forgotten(
+        self, request_id: str, ids: Ints, config: VTokenConfig | None = None
+    ) -> Bools:
+        """Which of the tokens `ids` [k] a client named, besides protected ones [k]."""
+        if request_id not in self.forgotten:
+            return np.zeros(len(ids), dtype=np.bool_)
+        named = covered(self.forgotten_pairs(request_id), ids)
+        forgotten: Bools = named & ~self.protection(request_id, config).covers(ids)
         return forgotten
 
     def are_forgetting(self, rows: Ints) -> Bools:
