@@ -33,7 +33,7 @@ class Samples:
 
     def __init__(self) -> None:
         self._newest: deque[float] = deque(maxlen=WINDOW)
-        self._median = 0.0
+        self._median: float | None = None  # of the newest; None: not asked for since
         self.count = 0  # since the start
 
     def add(self, us: float, pieces: int) -> None:
@@ -41,13 +41,17 @@ class Samples:
         if pieces <= 0:
             return
         self._newest.append(us / pieces)
-        self._median = median(self._newest)
+        self._median = None
         self.count += 1
 
     @property
     def us(self) -> float | None:
         """The median; None with fewer than `MIN_SAMPLES` samples."""
-        return self._median if self.count >= MIN_SAMPLES else None
+        if self.count < MIN_SAMPLES:
+            return None
+        if self._median is None:
+            self._median = median(self._newest)
+        return self._median
 
 
 class Prices:
