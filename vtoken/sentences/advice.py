@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vtoken.sentences import MANY_WASTED_MOVES, counted, kinds_text, sessions_text, span, value_text
 from vtoken.sentences.situation import level, missing_blocks, seconds_text, situation, stopped
 from vtoken.wire import Advice, ConfigDocument, void_settings
+from vtoken.wire.settings import MAX_PARK_BYTES
 
 if TYPE_CHECKING:
     from vtoken.wire import AdviceLevel, Relief, Remedy, Status
@@ -222,7 +223,7 @@ def _host_memory(text: str, num_bytes: int) -> Advice:
     """A note with the host memory for parked tokens that helps; 0: the figure is not known."""
     if not num_bytes:
         return Advice("parking", "note", text, command="vtoken config set park_bytes=N --dry-run")
-    change = {"park_bytes": min(num_bytes, 1 << 46)}
+    change = {"park_bytes": min(num_bytes, MAX_PARK_BYTES)}
     return Advice("parking", "note", text, change, _set(change))
 
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 from vtoken.wire.doc import Doc, OfEngine
 
 MAX_TOKENS = 1 << 24
+MAX_PARK_BYTES = 1 << 46
 
 ReclamationMode = Literal["auto", "paused", "off"]
 PlannerName = Literal["plug", "pack"]
@@ -206,7 +207,7 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            le=1 << 46,
+            le=MAX_PARK_BYTES,
             description="host memory for tokens that gave way, over all ranks; 0: they are lost",
         ),
     ] = 0
