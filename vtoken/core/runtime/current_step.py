@@ -5,10 +5,12 @@ Independent of requests and configuration. Every invariant violation is reported
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.planning.gates import DEFERRALS
+from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.decisions import StepDecisions
 from vtoken.core.runtime.events import EventLog
 from vtoken.wire import Counters, EventKind, ReclamationCounters
@@ -46,6 +48,13 @@ class CurrentStep:
     def note(self, kind: EventKind, summary: str, data: dict[str, Any]) -> None:
         """Add an event of this step."""
         self.events.add(self.number, kind, summary, data)
+
+    def check_private(self, store: BlockStore, blocks: Sequence[int], content: str) -> None:
+        """Blocks that get `content` must be private and unhashed (I4)."""
+        foreign = store.first_not_writable(blocks)
+        if foreign is not None:
+            detail = f"block {foreign}, which gets {content}, is not private"
+            self.violated(InvariantViolation("I4", detail))
 
     def violated(self, violation: InvariantViolation) -> None:
         """Count and report a broken invariant; in strict mode, raise it before the step ends."""

@@ -94,16 +94,8 @@ class TokenAppender:
         totals = np.array(scheduled.num_tokens, dtype=np.int64)
         grown = tables.grow(rows, totals, added)
         self._current.counters.reclamation.recycled_slots += grown.num_recycled
-        self._check_private(grown.written.tolist())
+        self._current.check_private(self._store, grown.written.tolist(), "new tokens")
         return rows, grown
-
-    def _check_private(self, written: list[int]) -> None:
-        """Requests that have evicted write only private, unhashed blocks (I4)."""
-        foreign = self._store.first_not_writable(written)
-        if foreign is not None:
-            self._current.violated(
-                InvariantViolation("I4", f"block {foreign} is written but not private")
-            )
 
     def _added_blocks(self, scheduled: Scheduled, rows: Ints) -> Ragged:
         """The blocks that requests gained since the last step."""

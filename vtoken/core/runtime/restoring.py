@@ -220,10 +220,8 @@ class Restorer:
             self._current.violated(violation)
             self._store.give_back(fresh)
             return 0, 0
-        foreign = self._store.first_not_writable(sorted({*(slots // size).tolist()}))
-        if foreign is not None:
-            detail = f"block {foreign}, which tokens are restored to, is not private"
-            self._current.violated(InvariantViolation("I4", detail))
+        blocks_written = sorted({*(slots // size).tolist()})
+        self._current.check_private(self._store, blocks_written, "restored tokens")
         self._current.decisions.restored[table.row] = ids, slots
         if fresh:
             self._current.decisions.blocks[table.row] = table.block_ids()

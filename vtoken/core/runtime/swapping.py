@@ -23,7 +23,6 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -198,19 +197,13 @@ class Swapper:
         blocks = self._store.blocks_from(request_id, 0)[: self._shape.blocks_of(len(ids))]
         slots = tables.restore(row, ids, np.arange(len(ids)), np.array(blocks, dtype=np.int64))
         if swapped.virtual:
-            self._check_private(blocks)
+            self._current.check_private(self._store, blocks, "tokens of a swapped request")
             self._current.decisions.restored[row] = ids, slots
             self._current.decisions.resumed.add(row)
         tables.end_start(row, virtual=swapped.virtual, num_restored=swapped.num_restored)
         self._parking.restore(table, ids, slots, resumed=True)
         self._parking.recheck_forgotten()
         self._note_resumed(request_id, len(ids), len(blocks))
-
-    def _check_private(self, blocks: Sequence[int]) -> None:
-        foreign = self._store.first_not_writable(blocks)
-        if foreign is not None:
-            detail = f"block {foreign}, which a swapped request is restored to, is not private"
-            self._current.violated(InvariantViolation("I4", detail))
 
     def _note_resumed(self, request_id: str, num_tokens: int, num_blocks: int) -> None:
         self._current.note(

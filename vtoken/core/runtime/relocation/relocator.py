@@ -280,11 +280,7 @@ class Relocator:
         fresh = self._store.take(plan.num_fresh_blocks) if plan.num_fresh_blocks else []
         bound = plan.bind(fresh, size)
         destinations = sorted({*(bound.destination_slots // size).tolist()})
-        foreign = self._store.first_not_writable(destinations)
-        if foreign is not None:
-            self._current.violated(
-                InvariantViolation("I4", f"destination block {foreign} is not private")
-            )
+        self._current.check_private(self._store, destinations, "moved tokens")
         try:
             dropped = self._requests.tables.apply_moves(
                 plan.request_id, bound.token_ids, bound.destination_slots, bound.blocks
