@@ -163,7 +163,7 @@ def test_under_a_fixed_budget_tokens_come_back_up_to_a_raised_one() -> None:
     assert runtime.restorer.waits_for() == "budget"
     before = table.num_live
     raised = merge_patch(runtime.config, {"budget_tokens": 40}, num_blocks=80, num_layers=4)
-    assert runtime.restorer.restorable(raised) == 40 - before
+    assert runtime.restorer.plan(raised).num_tokens == 40 - before
     configure(engine, budget_tokens=40)
     engine.run(3)
     assert 40 <= table.num_live <= 43

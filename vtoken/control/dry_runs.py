@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from vtoken.base.arrays import Ints
 from vtoken.control.outlook import Outlook
-from vtoken.control.parking import returning
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.gates import Pressure, describe_gates, headroom_gate
 from vtoken.core.planning.round import Round
@@ -114,7 +113,7 @@ class DryRuns:
             more_requests=outlook.more_requests(),
             waiting_requests=len(outlook.waiting),
             startable_requests=outlook.startable_requests,
-            restored_tokens=min(returning(runtime, config).tokens, left),
+            restored_tokens=min(runtime.restorer.plan(config).num_tokens, left),
             dropped_tokens=lost,
         )
 

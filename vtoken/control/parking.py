@@ -5,13 +5,11 @@ All but `restore` reads the runtime and changes nothing.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from msgspec.structs import asdict
 
-from vtoken.core.config.values import VTokenConfig
+from vtoken.core.runtime.restoring import Returns
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.wire import Parking, ParkWait, Restored
+from vtoken.wire import Parking, Restored
 
 
 def parking(runtime: Runtime) -> Parking | None:
@@ -35,39 +33,6 @@ def parking(runtime: Runtime) -> Parking | None:
     )
 
 
-class Returning(NamedTuple):
-    """Parked tokens that come back without a wait as far as memory allows it now, the blocks that
-    they take, and why the others do not.
-    """
-
-    tokens: int
-    blocks: int
-    waits_for: ParkWait
-
-
-def returning(runtime: Runtime, config: VTokenConfig, request_id: str | None = None) -> Returning:
-    """What would come back under `config` of one request, or of all."""
-    tables, restorer, shape = runtime.tables, runtime.restorer, runtime.shape
-    chosen = [tables[request_id]] if request_id is not None else list(tables)
-    parked = [table for table in chosen if table.num_parked]
-    if not parked:
-        return Returning(0, 0, "")
-    if config.reclamation != "auto":
-        return Returning(0, 0, "resume")
-    spare = 0 if restorer.is_short() else max(0, restorer.spare_blocks(config))
-    tokens = blocks = lacking = 0
-    for table in parked if spare else ():
-        wanted = restorer.restorable(config, table.request_id)
-        places = len(tables.open_places(table.row, wanted))
-        fresh = min(spare - blocks, shape.blocks_of(wanted - places))
-        fits = min(wanted, places + fresh * shape.block_size)
-        tokens, blocks, lacking = tokens + fits, blocks + fresh, lacking + wanted - fits
-    if not spare or lacking:
-        return Returning(tokens, blocks, "memory")
-    rest = sum(table.num_parked for table in parked) - tokens
-    return Returning(tokens, blocks, "budget" if rest else "")
-
-
 def restore(runtime: Runtime, request_id: str, *, dry_run: bool) -> Restored:
     """Bring parked tokens of a request back; `dry_run`: only report what would come."""
     table = runtime.tables.get(request_id)
@@ -81,8 +46,9 @@ def restore(runtime: Runtime, request_id: str, *, dry_run: bool) -> Restored:
     if not answer.parked_tokens:
         answer.notes.append("none of its tokens is parked")
         return answer
-    found = returning(runtime, runtime.config, request_id)
-    answer.restorable_tokens, answer.blocks, answer.waits_for = found
+    found = runtime.restorer.plan(runtime.config, request_id)
+    answer.restorable_tokens, answer.blocks = found.num_tokens, found.num_blocks
+    answer.waits_for = found.waits_for
     if not dry_run:
         runtime.restorer.ask(request_id)
     if found.waits_for:
@@ -90,9 +56,9 @@ def restore(runtime: Runtime, request_id: str, *, dry_run: bool) -> Restored:
     return answer
 
 
-def _why(found: Returning, reclamation: str) -> str:
+def _why(found: Returns, reclamation: str) -> str:
     """Why the other parked tokens of a request do not come back now."""
-    others = "the others" if found.tokens else "they"
+    others = "the others" if found.parts else "they"
     if found.waits_for == "memory":
         return f"{others} come back as soon as memory is free"
     if found.waits_for == "resume":

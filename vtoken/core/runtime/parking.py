@@ -203,13 +203,13 @@ class Parking:
         hosts = self.slots.used(self.capacity_of(num_bytes))
         return int(np.count_nonzero(~self._are_live(hosts)))
 
-    def restorable(self, table: TokenTable) -> Ints:
-        """The parked tokens of a request whose copies are there, newest victims first."""
+    def restorable(self, table: TokenTable, step: int) -> Ints:
+        """Its parked tokens with copies of steps up to `step`, newest victims first."""
         if not table.num_parked:
             return NO_IDS
         ids = table.parked_ids()
         steps = self.slots.step[table.hosts_of(ids)]
-        there = steps <= self.reported_step
+        there = steps <= step
         ids, steps = ids[there], steps[there]
         found: Ints = ids[np.lexsort((ids, steps))[::-1]]
         return found

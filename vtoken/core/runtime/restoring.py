@@ -27,6 +27,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,6 +52,32 @@ from vtoken.wire.status import ParkWait
 
 RESTORE_US = 20_000.0  # what restores may add to a step
 BACK_S = 10.0  # for so long tokens that came back are told
+
+
+class Return(NamedTuple):
+    """Parked tokens `ids` [n] of one request that come back, ascending, and their `places` [n] in
+    its block table, the last of them in `num_blocks` fresh blocks.
+    """
+
+    table: TokenTable
+    ids: Ints
+    places: Ints
+    num_blocks: int
+
+
+class Returns(NamedTuple):
+    """What would come back without a wait, and what keeps other parked tokens from it."""
+
+    parts: list[Return]
+    waits_for: ParkWait
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(part.ids) for part in self.parts)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(part.num_blocks for part in self.parts)
 
 
 @dataclass(eq=False)
@@ -90,9 +117,9 @@ class Restorer:
         config = self._active.config
         if config.reclamation != "auto":
             return "resume"
-        if not self.restorable(config):
+        if not self._wanted_under(config, self._requests.tables)[1].any():
             return "budget"
-        if self.is_short() or self.spare_blocks(config) <= 0:
+        if not self.spare_blocks(config):
             return "memory"
         return "time" if self._recently_short(config) else ""
 
@@ -101,17 +128,18 @@ class Restorer:
         """Tokens restored since the last shortage; 0 once none has come back for `BACK_S`."""
         return self._back if time.monotonic() - self._last_back_s < BACK_S else 0
 
-    def is_short(self) -> bool:
-        """Whether a block is short or nearly so, or somebody waits for one."""
-        return self._current.is_short_soon or self._admission.demand is not None
-
     def _recently_short(self, config: VTokenConfig) -> bool:
         return time.monotonic() - self._last_short_s < config.restore_after_ms / 1000
 
+    def _is_short(self) -> bool:
+        return self._current.is_short_soon or self._admission.demand is not None
+
     def spare_blocks(self, config: VTokenConfig) -> int:
-        """The blocks that restores may take now."""
+        """The blocks that restores may take now; 0 if one is short or nearly so, or waited for."""
+        if self._is_short():
+            return 0
         reserved = config.headroom_blocks + config.low_watermark_blocks
-        return self._store.num_free_blocks() - reserved - self._shortages.near_growth()
+        return max(0, self._store.num_free_blocks() - reserved - self._shortages.near_growth())
 
     # ------------------------------------------------------------ how far
 
@@ -130,16 +158,59 @@ class Restorer:
         due = self._requests.due
         return self._wanted(rows, np.where(due.limit[rows] < NEVER, due.target[rows], NEVER))
 
-    def restorable(self, config: VTokenConfig, request_id: str | None = None) -> int:
-        """How many parked tokens come back under `config` in the end, of one request or of all."""
-        tables = self._requests.tables
-        chosen = tables if request_id is None else [tables[request_id]]
-        parked = [table for table in chosen if table.num_parked]
+    def _wanted_under(
+        self, config: VTokenConfig, tables: Iterable[TokenTable]
+    ) -> tuple[Ints, Ints]:
+        """The same under `config` [k], after the rows [k]: those of `tables` with parked tokens."""
+        parked = [table for table in tables if table.num_parked]
         rules = [self._requests.rules(table.request_id, config) for table in parked]
         budgets = [own.budget_tokens if phases(own)[0] < NEVER else NEVER for own in rules]
-        rows = [table.row for table in parked]
-        wanted = self._wanted(np.array(rows, dtype=np.int64), np.array(budgets, dtype=np.int64))
-        return int(wanted.sum())
+        rows = np.array([table.row for table in parked], dtype=np.int64)
+        return rows, self._wanted(rows, np.array(budgets, dtype=np.int64))
+
+    def plan(self, config: VTokenConfig, request_id: str | None = None) -> Returns:
+        """What comes back under `config` of one request, or of all, as far as memory allows it now.
+
+        Ignores the wait, the bound of a step, and that copies may still be under way.
+        """
+        tables = self._requests.tables
+        chosen = tables if request_id is None else [tables[request_id]]
+        rows, wanted = self._wanted_under(config, chosen)
+        if len(rows) == 0:
+            return Returns([], "")
+        if config.reclamation != "auto":
+            return Returns([], "resume")
+        parts = self._parts(rows, wanted, self.spare_blocks(config))
+        found = Returns(parts, "memory")
+        if found.num_tokens < int(wanted.sum()):
+            return found
+        rest = int(tables.columns.num_parked[rows].sum()) - found.num_tokens
+        return Returns(parts, "budget" if rest else "")
+
+    def _parts(
+        self, rows: Ints, wanted: Ints, blocks: int, most: int = NEVER, step: int = NEVER
+    ) -> list[Return]:
+        """What comes back of `rows` [k], up to `wanted` [k] tokens each and `most` in all, as long
+        as `blocks` are left for it. `step`: only copies of steps up to this one.
+        """
+        tables, size = self._requests.tables, self._shape.block_size
+        share = tables.columns.num_live[rows] / tables.columns.num_tokens[rows]
+        order = np.lexsort((share, self._requests.due.priority[rows]))
+        parts = []
+        for row, count in zip(rows[order].tolist(), wanted[order].tolist(), strict=True):
+            if most <= 0 or blocks <= 0:
+                break
+            table = tables.at(row)
+            ids = self._parking.restorable(table, step)[: min(most, count)]
+            places = tables.open_places(row, len(ids))
+            fresh = min(blocks, self._shape.blocks_of(len(ids) - len(places)))
+            behind = np.arange(fresh * size) + table.num_blocks * size
+            places = np.append(places, behind)[: len(ids)]
+            ids = np.sort(ids[: len(places)])
+            if len(ids):
+                parts.append(Return(table, ids, places, fresh))
+            most, blocks = most - len(ids), blocks - fresh
+        return parts
 
     # ------------------------------------------------------------ a step
 
@@ -156,7 +227,7 @@ class Restorer:
         if len(rows) == 0:
             self.asked.clear()
             return
-        if short_blocks or config.reclamation != "auto" or self.is_short():
+        if short_blocks or config.reclamation != "auto" or self._is_short():
             return
         rows = self._that_may(rows[self._wanted_now(rows) > 0])
         if self._recently_short(config):
@@ -164,24 +235,12 @@ class Restorer:
             rows = rows[np.array(asked, dtype=np.bool_)]
         if len(rows) == 0:
             return
-        blocks = self.spare_blocks(config)
-        if blocks <= 0:
-            return
-        share = columns.num_live[rows] / columns.num_tokens[rows]
-        rows = rows[np.lexsort((share, self._requests.due.priority[rows]))]
-        tokens = self._most_tokens(config)
-        restored: dict[str, int] = {}
-        num_taken = 0
-        for row, wanted in zip(rows.tolist(), self._wanted_now(rows).tolist(), strict=True):
-            table = self._requests.tables.at(row)
-            count, taken = self._restore(table, min(tokens, wanted), blocks - num_taken)
-            if count:
-                restored[table.request_id] = count
-            tokens, num_taken = tokens - count, num_taken + taken
-            if tokens <= 0 or num_taken >= blocks:
-                break
+        blocks, most = self.spare_blocks(config), self._most_tokens(config)
+        reported = self._parking.reported_step
+        parts = self._parts(rows, self._wanted_now(rows), blocks, most, reported)
+        restored = [part for part in parts if self._restore(part)]
         if restored:
-            self._report(restored, num_taken)
+            self._report(restored)
 
     def _that_may(self, rows: Ints) -> Ints:
         """Those of `rows` [k] that neither evict nor move in this step, nor have copies in
@@ -198,29 +257,19 @@ class Restorer:
         size, price = self._shape.block_size, self._prices.restore_us
         return max(size, int(RESTORE_US / price) if price else config.batch_size * size)
 
-    def _restore(self, table: TokenTable, most: int, blocks: int) -> tuple[int, int]:
-        """Restore up to `most` tokens of one request, in up to `blocks` fresh blocks; returns how
-        many, and the blocks taken.
-        """
-        ids = self._parking.restorable(table)[:most]
-        if len(ids) == 0:
-            return 0, 0
-        tables, size = self._requests.tables, self._shape.block_size
-        places = tables.open_places(table.row, len(ids))
-        taken = min(blocks, self._shape.blocks_of(len(ids) - len(places)))
-        fresh = self._store.take(taken) if taken else []
-        behind = np.arange(taken * size) + table.num_blocks * size
-        places = np.append(places, behind)[: len(ids)]
-        ids = np.sort(ids[: len(places)])
-        if len(ids) == 0:
-            return 0, 0
+    def _restore(self, part: Return) -> bool:
+        """Make the tokens of one request live; returns whether nothing was wrong with the plan."""
+        table, ids, places, num_blocks = part
+        fresh = self._store.take(num_blocks) if num_blocks else []
         try:
-            slots = tables.restore(table.row, ids, places, np.array(fresh, dtype=np.int64))
+            slots = self._requests.tables.restore(
+                table.row, ids, places, np.array(fresh, dtype=np.int64)
+            )
         except InvariantViolation as violation:  # nothing changed
             self._current.violated(violation)
             self._store.give_back(fresh)
-            return 0, 0
-        blocks_written = sorted({*(slots // size).tolist()})
+            return False
+        blocks_written = sorted({*(slots // self._shape.block_size).tolist()})
         self._current.check_private(self._store, blocks_written, "restored tokens")
         self._current.decisions.restored[table.row] = ids, slots
         if fresh:
@@ -228,10 +277,12 @@ class Restorer:
             self._store.rebind(table.request_id, table.blocks)
         self._requests.due.in_flight[table.row] = self._current.number
         self._parking.restore(table, ids, slots)
-        return len(ids), taken
+        return True
 
-    def _report(self, restored: dict[str, int], num_blocks: int) -> None:
-        """Add the event of a step that restores these tokens, by request."""
+    def _report(self, parts: list[Return]) -> None:
+        """Add the event of a step that restores `parts`."""
+        restored = {part.table.request_id: len(part.ids) for part in parts}
+        num_blocks = sum(part.num_blocks for part in parts)
         total = sum(restored.values())
         self._last_back_s, self._back = time.monotonic(), self._back + total
         most = sorted(restored, key=restored.__getitem__, reverse=True)[:NUM_NAMED]
