@@ -135,7 +135,7 @@ def _with_physical_lengths(common: Any, step: context.StepContext) -> Any:
     if not len(step.rows):
         return common
     seq_lens = common.seq_lens.clone()
-    seq_lens[torch.from_numpy(step.rows)] = torch.from_numpy(step.seq_lens).to(seq_lens.dtype)
+    seq_lens[torch.from_numpy(step.rows)] -= torch.from_numpy(step.num_dead).to(seq_lens.dtype)
     return replace(
         common,
         seq_lens=seq_lens,

@@ -45,7 +45,7 @@ class SideBuffer:
 class StepContext:
     """One step's requests with holes, by the way attention reads them, and its probes.
 
-    Row `rows[i]` of the batch reads `seq_lens[i]` tokens; other rows read what vLLM counts.
+    Row `rows[i]` of the batch reads `num_dead[i]` tokens fewer than vLLM counts.
     `packed` and `side_buffer` belong to the worker.
     `pack_ns`: time spent on packing in this step so far, over all layers.
     """
@@ -58,11 +58,11 @@ class StepContext:
     probe: StepProbe | None = None
     pack_ns: int = 0
     rows: Ints = field(default_factory=lambda: NO_IDS)
-    seq_lens: Ints = field(default_factory=lambda: NO_IDS)
+    num_dead: Ints = field(default_factory=lambda: NO_IDS)
 
     def add(self, step: PhysicalStep) -> None:
         """Add `step`'s lengths, its requests with holes, by how they are read, and its probes."""
-        self.rows, self.seq_lens = step.rows, step.seq_lens
+        self.rows, self.num_dead = step.rows, step.num_dead
         requests = step.with_holes
         borrows = requests.borrowed.counts > 0
         borrowing, buffered = np.flatnonzero(borrows), np.flatnonzero(~borrows)

@@ -31,11 +31,18 @@ class Read:
     `blocks` [b]: its block table. `slots` [n]: its live tokens, the newest last. `how`: the request
     has evicted nothing ("positional"), its tokens fill the front of its blocks ("dense"), or it has
     holes, and a CPU packs it into borrowed blocks ("borrowed") or the side buffer ("buffered").
+    `num_dead`: earlier tokens of the request that it has evicted.
     """
 
     blocks: list[int]
     slots: Ints
     how: str
+    num_dead: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the request, dead ones included."""
+        return self.num_dead + len(self.slots)
 
 
 class DataPath:
@@ -100,7 +107,7 @@ class DataPath:
             executor.begin(plan, () if plan.step else [*executor.mirrors])
             executor.prepare(lambda name: reads[int(name)].blocks)
             executor.apply()
-            computed = np.array([len(read.slots) - 2 + plan.step for read in reads])
+            computed = np.array([read.num_tokens - 2 + plan.step for read in reads])
             self._present(
                 Batch.of(
                     names,
@@ -126,14 +133,7 @@ class DataPath:
         for row, read in enumerate(reads):
             table[row, : len(read.blocks)] = read.blocks
         starts = np.arange(len(reads) + 1, dtype=np.int32)
-        # Logical lengths, as the builder gets them from vLLM; after an eviction they are longer.
-        lengths = np.array(
-            [
-                len(r.slots) if r.how == "positional" else len(r.blocks) * self.block_size
-                for r in reads
-            ],
-            dtype=np.int32,
-        )
+        lengths = np.array([read.num_tokens for read in reads], dtype=np.int32)
         last = np.array([int(read.slots[-1]) for read in reads], dtype=np.int64)
         return CommonAttentionMetadata(
             query_start_loc=self._uploaded(starts),
@@ -160,22 +160,25 @@ def _plan(
 ) -> StepPlan:
     """The plan of the step in which each request gets its last token but one (0) or its last (1).
 
-    In step 0 the earlier tokens move to their slots, from where vLLM would have put them.
+    In step 0 the dead tokens die, and the earlier live ones move to their slots, from where vLLM
+    would have put them.
     """
     virtual = {str(row): read for row, read in enumerate(reads) if read.how != "positional"}
-    ends = [len(read.slots) - 2 + step for read in virtual.values()]  # tokens before the step
+    ends = [len(read.slots) - 2 + step for read in virtual.values()]  # live before the step
     slots = [read.slots for read in virtual.values()]
+    num_dead = [read.num_dead for read in virtual.values()]
+    evicted = [NO_IDS if step else np.arange(num) for num in num_dead]
     earlier = [NO_IDS if step else np.arange(end) for end in ends]
     signals = signals or {}
     return StepPlan(
         step,
         requests=RequestSteps(
             [*virtual],
-            np.array(ends, dtype=np.int64),
+            np.array(num_dead, dtype=np.int64) + np.array(ends, dtype=np.int64),
             np.array(ends, dtype=np.int64) + 1,
             np.array([read.how == "dense" for read in virtual.values()], dtype=np.bool_),
-            evicted=Ragged.joined(NO_IDS for _ in virtual),
-            moved_ids=Ragged.joined(earlier),
+            evicted=Ragged.joined(evicted),
+            moved_ids=Ragged.joined(num + ids for num, ids in zip(num_dead, earlier, strict=True)),
             moved_slots=Ragged.joined(of[ids] for of, ids in zip(slots, earlier, strict=True)),
             restored_ids=Ragged.empty(len(virtual)),
             restored_slots=Ragged.empty(len(virtual)),

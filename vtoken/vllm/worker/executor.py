@@ -109,14 +109,15 @@ class PhysicalStep:
     """Where this step's attention differs from the positional inputs that vLLM prepared.
 
     Row `rows[i]` of the batch reads `seq_lens[i]` tokens, those of row `mirror_rows[i]` of
-    `mirrors`. Token `writes[0, j]` of the batch is written to slot `writes[1, j]`. Rows
-    `with_holes` cannot be read through their block table.
+    `mirrors`: all that vLLM counts but `num_dead[i]`. Token `writes[0, j]` of the batch is written
+    to slot `writes[1, j]`. Rows `with_holes` cannot be read through their block table.
     """
 
     mirrors: Mirrors
     rows: Ints = field(default_factory=lambda: NO_IDS)
     mirror_rows: Ints = field(default_factory=lambda: NO_IDS)
     seq_lens: Ints = field(default_factory=lambda: NO_IDS)
+    num_dead: Ints = field(default_factory=lambda: NO_IDS)
     writes: Ints = field(default_factory=lambda: np.empty((2, 0), dtype=np.int64))
     with_holes: RowsWithHoles = field(default_factory=RowsWithHoles.none)
     probed: list[ProbedRequest] = field(default_factory=list)
@@ -260,6 +261,7 @@ class StepExecutor:
         if len(step.rows):
             own = numbers[step.rows]
             step.mirror_rows, step.seq_lens = self._rows[own], requests.num_live[own]
+            step.num_dead = self.mirrors.columns.num_tokens[step.mirror_rows] - step.seq_lens
             step.writes = requests.writes(numbers, batch.first)
             holes = np.flatnonzero(~requests.dense[own])
             if len(holes):
