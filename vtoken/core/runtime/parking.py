@@ -29,9 +29,11 @@ import numpy as np
 from vtoken.base.arrays import Bools, Ints, Ragged
 from vtoken.base.compiled import kernel
 from vtoken.base.errors import InvariantViolation
+from vtoken.base.request_ids import short_id
 from vtoken.core.protocol.step import NO_IDS, Parked, StepPlan, WorkerReport
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.current_step import CurrentStep
+from vtoken.core.runtime.losses import NUM_NAMED
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.requests import Requests
 from vtoken.core.tables.token_table import TokenTable
@@ -286,6 +288,26 @@ class Parking:
         else:
             self.slots.returned_s[hosts] = time.monotonic()
         self.to_restore[table.request_id] = Copies(ids, slots, hosts)
+
+    def note_restored(self, restored: dict[str, int], num_blocks: int, reason: str) -> None:
+        """Add the event of a step that restores so many tokens, by request, for a `reason` as in
+        `EventKind`; they took `num_blocks` blocks.
+        """
+        total, num_requests = sum(restored.values()), len(restored)
+        most = sorted(restored, key=restored.__getitem__, reverse=True)[:NUM_NAMED]
+        who = short_id(most[0]) if num_requests == 1 else f"{num_requests:,} requests"
+        text = f"{counted(total, 'token')} of {who} came back"
+        self._current.note(
+            "restored",
+            text + (": it goes on" if reason == "swap" else ""),
+            {
+                "requests": num_requests,
+                "tokens": total,
+                "blocks": num_blocks,
+                "reason": reason,
+                "largest": {name: restored[name] for name in most},
+            },
+        )
 
     def hand_over(self, plan: StepPlan) -> None:
         """Write the step's copies into the worker's plan."""

@@ -33,7 +33,6 @@ import numpy as np
 
 from vtoken.base.arrays import Ints
 from vtoken.base.errors import InvariantViolation
-from vtoken.base.request_ids import short_id
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.runtime.active_config import ActiveConfig
@@ -41,13 +40,11 @@ from vtoken.core.runtime.admission import Admission
 from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.due import NEVER, phases
-from vtoken.core.runtime.losses import NUM_NAMED
 from vtoken.core.runtime.parking import Parking
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.requests import Requests
 from vtoken.core.runtime.shortage import ShortageMonitor
 from vtoken.core.tables.token_table import TokenTable
-from vtoken.sentences import counted
 from vtoken.wire.status import ParkWait
 
 RESTORE_US = 20_000.0  # what restores may add to a step
@@ -283,21 +280,8 @@ class Restorer:
         """Add the event of a step that restores `parts`."""
         restored = {part.table.request_id: len(part.ids) for part in parts}
         num_blocks = sum(part.num_blocks for part in parts)
-        total = sum(restored.values())
-        self._last_back_s, self._back = time.monotonic(), self._back + total
-        most = sorted(restored, key=restored.__getitem__, reverse=True)[:NUM_NAMED]
-        who = short_id(most[0]) if len(restored) == 1 else f"{len(restored):,} requests"
-        self._current.note(
-            "restored",
-            f"{counted(total, 'token')} of {who} came back",
-            {
-                "requests": len(restored),
-                "tokens": total,
-                "blocks": num_blocks,
-                "reason": self._reason(restored),
-                "largest": {name: restored[name] for name in most},
-            },
-        )
+        self._last_back_s, self._back = time.monotonic(), self._back + sum(restored.values())
+        self._parking.note_restored(restored, num_blocks, self._reason(restored))
 
     def _reason(self, restored: Iterable[str]) -> str:
         """Why the tokens of these requests came back."""

@@ -203,20 +203,7 @@ class Swapper:
         tables.end_start(row, virtual=swapped.virtual, num_restored=swapped.num_restored)
         self._parking.restore(table, ids, slots, resumed=True)
         self._parking.recheck_forgotten()
-        self._note_resumed(request_id, len(ids), len(blocks))
-
-    def _note_resumed(self, request_id: str, num_tokens: int, num_blocks: int) -> None:
-        self._current.note(
-            "restored",
-            f"{counted(num_tokens, 'token')} of {short_id(request_id)} came back: it goes on",
-            {
-                "requests": 1,
-                "tokens": num_tokens,
-                "blocks": num_blocks,
-                "reason": "swap",
-                "largest": {request_id: num_tokens},
-            },
-        )
+        self._parking.note_restored({request_id: len(ids)}, len(blocks), "swap")
 
     # ------------------------------------------------------------ it is given up
 
