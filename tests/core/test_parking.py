@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,7 +13,8 @@ from tests.support.core.harness import CoreEngine
 from vtoken.base.arrays import Ragged
 from vtoken.base.errors import InvariantViolation
 from vtoken.core.config.values import merge_patch
-from vtoken.core.runtime import parking, restoring
+from vtoken.core.runtime import parking, prices, restoring
+from vtoken.core.runtime.shortage import ADMISSION_US, Shortage
 
 TOKEN_BYTES = 4 * 2 * 2 * 8 * 4  # of the simulated engine
 PLENTY = 1 << 20
@@ -249,6 +251,20 @@ def test_refused_host_memory_loses_the_step_alone_and_parks_nothing_more() -> No
     engine.run(5)
     assert host.is_on
     assert park(engine, "long", table_of(engine).live_ids()[4:6]) == host.num_parked == 2
+
+
+def test_after_a_refusal_parking_slows_no_admission_until_the_setting_changes() -> None:
+    engine = make()
+    engine.worker.refuses_memory = True
+    burst(engine)
+    engine.run(1)
+    runtime, asked = engine.runtime, Shortage(asked_blocks=50)
+    for _ in range(prices.WINDOW):
+        runtime.prices.copies.add(1, 1)
+        runtime.prices.parks.add(ADMISSION_US, 1)
+    changed = msgspec.structs.replace(runtime.config, park_bytes=PLENTY // 2)
+    assert runtime.shortages.to_give(asked, runtime.config) > 1
+    assert runtime.shortages.to_give(asked, changed) == 1
 
 
 def test_less_host_memory_loses_what_lies_above_it_and_a_dry_run_says_how_much() -> None:

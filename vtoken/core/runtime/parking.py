@@ -30,6 +30,7 @@ from vtoken.base.arrays import Bools, Ints, Ragged
 from vtoken.base.compiled import kernel
 from vtoken.base.errors import InvariantViolation
 from vtoken.base.request_ids import short_id
+from vtoken.core.config.values import VTokenConfig
 from vtoken.core.protocol.step import NO_IDS, Parked, StepPlan, WorkerReport
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.current_step import CurrentStep
@@ -185,6 +186,13 @@ class Parking:
     def is_on(self) -> bool:
         """Whether tokens that die now are copied."""
         return self.slots.capacity > 0 and not self.fault
+
+    def parks_under(self, config: VTokenConfig) -> bool:
+        """Whether tokens that die under `config` are copied: a host that refused memory is asked
+        again once `park_bytes` changes.
+        """
+        is_refused = self.fault and config.park_bytes == self._bytes
+        return self.capacity_of(config.park_bytes) > 0 and not is_refused
 
     @property
     def num_parked(self) -> int:

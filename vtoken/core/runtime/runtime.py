@@ -128,6 +128,7 @@ class Runtime:
             self.demand,
             self.admission,
             self.prices,
+            self.parking,
             other_groups,
         )
         self.restorer = Restorer(

@@ -38,6 +38,7 @@ from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.demand import AHEAD_STEPS, DemandBook, Growth
 from vtoken.core.runtime.other_groups import OtherGroups
+from vtoken.core.runtime.parking import Parking
 from vtoken.core.runtime.prices import Prices
 from vtoken.core.runtime.requests import Requests
 from vtoken.policies.signals import WARM_QUERIES
@@ -113,6 +114,7 @@ class ShortageMonitor:
     _book: DemandBook
     _admission: Admission
     _prices: Prices
+    _parking: Parking
     _others: OtherGroups
 
     def is_near(self) -> bool:
@@ -169,7 +171,8 @@ class ShortageMonitor:
 
         To free a block, at most its tokens are relocated, and as many are parked.
         """
-        token_us = self._prices.copy_us + (self._prices.park_us if config.park_bytes else 0.0)
+        parks = self._parking.parks_under(config)
+        token_us = self._prices.copy_us + (self._prices.park_us if parks else 0.0)
         block_us = self._shape.block_size * token_us
         most = int(ADMISSION_US / block_us) if block_us else config.batch_size
         return shortage.to_give(max(1, min(most, config.batch_size)))
