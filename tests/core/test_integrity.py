@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from tests.support.core.harness import CoreEngine
 from vtoken.core.config.values import merge_patch
 from vtoken.core.protocol.integrity import difference, fingerprint, misplaced, order_dependence
+from vtoken.core.protocol.step import Parked, StepPlan, WorkerReport
+from vtoken.vllm.worker import content_check
 
 IDS = np.array([0, 3, 4, 9])
 KV = np.arange(2 * 3 * 4 * 8, dtype=np.float32).reshape(2, 3, 4, 8)  # K and V, layers, tokens, D
@@ -116,3 +119,30 @@ def test_the_ratio_is_a_share_of_relocations_and_live(ratio: float, share: float
         engine.step()
     found = counters.invariants.verified_relocations / (counters.reclamation.relocations - before)
     assert found == pytest.approx(share, abs=1 / 60)
+
+
+def test_comparing_what_came_back_counts_as_time_of_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also in a step that verifies no relocation."""
+    now_ns = 0
+
+    def contents(slots: npt.NDArray[np.int64]) -> Any:
+        nonlocal now_ns
+        now_ns += 1_000_000
+        return [(KV[0, 0, : len(slots)].tobytes(), KV[1, 0, : len(slots)].tobytes())]
+
+    clock = SimpleNamespace(perf_counter_ns=lambda: now_ns)
+    monkeypatch.setattr(content_check, "time", clock)
+    check = content_check.ContentCheck(contents, block_size=4)
+    places = np.arange(2)
+    parks = StepPlan(1, park_slots=places, park_hosts=places)
+    parks.checked_parks["a"] = Parked(IDS[:2], places)
+    restores = StepPlan(2, restore_hosts=places, restore_slots=places)
+    spent = []
+    for plan in (parks, restores, StepPlan(3)):
+        report = WorkerReport(plan.step)
+        check.before(plan, {}, report)
+        check.after(plan, {}, report)
+        spent.append(report.verify_us)
+    assert spent == [1000, 1000, 0]

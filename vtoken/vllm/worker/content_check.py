@@ -63,14 +63,16 @@ class ContentCheck:
             for token_id, host, digest in zip(parked.ids.tolist(), hosts, digests, strict=True):
                 self._parked[host] = (name, token_id), digest
 
-    def _compare_restored(self, plan: StepPlan, report: WorkerReport) -> None:
-        """Compare what came back with what was parked, where that was hashed."""
+    def _compare_restored(self, plan: StepPlan, report: WorkerReport) -> bool:
+        """Compare what came back with what was parked, where that was hashed; returns whether
+        anything was.
+        """
         if not self._parked or len(plan.restore_hosts) == 0:
-            return
+            return False
         known = [host in self._parked for host in plan.restore_hosts.tolist()]
         hosts, slots = plan.restore_hosts[known].tolist(), plan.restore_slots[known]
         if not hosts:
-            return
+            return False
         digests = token_digests(self._contents(slots), len(slots))
         owner_of = _restored(plan)
         wrong = []
@@ -84,11 +86,12 @@ class ContentCheck:
                 f"{len(wrong)} restored tokens are others, or have other K/V, than when they were "
                 f"parked, the first in host slot {wrong[0]}"
             )
+        return True
 
     def after(self, plan: StepPlan, mirrors: Mapping[str, Mirror], report: WorkerReport) -> None:
         """Call after the plan is applied to `mirrors` and before the forward; fills `report`."""
         started = time.perf_counter_ns()
-        self._compare_restored(plan, report)
+        has_compared = self._compare_restored(plan, report)
         for request_id, before in self._before.items():
             requests = plan.requests
             num_tokens = int(requests.num_tokens[requests.names.index(request_id)])
@@ -101,7 +104,7 @@ class ContentCheck:
             report.verified_relocations += 1
             if wrong is not None and report.violation is None:
                 report.violation = f"relocation of {request_id}: {wrong}"
-        if self._before:
+        if has_compared or self._before:
             report.verify_us += (time.perf_counter_ns() - started) // 1000
             self._before.clear()
 
