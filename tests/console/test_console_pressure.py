@@ -42,8 +42,9 @@ from vtoken_console.screens.confirm import ConfirmScreen
 from vtoken_console.style import palette, units
 from vtoken_console.style.appearance import choose
 from vtoken_console.widgets.figures.sections import pressure_section
+from vtoken_console.widgets.figures.sentence import Sentence
 from vtoken_console.widgets.lines import width_of
-from vtoken_console.widgets.requests import floor_bar
+from vtoken_console.widgets.requests import BLOCKS, Requests, floor_bar
 
 GAUGE = 3  # the gauge's line where the sentence has two
 SMALL = (80, 24)
@@ -85,6 +86,33 @@ def amounts(line: str) -> dict[str, str]:
     before = {name: words[words.index(name) - 1] for name in ("of", "tok/s") if name in words}
     names = ("running", "waiting", "missing")
     return before | {name: words[words.index(name) + 1] for name in names if name in words}
+
+
+async def test_blocks_that_nobody_lacks_are_no_warning() -> None:
+    """A request may wait for a step with room, while the blocks that it needs are free."""
+    async with serving(make_short()) as served, running(served.url, (120, 40)) as (app, _):
+        table, status = app.dashboard.query_one(Requests), app.source.feed.model.status
+        (row, *_) = [row for row in table.rows if row.needed_blocks]
+        styles = []
+        for first in (status.requests.first, None):
+            status.requests.first = first
+            ((text, style),) = table.painters[BLOCKS](app.view(), row, 8, None)
+            assert text == f"needs {row.needed_blocks}".rjust(8)
+            styles.append(style)
+        assert styles == [palette.WARN_STYLE, palette.TEXT_STYLE]
+
+
+@pytest.mark.parametrize(("extra", "num_lines"), [(0, 1), (1, 2)])
+async def test_advice_beside_the_sentence_ends_before_the_edge(extra: int, num_lines: int) -> None:
+    async with serving(make_short()) as served, running(served.url, (120, 40)) as (app, _):
+        status = app.source.feed.model.status
+        status.fragmentation.sentence = "GIVING."
+        text = "x" * (120 - len(" GIVING." + " [f] " + " ") + extra)
+        status.advice = [wire.Advice("floor", "near", text, action="floor")]
+        lines = app.dashboard.query_one(Sentence).build_lines(app.view(), 120, 2)
+        found = ["".join(part for part, _ in line) for line in lines]
+        assert len(found) == num_lines
+        assert found[-1].endswith(text + (" " if num_lines == 1 else ""))
 
 
 # ---------------------------------------------------------------- the gauge

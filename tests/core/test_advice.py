@@ -22,6 +22,7 @@ from vtoken.sentences.advice import advise
 from vtoken.wire import (
     Advice,
     ConfigDocument,
+    FirstWaiting,
     Made,
     Parking,
     PatchResult,
@@ -36,6 +37,9 @@ from vtoken.wire import (
 GIVEN = r"([\d,]+) blocks? can be given"
 STARTABLE = r"([\d,]+) of [\d,]+ can start"
 AT_ONCE = STARTABLE + "(?! in )"
+FIRST = FirstWaiting(
+    "a", needed_blocks=3, withheld_blocks=0, short_blocks=2, reread_tokens=0, patience_s=0
+)
 SEEN = Counter[str]()  # advice, by its code
 
 
@@ -147,12 +151,30 @@ def test_a_change_of_two_floors_fits_a_line_of_the_console_with_its_key(
     status, _ = calm
     status.budget_ratio, status.budget_floor_tokens, status.requests.waiting = 0.5, 256, 6
     status.fragmentation.held_for = "end"
+    status.requests.first = FIRST
     change = {"budget_ratio": 0.22, "budget_floor_tokens": 113}
     status.relief = Relief([Remedy(change, 99, 2)], 0, None, 0, 0)
     floor = advise(status)[0]
     result = "2 of 6 can start, 99 blocks can be given"
     assert floor.text == f"floor 50% → 22%, least 256 → 113: {result}"
     assert len(f" [f] {floor.text}") <= 80
+
+
+def test_advice_counts_nobody_who_waits_for_something_else_than_blocks(
+    calm: tuple[Status, ConfigDocument],
+) -> None:
+    """`startable_requests` counts those that wait for blocks, and none does."""
+    status, _ = calm
+    status.requests.running, status.requests.waiting = 10, 4
+    status.fragmentation.held_for = "end"
+    status.relief = Relief([Remedy({"budget_ratio": 0.22}, 62, 0)], 0, 3, 0, 0)
+    floor, requests = advise(status)
+    assert floor.text.endswith(": 62 blocks can be given")
+    assert requests.text.startswith("13 requests fit at once")
+    status.requests.first = FIRST
+    floor, requests = advise(status)
+    assert floor.text.endswith(": 0 of 4 can start, 62 blocks can be given")
+    assert requests.text.startswith("10 requests fit at once")
 
 
 def test_a_remedy_that_gives_no_more_than_now_leaves_the_ways_out_without_a_change(

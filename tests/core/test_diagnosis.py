@@ -150,7 +150,8 @@ def test_the_advice_names_the_groups_that_fill_the_pool() -> None:
 def test_free_blocks_are_ok_whoever_waits_for_something_else() -> None:
     with running(config={"policy": {"name": "none"}, "low_watermark_blocks": 0}, steps=3) as engine:
         engine.facts.waiting = 7
-        assert diagnose(engine).sentence.endswith("of the pool in use; 7 wait, not for blocks.")
+        sentence = diagnose(engine).sentence
+        assert sentence.endswith("of the pool in use; 7 wait, not for want of blocks.")
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -319,7 +319,7 @@ def sentence_contradictions(status: wire.Status, text: str) -> Iterator[str]:
         yield f"length of the sentence: {len(text)}"
     if memory is None:
         return
-    if "not for blocks" in text and memory.asked_blocks:
+    if "not for want of blocks" in text and memory.asked_blocks:
         yield f"what is waited for: {text!r} and {memory.asked_blocks}"
     if head == "FULL" and memory.givers:
         yield f"full and givers: {text!r} and {memory.givers}"
@@ -361,6 +361,8 @@ def advice_contradictions(status: wire.Status) -> Iterator[str]:
             0 <= int(waiting[1]) <= int(waiting[2]) == status.requests.waiting
         ):
             yield f"waiting: {one.text!r} and {status.requests.waiting}"
+        if waiting is not None and "not for want of blocks" in text:
+            yield f"who can start: {one.text!r} and {text!r}"
 
 
 def _freed(text: str) -> int:

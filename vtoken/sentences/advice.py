@@ -87,9 +87,9 @@ def _remedy(status: Status, remedy: Remedy, urgency: AdviceLevel) -> Advice:
     """A change of the configuration, with what it brings."""
     change, gives = remedy.change, counted(remedy.givable_blocks, "block")
     result = f"{gives} {'come free' if status.evict_when == 'always' else 'can be given'}"
-    if waiting := status.requests.waiting:
-        starts = f"{remedy.startable_requests:,} of {waiting:,} can start"
-        left_s = 0.0 if status.requests.first is None else status.requests.first.patience_s
+    if first := status.requests.first:  # else nobody waits for blocks
+        starts = f"{remedy.startable_requests:,} of {status.requests.waiting:,} can start"
+        left_s = first.patience_s
         if left_s > 0 and remedy.startable_requests and "evict_after_wait_ms" not in change:
             starts += f" in {seconds_text(left_s)}"
         result = f"{starts}, {result}"
@@ -140,7 +140,7 @@ def _at_hand(status: Status, relief: Relief, urgency: AdviceLevel) -> Iterator[A
         text = f"start with --kv-cache-memory-bytes {size}: {blocks}, enough for all"
         yield Advice("memory", urgency, text)
     if requests.running:
-        more = relief.startable_requests if requests.waiting else relief.more_requests or 0
+        more = relief.startable_requests if requests.first else relief.more_requests or 0
         fit = requests.running + more
         text = f"{counted(fit, 'request')} fit at once: with no more nobody waits"
         yield Advice("requests", urgency, text)

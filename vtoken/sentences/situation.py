@@ -140,7 +140,7 @@ def _in_use(status: Status) -> list[str]:
     if waiting == 0:
         clauses.append("nobody waits")
     else:
-        why = "the first has its blocks free" if status.requests.first else "not for blocks"
+        why = "the first has its blocks free" if status.requests.first else "not for want of blocks"
         clauses.append(f"{_wait(waiting)}, {why}")
     if status.pressure is not None and (by := stopped(status)):
         clauses.insert(0, f"{by}, nobody gives")  # others may be left out

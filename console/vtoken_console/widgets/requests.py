@@ -181,7 +181,10 @@ class Requests(Table["RequestRow"]):
 
     def _blocks(self, view: View, row: RequestRow, width: int, cursor: Style | None) -> list[Span]:
         if waits(row) and row.needed_blocks:
-            text, style = f"needs {row.needed_blocks}", palette.WARN_STYLE
+            status = view.model.status if view.model else None
+            lacks = status is not None and status.requests.first is not None
+            text = f"needs {row.needed_blocks}"
+            style = palette.WARN_STYLE if lacks else self.ink_of(row)
         else:
             text, style = units.count(row.blocks), self.ink_of(row)
         return [(text.rjust(width), cursor or style)]

@@ -77,12 +77,14 @@ class Sentence(LinesWidget):
         lines = wrap(sentence, width, height)
         if not remedy:
             return lines
-        if len(lines) == height and width_of(lines[-1]) + width_of(remedy) > width:
+        room = width - width_of(remedy) - 1  # beside it, as the header ends before the edge
+        if len(lines) == height and width_of(lines[-1]) > room:
             brief = situation(status, width - 1)  # a line is the remedy's
             lines = [merge(cut([(f" {brief}", style)], width))]
-        if width_of(lines[-1]) + width_of(remedy) > width:
+        if width_of(lines[-1]) > room:
             return [*lines, merge(remedy)]
-        return [*lines[:-1], spread(lines[-1], remedy, width, palette.TEXT_STYLE)]
+        beside = [*remedy, (" ", palette.TEXT_STYLE)]
+        return [*lines[:-1], spread(lines[-1], beside, width, palette.TEXT_STYLE)]
 
 
 def _remedy(view: View, status: wire.Status, width: int) -> list[Span]:
