@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cli_harness import run
 from tests.support.core.live import LiveEngine, make_pressed
+from tests.support.profiles import made_up
 from tests.support.served_core import serving
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
@@ -107,11 +108,16 @@ async def test_doctor_notes_many_moves_in_vain(
         assert "interval_tokens=N" in found.command
 
 
-async def test_doctor_notes_a_signal_from_layers_that_nobody_measured(
+async def test_doctor_notes_a_signal_from_layers_that_nobody_measured_on_these_weights(
     served: Served, core: LiveEngine
 ) -> None:
     assert (await findings(served))["calibration"].verdict == "ok"  # the policy reads no signal
     core.configure(policy={"name": "h2o", "params": {}})
+    assert (await findings(served))["calibration"].verdict == "note"
+    core.runtime.ranking.calibration = made_up()
+    core.steps(1)
+    assert (await findings(served))["calibration"].verdict == "ok"
+    core.controller.note_weights("reload_weights", 0)
     assert (await findings(served))["calibration"].verdict == "note"
     core.configure(probe={"layers": [1]})
     assert (await findings(served))["calibration"].verdict == "ok"

@@ -9,6 +9,7 @@ import pytest
 from tests.support.core.harness import LiveEngine, make_engine
 from tests.support.profiles import RECALL, made_up
 from vtoken.core.config.calibration import default_layer
+from vtoken.sentences import calibration_text
 from vtoken.wire import Calibration, PolicyInfo, Recall, Status
 
 
@@ -88,3 +89,25 @@ def test_policies_show_the_quality_that_was_measured(engine: LiveEngine) -> None
     known = qualities()
     assert known.pop("h2o") == RECALL
     assert not any(known.values())
+
+
+def test_a_profile_is_of_the_weights_before_a_change(engine: LiveEngine) -> None:
+    """An event a step says so, with a profile or without."""
+    controller = engine.controller
+    controller.note_weights("start_weight_update", 0)
+    assert reported(engine).outdated_by == ""  # no profile is loaded
+    calibrate(engine)
+    engine.steps(1)
+    for call in ("update_weights", "finish_weight_update"):  # while no step runs
+        controller.note_weights(call, 0)
+    found = reported(engine)
+    assert found.outdated_by == "finish_weight_update"
+    assert calibration_text(found).endswith(
+        "(/cache/p.json); finish_weight_update may have changed the weights since: calibrate again"
+    )
+    events = engine.call("events", kind="weights").events
+    assert [event.data for event in events] == [
+        {"call": "start_weight_update", "dropped": 0},
+        {"call": "update_weights", "dropped": 0},
+    ]
+    assert events[1].summary == "update_weights may have changed the weights"

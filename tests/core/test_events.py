@@ -41,7 +41,8 @@ def test_events_of_one_kind_never_push_out_those_of_another(frequent: EventKind)
 
 
 def test_what_operators_look_for_later_is_not_among_the_frequent_kinds() -> None:
-    assert set(KINDS) - FREQUENT_KINDS == {"config", "operation", "violation", "server", "canary"}
+    rare = {"config", "operation", "violation", "server", "canary", "weights"}
+    assert set(KINDS) - FREQUENT_KINDS == rare
 
 
 def test_a_page_starts_after_the_number_asked_for_and_is_bounded() -> None:

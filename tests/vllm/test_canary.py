@@ -567,12 +567,17 @@ def halve_norms(worker: Any) -> None:
             weight.data.mul_(0.5)
 
 
-@pytest.mark.parametrize("evicting", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "told"), [("none", True), ("streaming_llm", True), ("none", False)]
+)
 def test_no_output_is_checked_with_weights_that_changed_after_it(
-    engine: Any, greedy: Any, evicting: bool
+    engine: Any, monkeypatch: pytest.MonkeyPatch, policy: str, told: bool
 ) -> None:
-    with engine(**args("streaming_llm" if evicting else "none")) as llm:
+    """Control: a scheduler that is not told checks them all, and finds tokens that disagree."""
+    with engine(**args(policy)) as llm:
         core = core_of(llm)
+        if not told:
+            monkeypatch.setattr(core.scheduler, "vtoken_weights_changed", lambda _: None)
         add(llm, "done", PROMPTS[0], NUM_NEW)
         run_until_checking(llm)
         add(llm, "both", PROMPTS[1], NUM_NEW)
@@ -587,13 +592,17 @@ def test_no_output_is_checked_with_weights_that_changed_after_it(
         while llm.llm_engine.has_unfinished_requests():
             outputs |= {o.request_id: o.outputs[0] for o in llm.llm_engine.step()}
         found = finish_checks(llm)
-        events = runtime_of(llm).events.page(0, 100, "canary").events
+        events = runtime_of(llm).events.page(0, 100, "weights").events
     assert outputs["both"].logprobs is None  # only the canary asked for them
+    if not told:
+        assert (found.checked, found.skipped, events) == (3, {}, [])
+        assert found.control.agreement < 1.0
+        return
     assert (found.checked, found.dropped, found.skipped) == (1, 1, {"weights changed": 1})
-    if not evicting:
+    if policy == "none":
         assert found.control.agreement == 1.0
-    (event,) = events
-    assert event.data == {"reason": "weights changed", "call": "halve_norms", "dropped": 2}
+    (event,) = events  # of both calls
+    assert event.data == {"call": "halve_norms", "dropped": 2}
     assert event.summary == (
         "halve_norms may have changed the weights: 2 outputs of before are not checked"
     )

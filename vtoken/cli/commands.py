@@ -47,6 +47,7 @@ KINDS = (
     "violation",
     "server",
     "canary",
+    "weights",
 )
 
 

@@ -244,10 +244,13 @@ def _reclamation(status: wire.Status) -> Finding:
 
 
 def _calibration(status: wire.Status) -> Iterator[Finding]:
-    """A note if the policy reads its signal at the default depth, without a calibration."""
+    """A note if the policy reads its signal at the default depth without a calibration, or by one
+    of weights that may have changed.
+    """
     found = status.calibration
     if found is None:
         return
     guessed = found.signal is not None and found.source == "default depth"
-    verdict = "note" if guessed and not found.fingerprint else "ok"
+    is_outdated = found.source == "profile" and found.outdated_by
+    verdict = "note" if is_outdated or (guessed and not found.fingerprint) else "ok"
     yield Finding("calibration", calibration_text(found), verdict)

@@ -25,6 +25,7 @@ from vtoken.control.revisions import Revisions
 from vtoken.control.status import FINDING_S
 from vtoken.core.config.values import bounds
 from vtoken.policies import describe_broken, describe_policies
+from vtoken.sentences import counted
 from vtoken.wire import (
     BlocksDocument,
     Describe,
@@ -70,6 +71,7 @@ class Controller:
         # anyway.
         self.history: deque[Point] = deque(maxlen=NUM_POINTS)
         self._rows_version = -1  # `num_changes` of the tables when rows were last sent
+        self._weights_step = -1  # of the newest event of weights that may have changed
 
     def note_started(self) -> None:
         """Add the event of the engine's start; the engine is ready for its first request."""
@@ -79,6 +81,22 @@ class Controller:
         summary = f"engine started: {served}, policy {runtime.config.policy.name}"
         data = {"detail": "started", "scheduling": self.reporter.scheduling.state}
         runtime.events.add(runtime.step + 1, "server", summary, data)
+
+    def note_weights(self, call: str, num_dropped: int) -> None:
+        """Add the event of a `call` that may change the model's weights, unless this step has one.
+
+        `num_dropped`: how many outputs the canary does not check because of it.
+        """
+        runtime = self.runtime
+        self.reporter.engine_status.weights_changed(call)
+        if num_dropped or self._weights_step != runtime.step:
+            self._weights_step = runtime.step
+            summary = f"{call} may have changed the weights"
+            if num_dropped:
+                summary += f": {counted(num_dropped, 'output')} of before are not checked"
+            runtime.events.add(
+                runtime.step, "weights", summary, {"call": call, "dropped": num_dropped}
+            )
 
     def before_step(self) -> None:
         """End a trial that is over; called before each step is planned."""

@@ -20,6 +20,7 @@ class EngineFacts:
     running: int = 0
     waiting: int = 0
     withheld_blocks: int = 0
+    weights_changed_by: str = ""  # the newest call that may have changed them; "": none
     block_bytes: int = 0  # of a block of the pool, on one rank; 0: not known
     reclamation_by: str = ""  # who changed the mode of reclamation last
     reclamation_since_ts: float | None = None

@@ -124,6 +124,10 @@ class EngineStatus:
             parking=parking(runtime),
         )
 
+    def weights_changed(self, call: str) -> None:
+        """What was measured of the model may not fit it from now on."""
+        self.facts.weights_changed_by, self._newest = call, None
+
     def _slow(self, outlook: Outlook, max_age_s: float) -> _Slow:
         runtime, newest, now = self.runtime, self._newest, time.monotonic()
         if newest is not None and newest.config is runtime.config:
@@ -277,6 +281,7 @@ class EngineStatus:
                 fingerprint=profile.fingerprint,
                 model=profile.model,
                 created_ts=profile.created_ts,
+                outdated_by=facts.weights_changed_by,
             )
         reads = config.policy.reads
         if config.probe.layers:

@@ -269,6 +269,8 @@ def calibration_text(found: wire.Calibration) -> str:
     if found.fingerprint:
         date = "" if found.created_ts is None else f", of {when(found.created_ts)}"
         profile = f"profile {found.fingerprint[:12]}{date} ({found.file})"
+        if found.outdated_by:
+            profile += f"; {found.outdated_by} may have changed the weights since: calibrate again"
     else:
         profile = f"no profile: {found.detail}"
     if found.signal is None:

@@ -75,9 +75,10 @@ EventKind = Literal[
     # data: {"detail": "started" | "paused" | "resumed", "scheduling": SchedulingState}, or
     # {"detail": "ended", "request_id", "freed_blocks"}: an operator has ended a session
     "server",
-    # data: {"reason": str}: a quality check gave no result. With "call" and "dropped": the call may
-    # have changed the weights, and so many outputs are not checked
-    "canary",
+    "canary",  # data: {"reason": str}: a quality check gave no result
+    # data: {"call": str, "dropped": n}: the call to the workers may have changed the weights, and
+    # the canary does not check so many outputs of before. At most one a step without any
+    "weights",
 ]
 # Up to once a step. A store of events keeps all other kinds separately, so that these do not push
 # them out.

@@ -261,6 +261,7 @@ class Calibration(Doc):
     fingerprint: str = ""
     model: str = ""  # the argument of `vtoken calibrate`
     created_ts: float | None = None
+    outdated_by: str = ""  # the newest call that may have changed the weights since
 
 
 class CanaryFigures(Doc):

@@ -80,6 +80,7 @@ EVENT_STYLES: dict[str, tuple[str, Style]] = {
     "violation": ("X", BAD_STYLE),
     "server": ("·", MUTED_STYLE),
     "canary": ("!", WARN_STYLE),
+    "weights": ("!", WARN_STYLE),
     "eviction": ("-", MUTED_STYLE),
     "reclaimed": ("+", GOOD_STYLE),
     "restored": ("«", style(PARKED)),

@@ -390,6 +390,16 @@ class VTokenSchedulerMixin(Scheduler):
         self._publisher.publish(self.vtoken_controller.frame, force=events.last_seq != before)
         return reply
 
+    def vtoken_weights_changed(self, call: str, num_dropped: int = 0) -> None:
+        """`call` to the workers may change the model's weights, between two steps.
+
+        `num_dropped`: the outputs of before that nobody checks because of it.
+        """
+        events = self.vtoken.events
+        before = events.last_seq
+        self.vtoken_controller.note_weights(call, num_dropped)
+        self._publisher.publish(self.vtoken_controller.frame, force=events.last_seq != before)
+
     def _note_step(self, now: float) -> None:
         idle = not super().get_num_unfinished_requests()
         self._facts.step_times.ended(now, idle=idle)

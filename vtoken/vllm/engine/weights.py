@@ -48,9 +48,9 @@ def _watching(call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
     def collective_rpc(core: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         scheduler = getattr(core, "scheduler", None)  # vLLM makes calls before it has one
-        canary = getattr(scheduler, "vtoken_canary", None)
-        if canary is not None and method not in READ_ONLY:
-            canary.weights_changed(getattr(method, "__name__", str(method)))
+        tell = getattr(scheduler, "vtoken_weights_changed", None)
+        if tell is not None and method not in READ_ONLY:
+            tell(method if isinstance(method, str) else getattr(method, "__name__", "a function"))
         return call(core, method, *args, **kwargs)
 
     collective_rpc.watches_weights = True  # type: ignore[attr-defined]

@@ -29,7 +29,6 @@ from vllm.v1.request import Request, RequestStatus
 from vtoken.base.arrays import Floats
 from vtoken.core.runtime.canary import make_check
 from vtoken.core.runtime.runtime import Runtime
-from vtoken.sentences import counted
 from vtoken.vllm.engine.canary.samples import Sample, Samples
 
 CHUNK_TOKENS = 64  # few enough that a decode step takes hardly longer
@@ -258,15 +257,11 @@ class Checks:
         self._runtime.canary.drop(len(self._queue))
         self._queue.clear()
 
-    def weights_changed(self, call: str) -> None:
-        """Drop what was generated until now: `call` to the workers may have changed the weights."""
+    def weights_changed(self) -> int:
+        """Check nothing that was generated until now; returns how many outputs were to be."""
         num_dropped = self.num_unfinished + self.samples.outdate()
         self.drop_all()
-        if num_dropped:
-            summary = f"{call} may have changed the weights: "
-            summary += f"{counted(num_dropped, 'output')} of before are not checked"
-            data = {"reason": "weights changed", "call": call, "dropped": num_dropped}
-            self._runtime.events.add(self._runtime.step, "canary", summary, data)
+        return num_dropped
 
 
 def _num_left(request: Request, most: int) -> int:

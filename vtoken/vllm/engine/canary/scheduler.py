@@ -90,6 +90,10 @@ class CanarySchedulerMixin(Scheduler):
             self.vtoken_canary.drop_all()
         super().set_pause_state(pause_state)
 
+    def vtoken_weights_changed(self, call: str, num_dropped: int = 0) -> None:
+        num_dropped += self.vtoken_canary.weights_changed()
+        super().vtoken_weights_changed(call, num_dropped)
+
     # ------------------------------------------------------------ what vLLM counts
 
     def get_request_counts(self) -> tuple[int, int]:
