@@ -102,10 +102,14 @@ class EngineUnderFaults:
         )
 
     def _traffic(self, fault: Fault, hit: Hit, found: list[Noticed]) -> dict[str, list[int]]:
-        """Two waves over one prefix: the second one hits what the first one left in the cache."""
+        """Two waves over one prefix: the second one hits what the first one left in the cache.
+
+        A fault with a `crowd` has one wave, of so many requests with each prompt.
+        """
         outputs: dict[str, list[int]] = {}
-        for wave in range(2):
-            for number, prompt in enumerate(PROMPTS):
+        crowd = fault.options.get("crowd", 1)
+        for wave in range(2 if crowd == 1 else 1):
+            for number, prompt in enumerate(PROMPTS * crowd):
                 self._submit(f"f{self._runs}w{wave}n{number}", prompt)
             for step in range(10_000):
                 if wave == 0 and step == 6:
@@ -137,7 +141,7 @@ class EngineUnderFaults:
     def _compare(self, outputs: dict[str, list[int]]) -> list[Noticed]:
         wrong = compared = 0
         for name, output in outputs.items():
-            prompt = PROMPTS[int(name.rpartition("n")[2])]
+            prompt = PROMPTS[int(name.rpartition("n")[2]) % len(PROMPTS)]
             verdict = self.oracle.compare(prompt, output, self.watch.stretches[name])
             compared += len(verdict.gaps)
             wrong += verdict.num_worse_than(TOLERANCE)

@@ -11,6 +11,7 @@ from tests.faults.catalogue import Catalogue, Hit
 from tests.faults.core import without_firsts
 from tests.faults.engine import EngineUnderFaults as Engine
 from vtoken.base.arrays import Ragged
+from vtoken.core.runtime.prices import WINDOW
 
 ENGINE = Catalogue()
 
@@ -331,3 +332,37 @@ def forget_the_last_layer_of_a_copy(engine: Engine, hit: Hit) -> None:
             copies._layers = layers
 
     engine.replace(copies, "restore", without_last_layer)
+
+
+# More requests than the pool holds: some are preempted, and swapped since copies cost less.
+CROWD: dict[str, Any] = {
+    "crowd": 6,
+    "config": {"policy": {"name": "none"}, "park_bytes": 1 << 26},
+}
+CROWD_UNVERIFIED = CROWD | {"config": CROWD["config"] | {"verify_ratio": 0.0}}
+
+
+def _overwrite_swapped(engine: Engine, hit: Hit) -> None:
+    for _ in range(WINDOW):
+        engine.runtime.prices.prefills.add(1e6, 1)
+    copies = _host_copies(engine)
+    restore = copies.restore
+
+    def damaged(hosts: Any, slots: Any) -> int:
+        hit()
+        copies.park(np.zeros_like(hosts), hosts)
+        return int(restore(hosts, slots))
+
+    engine.replace(copies, "restore", damaged)
+
+
+@ENGINE.fault("I1 restored", "I1, `Runtime.finish_step`", **CROWD)
+def overwrite_a_swapped_request(engine: Engine, hit: Hit) -> None:
+    """The host slots of a swapped request are overwritten while it waits."""
+    _overwrite_swapped(engine, hit)
+
+
+@ENGINE.fault("I1 restored", "wrong tokens", **CROWD_UNVERIFIED)
+def overwrite_a_swapped_request_unverified(engine: Engine, hit: Hit) -> None:
+    """They are overwritten, with `verify_ratio` 0."""
+    _overwrite_swapped(engine, hit)
