@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.docs.tables import Cells, Table
 from vtoken.vllm.cuda import kernels
 from vtoken.vllm.cuda.pages import ROW_ALIGNMENT
 from vtoken.vllm.cuda.signals import kernels as signal_kernels
@@ -261,19 +259,3 @@ def _output(tool: str, *arguments: str) -> str:
         [str(TOOLS / tool), *arguments], capture_output=True, text=True, check=True
     )
     return done.stdout
-
-
-def _rows() -> Iterator[Cells]:
-    for case in CASES:
-        made = [compiled(case, architecture) for architecture in ARCHITECTURES]
-        budget = f"{case.registers}, {case.shared_bytes}"
-        cells = (f"{c.registers}, {c.shared_bytes}, {c.load_bits}" for c in made)
-        yield case.name, budget, *cells
-
-
-TABLE = Table(
-    f"compiled kernels of Triton {triton.__version__}",
-    "gpu.md",
-    ("kernel", "budget", *(f"sm_{sm} ({name})" for sm, name in ARCHITECTURES.items())),
-    _rows,
-)

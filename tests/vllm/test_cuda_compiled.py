@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import triton
 
-from tests.docs.tables import DOCS
-from tests.support.compiled import ARCHITECTURES, CASES, TABLE, Case, compiled
+from tests.support.compiled import ARCHITECTURES, CASES, Case, compiled
 
 pytestmark = [
     pytest.mark.vllm,
@@ -58,10 +56,3 @@ def test_control_copies_of_rows_without_alignment_are_noticed() -> None:
     case = CASES[0]
     unaligned = replace(case, constants=case.constants | {"ALIGNMENT": 4})
     assert compiled(unaligned, 90).excess(case) == ["loads of 64 bits"]
-
-
-def test_the_table_of_the_documents_is_what_triton_makes() -> None:
-    text = (DOCS / "gpu.md").read_text()
-    if f"of Triton {triton.__version__}," not in text:
-        pytest.skip(f"docs/gpu.md was made with another Triton than {triton.__version__}")
-    assert text == TABLE.filled_in(text), "run make tables"
