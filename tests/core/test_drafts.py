@@ -46,8 +46,11 @@ def test_rounds_keep_f_low_without_recycling_drafts(interval: int) -> None:
         assert mean_f("random", interval, 4, num_right) < alone + 0.03
 
 
-def test_a_request_keeps_the_block_of_its_drafts_and_no_more() -> None:
-    engine = CoreEngine(num_blocks=16, block_size=4, max_drafts=4)
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_a_request_keeps_the_blocks_of_its_drafts_and_of_its_drafter_and_no_more(
+    lookahead: int,
+) -> None:
+    engine = CoreEngine(num_blocks=16, block_size=4, max_drafts=4, lookahead=lookahead)
     engine.draft = lambda _: (4, 0)
     engine.add("a", 8)
     engine.step()
@@ -55,5 +58,31 @@ def test_a_request_keeps_the_block_of_its_drafts_and_no_more() -> None:
         engine.step()
         table = engine.runtime.tables["a"]
         assert (table.num_tokens, table.extent) == (num_tokens, num_tokens)
-        assert table.num_blocks == -(-(num_tokens + 4) // 4)
+        assert table.num_blocks == -(-(num_tokens + 4 + lookahead) // 4)
         engine.check()
+
+
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_a_token_without_drafts_takes_no_hole_where_a_drafter_computes_behind_it(
+    lookahead: int,
+) -> None:
+    engine = CoreEngine(
+        num_blocks=64,
+        block_size=4,
+        max_drafts=3,
+        lookahead=lookahead,
+        config={
+            "policy": {"name": "random"},
+            "budget_tokens": 24,
+            "evict_when": "always",
+            "interval_tokens": 4,
+            "experiment": {"round_rule": "paper"},
+        },
+    )
+    engine.draft = lambda _: (0, 0)
+    engine.add("a", 40)
+    for _ in range(40):
+        engine.step()
+    counters = engine.runtime.counters
+    assert counters.tokens.evicted > 20
+    assert (counters.reclamation.recycled_slots > 0) == (lookahead == 0)

@@ -453,10 +453,19 @@ def test_pack_puts_a_block_with_an_open_last_slot_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_live", "max_drafts", "needed"), [(255, 0, 8), (256, 0, 9), (257, 0, 9), (255, 1, 9)]
+    ("num_live", "max_drafts", "lookahead", "needed"),
+    [
+        (255, 0, 0, 8),
+        (256, 0, 0, 9),
+        (257, 0, 0, 9),
+        (255, 1, 0, 9),
+        (254, 1, 0, 8),
+        (254, 1, 1, 9),
+    ],
 )
 def test_a_block_that_the_next_tokens_need_is_no_excess(
-    num_live: int, max_drafts: int, needed: int
+    num_live: int, max_drafts: int, lookahead: int, needed: int
 ) -> None:
-    shape = EngineShape(Geometry(64, 32, 1, 1, 1, 1), max_drafts=max_drafts)
+    geometry = Geometry(64, 32, 1, 1, 1, 1)
+    shape = EngineShape(geometry, max_drafts=max_drafts, lookahead=lookahead)
     assert shape.needed_blocks(num_live) == needed

@@ -446,14 +446,16 @@ def test_the_sentence_of_an_eviction() -> None:
 SIZES = st.integers(1, 200)
 
 
-def shape_of(block_size: int, max_drafts: int = 0) -> EngineShape:
-    return EngineShape(Geometry(64, block_size, 1, 1, 1, 1), max_drafts=max_drafts)
+def shape_of(block_size: int, max_drafts: int = 0, lookahead: int = 0) -> EngineShape:
+    geometry = Geometry(64, block_size, 1, 1, 1, 1)
+    return EngineShape(geometry, max_drafts=max_drafts, lookahead=lookahead)
 
 
 @st.composite
 def some_givers(draw: st.DrawFn) -> Givers:
     """Requests that give."""
     size, drafts = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([0, 0, 3, 5]))
+    lookahead = draw(st.sampled_from([0, drafts]))
     k = draw(st.integers(1, 6))
 
     def some(numbers: st.SearchStrategy[int]) -> Ints:
@@ -461,18 +463,18 @@ def some_givers(draw: st.DrawFn) -> Givers:
 
     live = some(SIZES)
     forgotten = np.array([draw(st.integers(0, tokens - 1)) for tokens in live.tolist()])
-    private = np.minimum((live + drafts) // size + 1, some(st.integers(0, 40)))
+    private = np.minimum((live + drafts + lookahead) // size + 1, some(st.integers(0, 40)))
     tokens, priority = live + some(st.integers(0, 100)), some(st.integers(0, 1))
-    steps, shape = some(st.integers(1, 8)), shape_of(size, drafts)
+    steps, shape = some(st.integers(1, 8)), shape_of(size, drafts, lookahead)
     return Givers(live, tokens, some(SIZES), private, priority, steps, forgotten, shape)
 
 
 def plain_shares(givers: Givers, blocks: int) -> list[int]:
     """`share_out`, turn by turn."""
-    size, max_drafts = givers.shape.block_size, givers.shape.max_drafts
+    size, others = givers.shape.block_size, givers.shape.max_drafts + givers.shape.lookahead
 
     def needed(live: int) -> int:
-        return (live + max_drafts) // size + 1
+        return (live + others) // size + 1
 
     live, floor, private = (part.tolist() for part in (givers.live, givers.floor, givers[3]))
     most = [
@@ -494,8 +496,7 @@ def plain_shares(givers: Givers, blocks: int) -> list[int]:
         given[i] += min(left, int(givers.step_blocks[i]))
         blocks -= min(left, int(givers.step_blocks[i]))
     return [
-        (needed(a) - g) * size - 1 - max_drafts if g else a
-        for a, g in zip(live, given, strict=True)
+        (needed(a) - g) * size - 1 - others if g else a for a, g in zip(live, given, strict=True)
     ]
 
 
@@ -508,7 +509,9 @@ def test_shares_are_whole_blocks_down_to_the_floor(givers: Givers, blocks: int) 
     assert (given <= givers.most_blocks()).all()
     assert (kept[given == 0] == live[given == 0]).all()
     assert (kept[given > 0] >= givers.floor[given > 0]).all()
-    assert ((kept[given > 0] + 1 + shape.max_drafts) % shape.block_size == 0).all()
+    assert (
+        (kept[given > 0] + 1 + shape.max_drafts + shape.lookahead) % shape.block_size == 0
+    ).all()
     most = int(givers.most_blocks().sum())
     assert min(blocks, most) <= given.sum() <= min(most, blocks + 8)
     obsolete = needed_blocks(live) - needed_blocks(live - givers.forgotten)

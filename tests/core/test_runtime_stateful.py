@@ -90,6 +90,7 @@ class Engine(RuleBasedStateMachine):
         chunk=st.sampled_from([2, 5, 100, 100]),
         lag=st.integers(0, 1),
         max_drafts=st.sampled_from([0, 2, 5]),
+        has_drafter=st.booleans(),
         policy=POLICIES,
         budget=st.integers(2, 6),
         when=st.sampled_from(["pressure", "always"]),
@@ -103,6 +104,7 @@ class Engine(RuleBasedStateMachine):
         chunk: int,
         lag: int,
         max_drafts: int,
+        has_drafter: bool,
         policy: Any,
         budget: int,
         when: str,
@@ -119,6 +121,7 @@ class Engine(RuleBasedStateMachine):
             window=None if max_drafts else window,
             worker_lag_steps=0 if max_drafts else lag,
             max_drafts=max_drafts,
+            lookahead=max_drafts if has_drafter else 0,
             config={
                 "policy": policy,
                 "budget_tokens": budget,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tests.support.reference import Evict
+from tests.support.reference import Evict, forward, full_layers, new_cache, prune
 
 MOST = 4
 NGRAM = {
@@ -59,6 +59,50 @@ def at(steps: Collection[int], evict: Evict) -> Evict:
         return evict(num_tokens, live, step) if step in steps else set()
 
     return evict_there
+
+
+def speculate(
+    model: Any,
+    drafter: Any,
+    prompt: Sequence[int],
+    num_new: int,
+    evict: Evict,
+    num_drafts: int = MOST,
+) -> tuple[list[int], list[int]]:
+    """Greedy tokens of `model`, and how many drafts of `drafter` it accepts, by step.
+
+    A drafter has a cache of its own, which loses the same tokens as the model's. Drafts of a step
+    are proposed at the end of the step before: the eviction between both is not in them.
+    """
+    caches = new_cache(model), new_cache(drafter)
+    live, tokens, accepted = list[int](), list[int](), list[int]()
+    ids, drafts, num_computed = list(prompt), list[int](), 0
+    while True:
+        before, inputs = list(live), list(ids)
+        for draft in [*drafts, None]:
+            rows = forward(model, ids, num_computed, caches[0], live, {}, num_rows=1)
+            num_computed += len(ids)
+            tokens.append(int(rows[-1].argmax()))
+            if tokens[-1] != draft:
+                break
+            ids = [draft]
+            inputs.append(draft)
+        accepted.append(len(inputs) - 1)
+        if len(tokens) >= num_new:
+            return tokens[:num_new], accepted[1:]
+        forward(drafter, inputs, num_computed - len(inputs), caches[1], before, {}, num_rows=1)
+        ids, drafts = [tokens[-1]], []
+        for position in range(num_computed, num_computed + num_drafts):
+            rows = forward(drafter, ids, position, caches[1], before, {}, num_rows=1)
+            drafts.append(int(rows[-1].argmax()))
+            ids = [drafts[-1]]
+        for layer in caches[1].layers:
+            layer.keys = layer.keys[:, :, :-num_drafts]
+            layer.values = layer.values[:, :, :-num_drafts]
+        ids = [tokens[-1]]
+        if victims := evict(num_computed, list(live), len(tokens) - 1):
+            prune(caches[1], live, victims, full_layers(drafter))
+            live = prune(caches[0], live, victims, full_layers(model))
 
 
 def agreed(ours: Sequence[int], theirs: Sequence[int]) -> int:

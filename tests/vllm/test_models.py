@@ -181,18 +181,63 @@ def test_of_ray_only_the_executor_that_runs_ranks_as_actors_is_served(
         support.check_config(config)
 
 
-DRAFTERS = ("eagle", "eagle3", "mtp", "draft_model", "medusa", "mlp_speculator", "custom_class")
+DRAFTERS = (
+    *("dflash", "dspark", "extract_hidden_states", "medusa", "mlp_speculator"),
+    *("ngram_gpu", "custom_class"),
+)
 
 
 @pytest.mark.parametrize("method", DRAFTERS)
-def test_drafts_of_a_model_are_refused_by_name_without_weights(
+def test_drafts_that_were_never_compared_are_refused_by_name_without_weights(
     method: str, demo_model: Path
 ) -> None:
     config = configuration(demo_model, speculative_config=NGRAM)
     support.check_config(config)
     config.speculative_config.method = method
-    why = f"drafts of {method}: .* take the method ngram or suffix in --speculative-config"
+    why = f"drafts of {method}: never compared; take the method ngram, .* or leave it out"
     with pytest.raises(UnsupportedError, match=why):
+        support.check_config(config)
+
+
+def mtp_of(model_type: str, num_modules: int = 1) -> Any:
+    found = SimpleNamespace(model_type=model_type, num_nextn_predict_layers=num_modules)
+    return SimpleNamespace(hf_config=found)
+
+
+REFUSED_DRAFTERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "parallel": ("draft_model", {"parallel_drafting": True}, "leave parallel_drafting out of"),
+    "modules": (
+        "mtp",
+        {"draft_model_config": mtp_of("mimo_mtp", 2), "num_speculative_tokens": 2},
+        "several modules of MTP: never compared; set num_speculative_tokens to 1",
+    ),
+    "gemma4": ("mtp", {"draft_model_config": mtp_of("gemma4_mtp")}, "leave --speculative"),
+    "step3p5": ("mtp", {"draft_model_config": mtp_of("step3p5_mtp")}, "leave --speculative"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_DRAFTERS)
+def test_drafters_with_layers_are_refused_where_their_places_are_others(
+    name: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, facts, why = REFUSED_DRAFTERS[name]
+    config = configuration(demo_model, speculative_config=NGRAM)
+    config.speculative_config.method = method
+    support.check_config(config)
+    for fact, value in facts.items():
+        monkeypatch.setattr(config.speculative_config, fact, value)
+    with pytest.raises(UnsupportedError, match=why):
+        support.check_config(config)
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
+def test_drafters_with_layers_are_refused_for_a_model_with_m_rope(
+    method: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(demo_model, speculative_config=NGRAM)
+    config.speculative_config.method = method
+    monkeypatch.setattr(type(config.model_config), "uses_mrope", True)
+    with pytest.raises(UnsupportedError, match=r"M-RoPE: .* take the method ngram or suffix"):
         support.check_config(config)
 
 

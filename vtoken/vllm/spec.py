@@ -29,19 +29,31 @@ class VTokenAttentionSpec(FullAttentionSpec):
 class ManagedGroup:
     """The group whose tokens have a token table.
 
-    `index`: its number among vLLM's groups, managers and block tables. `layer_names`: its layers,
-    first to last. A layer's number, in probes and profiles, is its place among them.
+    `index`: its number among vLLM's groups, managers and block tables. `layer_names`: the model's
+    layers in it, first to last. A layer's number, in probes and profiles, is its place among them.
+    `drafter_names`: layers of the model that drafts for this one. Their K and V of a token are in
+    the token's slot, so every copy and every eviction concerns both.
     """
 
     index: int
     spec: VTokenAttentionSpec
     layer_names: tuple[str, ...]
+    drafter_names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, kv_cache_config: Any) -> ManagedGroup:
-        """The only managed group of a cache that `support.managed_group` accepts."""
+    def of(cls, kv_cache_config: Any, num_layers: int | None = None) -> ManagedGroup:
+        """The only managed group of a cache that `support.managed_group` accepts.
+
+        `num_layers`: how many of its layers are the model's; None: all. vLLM registers a drafter's
+        layers after the model's.
+        """
         (found,) = (
-            cls(index, group.kv_cache_spec, tuple(sorted(group.layer_names, key=_depth)))
+            cls(
+                index,
+                group.kv_cache_spec,
+                tuple(sorted(group.layer_names[:num_layers], key=_depth)),
+                () if num_layers is None else tuple(group.layer_names[num_layers:]),
+            )
             for index, group in enumerate(kv_cache_config.kv_cache_groups)
             if isinstance(group.kv_cache_spec, VTokenAttentionSpec)
         )

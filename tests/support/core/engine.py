@@ -81,6 +81,7 @@ class CoreEngine:
         calibration: CalibrationProfile | None = None,
         window: int | None = None,
         max_drafts: int = 0,
+        lookahead: int = 0,
     ) -> None:
         self.block_size = block_size
         self.store = SimpleStore(num_blocks)
@@ -112,7 +113,7 @@ class CoreEngine:
                 num_heads=geometry.num_heads,
             )
         self.runtime = Runtime(
-            EngineShape(geometry, max_drafts=max_drafts),
+            EngineShape(geometry, max_drafts=max_drafts, lookahead=lookahead),
             self.store,
             config,
             strict=strict,
@@ -236,11 +237,19 @@ class CoreEngine:
             self._admit(grown, message)
         message.gone, self._removed = self._removed, []
         message.plan = self.newest_plan = self.runtime.commit_step(grown)
+        self._check_lookahead(grown)
         self._queue.append(message)
         while len(self._queue) > self.worker_lag_steps:
             self._execute()
         self._sample()
         return message.plan
+
+    def _check_lookahead(self, grown: Scheduled) -> None:
+        """A drafter may write behind the last token of every request of the step."""
+        tables = self.runtime.tables
+        for table in (tables[name] for name in grown.request_ids):
+            spare = table.num_blocks * self.block_size - table.extent
+            assert spare >= self.runtime.shape.lookahead, f"{table.request_id} has {spare} places"
 
     def steps(self, num_steps: int) -> Self:
         for _ in range(num_steps):
@@ -301,13 +310,14 @@ class CoreEngine:
             hit = self.store.longest_hit(hashes)
             hit_free = sum(self.store.ref_cnt[b] == 0 for b in hit)
             num_new = min(request.num_known - len(hit) * s, self.prefill_chunk_tokens)
-            missing = -(-(len(hit) * s + num_new) // s) - len(hit)
+            ahead = self.runtime.shape.lookahead
+            missing = -(-(len(hit) * s + num_new + ahead) // s) - len(hit)
             beside = 0 if self.windows is None else self.windows.missing(request.id, num_new)
             withheld = self.watermark_blocks if self.running else 0
             admission, requirement, takes = self.runtime.admission, NO_REQUIREMENT, missing + beside
             if self.reserves:
                 requirement = admission.requirement(request.id, request.num_known, beside)
-                takes = -(-request.num_known // s) - len(hit) + beside
+                takes = -(-(request.num_known + ahead) // s) - len(hit) + beside
             needed = takes + requirement.extra_blocks + withheld
             if needed > len(self.store.free) - hit_free:
                 admission.record_demand(
@@ -331,7 +341,8 @@ class CoreEngine:
     ) -> bool:
         """Schedule a swapped request of which `computed` tokens are, if its blocks are free."""
         assert len(request.written) == computed == request.num_known - 1
-        places = self.runtime.required_extent(request.id, request.num_known)
+        ahead = self.runtime.shape.lookahead
+        places = self.runtime.required_extent(request.id, request.num_known + ahead)
         missing, admission = -(-places // self.block_size), self.runtime.admission
         requirement = NO_REQUIREMENT
         if self.reserves:
@@ -351,8 +362,9 @@ class CoreEngine:
         return True
 
     def _num_missing_blocks(self, request: Request, num_new: int) -> int:
-        extent = self.runtime.required_extent(request.id, request.num_computed + num_new)
-        places = request.num_computed + num_new if extent is None else extent
+        num_tokens = request.num_computed + num_new + self.runtime.shape.lookahead
+        extent = self.runtime.required_extent(request.id, num_tokens)
+        places = num_tokens if extent is None else extent
         return -(-places // self.block_size) - len(self.store.tables[request.id])
 
     def _grow(

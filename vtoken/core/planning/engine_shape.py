@@ -16,7 +16,8 @@ class EngineShape:
     """The shape of one engine.
 
     `report_lag_steps`: how many steps the worker may be behind while the next one is planned.
-    `max_drafts`: the most drafts of a request in a step, beside its newest token.
+    `max_drafts`: the most drafts of a request in a step, beside its newest token. `lookahead`: how
+    many places behind a step's tokens the engine takes for those that a drafter's layers compute.
     `max_chunk_tokens`, `max_step_tokens`: the longest chunk of a prompt, and the most tokens that
     the engine computes in one step. `borrows_blocks`: the worker packs holes before attention.
     """
@@ -24,6 +25,7 @@ class EngineShape:
     geometry: Geometry
     report_lag_steps: int = 0
     max_drafts: int = 0
+    lookahead: int = 0
     max_chunk_tokens: int = MAX_TOKENS
     max_step_tokens: int = MAX_TOKENS
     borrows_blocks: bool = True
@@ -32,14 +34,19 @@ class EngineShape:
     def block_size(self) -> int:
         return self.geometry.block_size
 
+    @property
+    def next_places(self) -> int:
+        """The most places that the next step of a decoding request takes."""
+        return 1 + self.max_drafts + self.lookahead
+
     def blocks_of(self, num_tokens: N) -> N:
         """Blocks for `num_tokens` tokens in consecutive places."""
         return -(-num_tokens // self.block_size)
 
     def needed_blocks(self, num_live: N) -> N:
-        """Blocks for `num_live` tokens and those of the next step: one and its drafts.
+        """Blocks for `num_live` tokens and the places of the next step.
 
         A request that holds no more gains nothing by a relocation, or loses the block that its next
         tokens take.
         """
-        return (num_live + self.max_drafts) // self.block_size + 1
+        return self.blocks_of(num_live + self.next_places)

@@ -67,7 +67,7 @@ def share_out(givers: Givers, blocks: int) -> Ints:
         blocks,
         given,
     )
-    kept = (needed - given) * shape.block_size - 1 - shape.max_drafts
+    kept = (needed - given) * shape.block_size - shape.next_places
     return np.where(given > 0, kept, givers.live)
 
 

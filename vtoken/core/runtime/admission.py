@@ -186,7 +186,8 @@ class Admission:
         if request is None or request_id in self._requests.held:
             return 0
         prompt, chunk = request.num_prompt_tokens, self._shape.max_chunk_tokens
-        own = self._shape.blocks_of(self.peak_tokens(request_id, prompt))
+        tokens = self.peak_tokens(request_id, prompt) + self._shape.lookahead
+        own = self._shape.blocks_of(tokens)
         return own + self._book.most_of_others(prompt, chunk) + withheld_blocks
 
     def oldest_wait_s(self, now: float) -> float:

@@ -8,6 +8,8 @@ needs at its peak, in tokens:
   output:  min(T, L + 1) if eviction runs during decoding, else T - P + what the prompt keeps, and
            the most drafts of a step
 
+and behind both the places in which a drafter's layers compute.
+
 Layers with a window, chunks or a state take blocks of the same pool (`other_groups`). What a
 request needs is a sum over all groups; only the group with token tables can give. A request's peak
 is the greater of its prompt's and its output's: a window holds more while a chunk is computed.
@@ -88,7 +90,7 @@ class DemandBook:
         tables, max_drafts = self._requests.tables, self._shape.max_drafts
         # A hole may take the next token, if its block is writable and no draft follows.
         recycling = self._active.config.recycles and not max_drafts
-        num_new = np.full_like(rows, steps * (1 + max_drafts))
+        num_new = np.full_like(rows, steps * (1 + max_drafts) + self._shape.lookahead)
         own = tables.growth(rows, num_new, recycling=recycling)
         if not self._others:
             return int(own.sum())
@@ -108,8 +110,9 @@ class DemandBook:
             row = tables.rows.get(name)
             if row is not None and num_left > 0:
                 rows.append(row)
-                sizes.append(min(num_new, num_left))
-                num_left -= sizes[-1]
+                size = min(num_new, num_left)
+                sizes.append(size + self._shape.lookahead)
+                num_left -= size
         if not rows:
             return 0
         chosen, taken = np.array(rows, dtype=np.int64), np.array(sizes, dtype=np.int64)
@@ -132,7 +135,8 @@ class DemandBook:
     def bound(self, steps: int) -> int:
         """A bound of what running requests take in `steps` steps, with every prompt completed."""
         rows, size = self._requests.tables.all_rows, self._shape.block_size
-        left, tokens = self._requests.left_of_prompts(rows), steps * (1 + self._shape.max_drafts)
+        left, shape = self._requests.left_of_prompts(rows), self._shape
+        tokens = steps * (1 + shape.max_drafts) + shape.lookahead
         own = len(rows) * (1 + tokens // size) + int(np.maximum(left, 0).sum()) // size
         return own + self._bound_of_others(rows, left, tokens)
 
@@ -159,15 +163,15 @@ class DemandBook:
         """The peaks of a request under `rules`; None if it evicts nothing."""
         if not self._compresses(rules):
             return None
-        limit, drafts = rules.budget_tokens + rules.interval_tokens, self._shape.max_drafts
+        limit, ahead = rules.budget_tokens + rules.interval_tokens, self._shape.next_places - 1
         if rules.evict_during == "prefill":
             kept = prompt if prompt <= limit else rules.budget_tokens
             later = kept + max_tokens - prompt
         else:
             later = min(max_tokens, limit + 1)
         blocks_of, chunk = self._shape.blocks_of, self._shape.max_chunk_tokens
-        later_blocks = blocks_of(later + drafts) + self.most_of_others(max_tokens, 1)
-        first_blocks = blocks_of(self.prompt_tokens(rules, prompt))
+        later_blocks = blocks_of(later + ahead) + self.most_of_others(max_tokens, 1)
+        first_blocks = blocks_of(self.prompt_tokens(rules, prompt) + self._shape.lookahead)
         first_blocks += self.most_of_others(prompt, chunk)
         return Peaks(max(first_blocks, later_blocks), later_blocks)
 

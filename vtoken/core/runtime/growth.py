@@ -63,7 +63,9 @@ class TokenAppender:
         tables = self._requests.tables
         self._places = None
         if tables.any_virtual:
-            self._places = tables.choose_places(recycling=self._active.config.recycles)
+            # What a drafter computes is behind the last token: that one takes no hole.
+            recycling = self._active.config.recycles and not self._shape.lookahead
+            self._places = tables.choose_places(recycling=recycling)
         return self._places is not None and self._places.spare
 
     def required_extent(self, request_id: str, num_tokens: int) -> int:

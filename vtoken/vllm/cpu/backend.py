@@ -21,7 +21,8 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from vtoken.vllm.cpu import context
-from vtoken.vllm.cpu.holes import PackCopies, SideBufferPlan, plan_side_buffer
+from vtoken.vllm.cpu.compiled_probe import StepProbe
+from vtoken.vllm.cpu.holes import BufferedRequests, PackCopies, SideBufferPlan, plan_side_buffer
 from vtoken.vllm.spec import VTokenAttentionSpec
 
 
@@ -35,9 +36,13 @@ class Part:
 
 @dataclass
 class VTokenMetadata(CPUAttentionMetadata):
-    """The stock metadata; `step` is None in a step that does not concern vToken."""
+    """The stock metadata; `step` is None in a step that does not concern vToken.
+
+    `probe`: None for a drafter's layers, which are never probed.
+    """
 
     step: context.StepContext | None = None
+    probe: StepProbe | None = None
     borrowed_copies: PackCopies | None = None
     side_plan: SideBufferPlan | None = None
     side_part: Part | None = None
@@ -74,7 +79,7 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         stock = super().build(common_prefix_len, common_attn_metadata, fast_build)
         if step is None:
             return stock
-        metadata = VTokenMetadata(**vars(stock), step=step)
+        metadata = VTokenMetadata(**vars(stock), step=step, probe=step.probe)
         step.packed.written(metadata.slot_mapping.numpy())
         if step.borrowing is not None:
             metadata.block_table = metadata.block_table.clone(memory_format=torch.contiguous_format)
@@ -82,15 +87,39 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
                 step.borrowing, metadata.block_table.numpy()
             )
         if step.buffered is not None:
-            metadata.side_plan = plan_side_buffer(
-                step.buffered, step.packed.num_blocks, step.packed.block_size
-            )
-            self._split(metadata, common_attn_metadata, torch.from_numpy(step.buffered.rows))
+            self._split(metadata, common_attn_metadata, step.buffered, step)
         return metadata
 
-    def _split(self, metadata: VTokenMetadata, common: Any, buffered: torch.Tensor) -> None:
-        plan = metadata.side_plan
-        assert plan is not None
+    def build_for_drafting(
+        self, common_attn_metadata: Any, draft_index: int
+    ) -> CPUAttentionMetadata:
+        """As vLLM's, of one pass of a drafter's layers, with the lengths that attention reads.
+
+        Requests with holes are always read from the side buffer: what the model's layers have
+        packed into borrowed blocks is not there in the drafter's.
+        """
+        step = context.current()
+        if step is None or step.ahead is None:
+            return super().build_for_drafting(common_attn_metadata, draft_index)
+        common = _with_physical_lengths(common_attn_metadata, step)
+        stock = super().build(0, common, fast_build=True)
+        buffered = step.ahead.buffered(common.query_start_loc_cpu, common.seq_lens)
+        if buffered is None:
+            return stock
+        metadata = VTokenMetadata(**vars(stock), step=step)
+        self._split(metadata, common, buffered, step)
+        return metadata
+
+    def _split(
+        self,
+        metadata: VTokenMetadata,
+        common: Any,
+        requests: BufferedRequests,
+        step: context.StepContext,
+    ) -> None:
+        """Read `requests` from the side buffer, and the others from the cache."""
+        plan = plan_side_buffer(requests, step.packed.num_blocks, step.packed.block_size)
+        metadata.side_plan, buffered = plan, torch.from_numpy(requests.rows)
         mask = torch.zeros(common.num_reqs, dtype=torch.bool)
         mask[buffered] = True
         rest = torch.nonzero(~mask).flatten()
@@ -173,8 +202,9 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
             )
         else:
             self._forward_parts(layer, query, key, value, kv_cache, attn_metadata, output)
-        if step is not None and step.probe is not None:
-            step.probe.add(
+        probe = getattr(attn_metadata, "probe", None)
+        if step is not None and probe is not None:
+            probe.add(
                 self.vtoken_layer,
                 query,
                 kv_cache,

@@ -13,6 +13,7 @@ import torch
 
 from vtoken.base.arrays import Ints
 from vtoken.core.protocol.step import NO_IDS
+from vtoken.vllm.cpu.ahead_places import AheadPlaces
 from vtoken.vllm.cpu.compiled_probe import StepProbe
 from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
 from vtoken.vllm.cpu.layout import KVLayout
@@ -46,7 +47,7 @@ class StepContext:
     """One step's requests with holes, by the way attention reads them, and its probes.
 
     Row `rows[i]` of the batch reads `num_dead[i]` tokens fewer than vLLM counts.
-    `packed` and `side_buffer` belong to the worker.
+    `packed` and `side_buffer` belong to the worker. `ahead`: where a drafter's layers compute.
     `pack_ns`: time spent on packing in this step so far, over all layers.
     """
 
@@ -56,6 +57,7 @@ class StepContext:
     borrowing: BorrowingRequests | None = None
     buffered: BufferedRequests | None = None
     probe: StepProbe | None = None
+    ahead: AheadPlaces | None = None
     pack_ns: int = 0
     rows: Ints = field(default_factory=lambda: NO_IDS)
     num_dead: Ints = field(default_factory=lambda: NO_IDS)

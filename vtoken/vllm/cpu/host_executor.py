@@ -14,6 +14,7 @@ import torch
 
 from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
+from vtoken.vllm.cpu.ahead_places import AheadPlaces
 from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 from vtoken.vllm.cpu.holes import PackedSlots
 from vtoken.vllm.cpu.host_copies import CPUHostCopies
@@ -29,7 +30,8 @@ class HostExecutor:
 
     `caches`: one [N, H, S, 2D] a layer, the first of which is layer `first_layer` of the model,
     read by `num_heads` query heads. `zero` clears blocks; None: no other group of layers writes
-    blocks of the pool.
+    blocks of the pool. `drafter_caches`: of the layers of a drafter, which computes up to
+    `lookahead` tokens behind those of a step.
     """
 
     def __init__(
@@ -42,10 +44,12 @@ class HostExecutor:
         ranks: Ranks,
         stages: Stages = ONE_STAGE,
         zero: Callable[[Iterable[int]], None] | None = None,
+        drafter_caches: Sequence[torch.Tensor] = (),
+        lookahead: int = 0,
     ) -> None:
         num_blocks, _, self._block_size, _ = caches[0].shape
         self.caches, self.layout = caches, layout
-        self.copies = CPUCopyEngine(caches, layout)
+        self.copies = CPUCopyEngine([*caches, *drafter_caches], layout)
         self.host_copies = CPUHostCopies(self.copies.layers)
         self.packed = PackedSlots(num_blocks, self._block_size, len(caches))
         self.scores = HostScores(self._keys, num_heads)
@@ -55,6 +59,7 @@ class HostExecutor:
         self._side_buffer = context.SideBuffer()
         self._first_layer = first_layer
         self._zero = zero
+        self._lookahead = lookahead
 
     def _keys(self, layer: int) -> torch.Tensor:
         """The keys of the model's layer of full attention `layer`, which this stage holds."""
@@ -92,6 +97,8 @@ class HostExecutor:
             self.packed.written((first + np.arange(self._block_size)).ravel())
         current = context.StepContext(self.layout, self.packed, self._side_buffer)
         current.add(step)
+        if self._lookahead and len(step.rows):
+            current.ahead = AheadPlaces.of(step, batch, self._block_size, self._lookahead)
         context.set_current(current)
 
     def clear(self) -> None:

@@ -19,6 +19,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vtoken.base.arrays import Ints
 from vtoken.core.protocol.mirror import BlockTables
 from vtoken.vllm.cpu.data_path import CPUDataPath
+from vtoken.vllm.cpu.drafter import VTokenDrafterMixin
 from vtoken.vllm.cpu.host_executor import HostExecutor
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.drafts import NO_DRAFTS, num_drafts, num_rejected
@@ -39,6 +40,7 @@ class VTokenCPURunner(CPUModelRunner):
     vtoken_group: ManagedGroup
     vtoken_stages: Stages
     intermediate_tensors: Any
+    drafter: Any
     requests: dict[str, Any]
     input_batch: Any
     _vtoken_zeroes = False
@@ -65,19 +67,26 @@ class VTokenCPURunner(CPUModelRunner):
         if is_profiling:
             return  # a small temporary cache
         with startup_error.kept():
-            group = support.managed_group(kv_cache_config, self.vllm_config.parallel_config)
+            group = support.managed_group(kv_cache_config, self.vllm_config)
             self.vtoken_group = group
             self.vtoken_stages = stages_of_this_worker(self.vllm_config, len(group.layer_names))
-            layers = managed_layers(
+            known, first = (
                 self.compilation_config.static_forward_context,
-                group,
                 self.vtoken_stages.first_layer,
             )
-            self.vtoken_host = self._vtoken_prepare(layers)
+            layers = managed_layers(known, group.layer_names, first)
+            last = first + len(layers)
+            self.vtoken_host = self._vtoken_prepare(
+                layers, managed_layers(known, group.drafter_names, last)
+            )
+            if self.vllm_config.num_lookahead_tokens:
+                VTokenDrafterMixin.adopt(self.drafter, group.drafter_names)
             self.executor = self.vtoken_host.executor
         self._vtoken_zeroes = kv_cache_config.needs_kv_cache_zeroing
 
-    def _vtoken_prepare(self, layers: dict[str, Any]) -> HostExecutor:
+    def _vtoken_prepare(
+        self, layers: dict[str, Any], drafter_layers: dict[str, Any]
+    ) -> HostExecutor:
         """Run the self-test of the data path, then make the executor. The caches must exist."""
         caches, layer = [layer.kv_cache for layer in layers.values()], next(iter(layers.values()))
         layout = learn_layout(caches[0], layer.isa)
@@ -92,6 +101,8 @@ class VTokenCPURunner(CPUModelRunner):
             ranks=Ranks.of_this_worker(),
             stages=self.vtoken_stages,
             zero=self._vtoken_zero if len(self.kv_cache_config.kv_cache_groups) > 1 else None,
+            drafter_caches=[layer.kv_cache for layer in drafter_layers.values()],
+            lookahead=self.vllm_config.num_lookahead_tokens,
         )
 
     def _vtoken_make_room(self) -> None:

@@ -73,13 +73,13 @@ class VTokenV2Mixin:
         super().initialize_kv_cache(kv_cache_config, is_profiling, **kwargs)  # type: ignore[misc]
         runner: Any = self
         with startup_error.kept():
-            self.vtoken_group = support.managed_group(kv_cache_config, runner.parallel_config)
+            self.vtoken_group = support.managed_group(kv_cache_config, runner.vllm_config)
             if not is_profiling:  # then it is a small temporary cache
                 self.vtoken_blocks = {}
                 support.refuse(*graph_reasons(runner.compilation_config))
                 layers = managed_layers(
                     runner.compilation_config.static_forward_context,
-                    self.vtoken_group,
+                    self.vtoken_group.layer_names,
                     reasons_of=layer_reasons,
                 )
                 self.vtoken_device = self._vtoken_executor(layers)

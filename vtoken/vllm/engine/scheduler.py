@@ -76,7 +76,10 @@ def _geometry(config: Any, num_blocks: int, group: ManagedGroup) -> Geometry:
         num_layers=layers,
         num_kv_heads=config.model_config.get_total_num_kv_heads(),
         head_size=spec.head_size,
-        bytes_per_token=ranks * layers * spec.page_size_bytes // spec.block_size,
+        bytes_per_token=ranks
+        * (layers + len(group.drafter_names))
+        * spec.page_size_bytes
+        // spec.block_size,
         num_heads=ranks * config.model_config.get_num_attention_heads(config.parallel_config),
     )
 
@@ -98,7 +101,7 @@ class VTokenSchedulerMixin(Scheduler):
         kv_cache_config: Any = self.kv_cache_config
         support.check_config(config)
         support.check_scheduler(config, is_async=isinstance(self, AsyncScheduler))
-        group = support.managed_group(kv_cache_config, config.parallel_config)
+        group = support.managed_group(kv_cache_config, config)
         coordinator = VTokenCoordinatorMixin.adopt(
             self.kv_cache_manager.coordinator, group, self._num_withheld, self._waits
         )
@@ -114,6 +117,7 @@ class VTokenSchedulerMixin(Scheduler):
             geometry,
             report_lag_steps=config.max_concurrent_batches - 1,
             max_drafts=config.num_speculative_tokens,
+            lookahead=config.num_lookahead_tokens,
             max_chunk_tokens=max_chunk_tokens(config.scheduler_config),
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
             borrows_blocks=config.device_config.device_type == "cpu",

@@ -35,7 +35,7 @@ LAYER_TYPES = {
 }
 MAMBA1 = {"jamba"}
 LayerReasons = Callable[[Any], Iterator[str]]
-DRAFTS = ("ngram", "suffix")  # methods that draft from tokens alone
+DRAFTS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 STATES = (MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.GDN_ATTN)
 BOUNDED_SPECS = (
     SlidingWindowSpec,
@@ -131,14 +131,27 @@ def _pipeline_reasons(parallel: Any) -> Iterator[str]:
 
 def _draft_reasons(config: Any) -> Iterator[str]:
     """Of speculative decoding only what was compared with none is served."""
-    parallel, method = config.parallel_config, config.speculative_config.method
+    parallel, drafts = config.parallel_config, config.speculative_config
     device = config.device_config.device_type
-    if method not in DRAFTS:
+    if drafts.method not in DRAFTS:
         yield (
-            f"drafts of {method}: a drafter with layers computes slots from positions, so only "
-            f"drafts made of tokens alone are served; take the method {' or '.join(DRAFTS)} in "
-            "--speculative-config, or leave it out"
+            f"drafts of {drafts.method}: never compared; take the method "
+            f"{', '.join(DRAFTS[:-1])} or {DRAFTS[-1]} in --speculative-config, or leave it out"
         )
+    elif drafts.parallel_drafting:
+        yield (
+            "parallel drafting: its queries read tokens that nothing has computed; leave "
+            "parallel_drafting out of --speculative-config"
+        )
+    elif drafts.uses_draft_kv_cache() and config.model_config.uses_mrope:
+        yield (
+            "a drafter with layers for a model with M-RoPE: a place is not one position; take the "
+            "method ngram or suffix in --speculative-config"
+        )
+    elif drafts.use_gemma4_mtp() or drafts.use_step3p5_mtp():
+        yield "MTP of Gemma 4 and Step 3.5: never compared; leave --speculative-config out"
+    elif drafts.use_multi_module_mtp():
+        yield "several modules of MTP: never compared; set num_speculative_tokens to 1"
     if device != "cpu":
         yield (
             f"speculative decoding on {device}: the worker there reads probes before tokens are "
@@ -229,14 +242,17 @@ def check_scheduler(config: Any, *, is_async: bool) -> None:
     )
 
 
-def managed_group(kv_cache_config: Any, parallel: Any) -> ManagedGroup:
-    """The one group with vToken's spec; `parallel`: vLLM's configuration.
+def managed_group(kv_cache_config: Any, config: Any) -> ManagedGroup:
+    """The one group with vToken's spec; `config`: vLLM's.
 
     Raises UnsupportedError if there is none or a second one, or if another group is not bounded.
     """
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    refuse(*_group_reasons(specs, parallel.pipeline_parallel_size))
-    return ManagedGroup.of(kv_cache_config)
+    refuse(*_group_reasons(specs, config.parallel_config.pipeline_parallel_size))
+    drafts = config.speculative_config
+    has_layers = drafts is not None and drafts.uses_draft_kv_cache()
+    num_layers = num_full_layers(config.model_config) if has_layers else None
+    return ManagedGroup.of(kv_cache_config, num_layers)
 
 
 def _group_reasons(specs: list[Any], num_stages: int) -> Iterator[str]:

@@ -171,6 +171,10 @@ ENGINE_POINTS = (
         ends_with="register() does it",
     ),
     _calls(
+        "config.vllm:VllmConfig.num_lookahead_tokens",
+        "know how many places behind a step's tokens vLLM takes for a drafter's layers",
+    ),
+    _calls(
         "config.scheduler:SchedulerConfig.get_scheduler_cls",
         "resolve make_scheduler, which picks the class",
         upstream="scheduler_cls",

@@ -15,6 +15,9 @@ _attention = points_at(
     device="cpu",
     upstream="attention backend registry",
 )
+_drafter = points_at(
+    "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.", "subclass", device="cpu"
+)
 _output = points_at("vllm.v1.outputs:AsyncModelRunnerOutput.", "subclass")
 _calls_on_cpu = points_at("vllm.", "call", device="cpu")
 _calls = points_at("vllm.", "call")
@@ -61,6 +64,21 @@ WORKER_POINTS = (
         "CPUAttentionBackendImpl."
         "forward(layer, query, key, value, kv_cache, attn_metadata, output)",
         "run the stock kernel on packed blocks, and the score probe after it",
+    ),
+    _attention(
+        "CPUAttentionMetadataBuilder.build_for_drafting(common_attn_metadata, draft_index)",
+        "set the lengths that a drafter's layers read, and split off requests with holes",
+    ),
+    _drafter(
+        "set_inputs_first_pass(cad)", "set the physical slots of a drafter with inputs of its own"
+    ),
+    _drafter(
+        "_update_positions_dependent_metadata(positions, common_attn_metadata)",
+        "set the physical slots of drafts",
+    ),
+    _calls_on_cpu(
+        "v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.load_model",
+        "compare the drafter's layers (_draft_attn_layer_names) with those of the group",
     ),
     _calls_on_cpu(
         "_custom_ops:"
