@@ -342,9 +342,13 @@ CROWD: dict[str, Any] = {
 CROWD_UNVERIFIED = CROWD | {"config": CROWD["config"] | {"verify_ratio": 0.0}}
 
 
-def _overwrite_swapped(engine: Engine, hit: Hit) -> None:
+def _let_swaps_pay(engine: Engine) -> None:
     for _ in range(WINDOW):
         engine.runtime.prices.prefills.add(1e6, 1)
+
+
+def _overwrite_swapped(engine: Engine, hit: Hit) -> None:
+    _let_swaps_pay(engine)
     copies = _host_copies(engine)
     restore = copies.restore
 
@@ -366,3 +370,15 @@ def overwrite_a_swapped_request(engine: Engine, hit: Hit) -> None:
 def overwrite_a_swapped_request_unverified(engine: Engine, hit: Hit) -> None:
     """They are overwritten, with `verify_ratio` 0."""
     _overwrite_swapped(engine, hit)
+
+
+@ENGINE.fault("I1 restored", "wrong tokens", **CROWD)
+def exchange_host_slots_of_a_swapped_request(engine: Engine, hit: Hit) -> None:
+    """The plan exchanges host slots of a swapped request that had evicted nothing."""
+    _let_swaps_pay(engine)
+
+    def change(plan: Any) -> bool:
+        plan.restore_hosts = plan.restore_hosts[::-1].copy()
+        return len(plan.restore_hosts) > 1
+
+    engine.each_plan(change, hit)
