@@ -122,6 +122,25 @@ def test_shadow_section_shows_disagreement_and_error() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("figures", "row"),
+    [
+        ([], ""),
+        ([(7, 95, 40)], f"{units.percent(None, 0)} since rev 7"),
+        ([(7, 2000, 1220)], "61.0% since rev 7"),
+        ([(7, 2000, 1220), (6, 1000, 740)], "61.0% before 74%"),
+        ([(7, 95, 40), (6, 90, 0), (5, 1000, 740)], f"{units.percent(None, 0)} before 74%"),
+    ],
+)
+def test_latency_section_has_a_row_of_accepted_drafts_where_there_are_any(
+    figures: list[tuple[int, int, int]], row: str
+) -> None:
+    status = status_of_an_engine()
+    status.drafts = [wire.DraftFigures(*one) for one in figures]
+    rows = [line for line in text_of(latency_section(status)).splitlines() if "drafts" in line]
+    assert [" ".join(line.split()) for line in rows] == [f"drafts accepted {row}"] * bool(row)
+
+
 def checked(core: LiveEngine) -> None:
     """The canary is on: evicting requests lose something, the control group nothing."""
     for agreed in (90, 95):

@@ -22,6 +22,7 @@ from vtoken.sentences.advice import advise
 from vtoken.wire import (
     Advice,
     ConfigDocument,
+    DraftFigures,
     FirstWaiting,
     Made,
     Parking,
@@ -248,7 +249,7 @@ NOTES: dict[str, Callable[[Status, ConfigDocument], object]] = {
         setattr(status, "serving", Serving(length_capped=300)),
     ),
     "drafts": lambda status, _: setattr(
-        status, "serving", Serving(draft_tokens=5000, accepted_draft_tokens=600)
+        status, "drafts", [DraftFigures(status.config_revision, 5000, 600)]
     ),
     "prefix": lambda status, _: setattr(
         status, "serving", Serving(prefix_query_tokens=50_000, prefix_hit_tokens=900)

@@ -14,6 +14,7 @@ from vtoken.sentences import (
     clock,
     counted,
     data_size,
+    drafts_text,
     group_text,
     operation_text,
     peaks_text,
@@ -41,6 +42,7 @@ def status_parts(status: wire.Status) -> list[Part]:
         ("step", f"{status.step:,}" + (f" ({_ms(status.step_ms)})" if status.step_ms else "")),
         ("latency", _latency(status.latency) if status.latency else ""),
         ("goodput", slo_text(status.slo) if status.slo else ""),
+        ("drafts", drafts_text(status.drafts) if status.drafts else ""),
         ("policy", f"{policy_text(status)}, revision {status.config_revision}"),
         ("holes", f"{fragmentation.f:.1%}, compacts at {fragmentation.theta_f:.0%} (theta_f)"),
         (

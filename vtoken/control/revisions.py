@@ -24,7 +24,7 @@ from vtoken.control.status import FINDING_S, EngineStatus
 from vtoken.control.trials import RunningTrial, terms_of, terms_text
 from vtoken.core.config.descriptions import inactive_notes, mode_notes, swap_notes
 from vtoken.core.config.values import VTokenConfig, bounds, merge_patch
-from vtoken.sentences import change_text, counted
+from vtoken.sentences import change_text, counted, drafts_text
 from vtoken.wire import (
     Accepted,
     ConfigDocument,
@@ -40,6 +40,7 @@ from vtoken.wire.guards import series_of
 
 OF_SCORES = ("policy", "shadow", "probe")  # settings that scores depend on
 FLOOR = frozenset({"budget_tokens", "budget_ratio", "budget_floor_tokens"})
+EVICTING = FLOOR | {"policy", "evict_when", "evict_during", "interval_tokens"}
 MAX_HISTORY = 64
 
 
@@ -192,12 +193,17 @@ class Revisions:
         result.overtaken = self._superseded() if changes else None
         result.what_if = found = self._dry_runs.what_if(config)
         gives = config.gives and len(runtime.tables) > 0
-        sets_floor = bool(changes.keys() & FLOOR - void_settings(config).keys())
-        if gives and found.givable_blocks == 0 and sets_floor:
+        in_force = changes.keys() - void_settings(config).keys()
+        if gives and found.givable_blocks == 0 and not in_force.isdisjoint(FLOOR):
             result.notes.append("no running request can give: none has a block above this floor")
         if "evict_after_wait_ms" in changes:
             note = Outlook(runtime, config).patience_note()
             result.notes += [] if note is None else [note]
+        drafts = runtime.drafts.document()
+        if drafts and not in_force.isdisjoint(EVICTING):
+            result.notes.append(
+                f"drafts: {drafts_text(drafts)}; a lower share is slower, not wrong"
+            )
         return result
 
     def _notes(

@@ -122,6 +122,7 @@ class EngineStatus:
             serving=replace(runtime.counters.serving),
             relief=slow.finding.relief,
             parking=parking(runtime),
+            drafts=runtime.drafts.document(),
         )
 
     def weights_changed(self, call: str) -> None:

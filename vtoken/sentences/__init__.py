@@ -264,6 +264,21 @@ def _price(price: wire.Price) -> str:
     return f"{time_text(price.us / 1e3)} a {price.per} ({source})"
 
 
+def drafts_text(drafts: Sequence[wire.DraftFigures]) -> str:
+    """`61% accepted since revision 7, 74% before`; `drafts` are not empty."""
+    newest, before = drafts[0], accepted_before(drafts)
+    share = f"{newest.accepted_tokens:,} of {newest.proposed_tokens:,}"
+    if newest.share is not None:
+        share = f"{newest.share:.0%}"
+    text = f"{share} accepted since revision {newest.revision}"
+    return text if before is None else f"{text}, {before:.0%} before"
+
+
+def accepted_before(drafts: Sequence[wire.DraftFigures]) -> float | None:
+    """The share of the newest earlier revision with enough drafts to say."""
+    return next((one.share for one in drafts[1:] if one.share is not None), None)
+
+
 def calibration_text(found: wire.Calibration) -> str:
     """The layers and heads of the policy's signal, and the profile or why there is none."""
     if found.fingerprint:

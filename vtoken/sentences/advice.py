@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vtoken.sentences import MANY_WASTED_MOVES, counted, kinds_text, sessions_text, span, value_text
+from vtoken.sentences import (
+    MANY_WASTED_MOVES,
+    accepted_before,
+    counted,
+    drafts_text,
+    kinds_text,
+    sessions_text,
+    span,
+    value_text,
+)
 from vtoken.sentences.situation import level, missing_blocks, seconds_text, situation, stopped
 from vtoken.wire import Advice, ConfigDocument, void_settings
 from vtoken.wire.settings import MAX_PARK_BYTES
@@ -26,6 +35,7 @@ FORGOTTEN_TRIAL_S = 600
 OLD_CHANGE_S = 600  # a setting without effect is told so long after it was made
 MANY_CAPPED = 0.05  # of the finished requests
 FEW_ACCEPTED = 0.3  # of the drafts
+FEWER_ACCEPTED = 0.1  # of the drafts, than before
 FEW_HITS = 0.1  # of the tokens that looked into the prefix cache
 MANY_PREEMPTED = 0.01  # of the finished requests
 MOST_KEPT = 0.9  # of their tokens, by finished requests
@@ -282,11 +292,21 @@ def _of_traffic(status: Status) -> Iterator[Advice]:
             f"{capped:.0%} of the answers end at the length of the context: raise --max-model-len"
         )
         yield Advice("length", "note", text)
-    drafts = serving.draft_tokens
-    if drafts >= ENOUGH and (share := serving.accepted_draft_tokens / drafts) < FEW_ACCEPTED:
-        text = f"{share:.0%} of {drafts:,} drafts are accepted: draft fewer or none"
-        yield Advice("drafts", "note", text)
+    yield from _of_drafts(status)
     asked, hit = serving.prefix_query_tokens, serving.prefix_hit_tokens
     if asked >= ENOUGH and 0 < hit < FEW_HITS * asked:
         text = f"{hit / asked:.0%} of the prompts' tokens hit the prefix cache"
         yield Advice("prefix", "note", f"{text}: more memory keeps more of them")
+
+
+def _of_drafts(status: Status) -> Iterator[Advice]:
+    """Drafts that are rejected more often since the newest revision, or mostly."""
+    newest, before = next(iter(status.drafts), None), accepted_before(status.drafts)
+    if newest is None or newest.share is None or newest.revision != status.config_revision:
+        return
+    if before is not None and newest.share < before - FEWER_ACCEPTED:
+        text = f"drafts: {drafts_text(status.drafts)}: slower, not wrong"
+        yield Advice("drafts", "note", text)
+    elif newest.share < FEW_ACCEPTED:
+        text = f"{newest.share:.0%} of {newest.proposed_tokens:,} drafts are accepted"
+        yield Advice("drafts", "note", f"{text}: draft fewer or none")

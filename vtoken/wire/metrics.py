@@ -145,6 +145,12 @@ def _goodput(status: wire.Status) -> float | None:
     return None if status.slo is None else status.slo.share
 
 
+def _acceptance(status: wire.Status) -> float | None:
+    """Of the revision in force; None while too few drafts were verified under it."""
+    newest = next(iter(status.drafts), None)
+    return newest.share if newest and newest.revision == status.config_revision else None
+
+
 def _prices(status: wire.Status) -> Values:
     if status.prices is not None:
         for name in PRICED:
@@ -306,6 +312,9 @@ METRICS: tuple[Metric[wire.Status], ...] = (
            "of the setting slo, 0..1", _goodput,
            evidence=lambda s, _: Evidence(0 if s.slo is None else s.slo.count),
            samples="requests", needs="slo", titles={(): "goodput"}),
+    _gauge("draft_acceptance_ratio", "Share of the drafts of speculative decoding that were "
+           "accepted since the revision began, 0..1; absent before the first "
+           f"{wire.FEWEST_DRAFTS:,}", _acceptance, titles={(): "drafts accepted"}),
     _gauge("step_seconds", "Median time between two steps while busy, over the newest 64; absent "
            "before the first", lambda s: s.step_ms / 1000 if s.step_ms else None),
     # Quality: generated tokens scored with the full cache, by group: evicting, control

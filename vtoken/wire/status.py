@@ -40,6 +40,7 @@ WaitsFor = Literal[
     "resume",  # reclamation is paused or off: nobody gives
     "end",  # all that can be given is not enough: a request must end
 ]
+FEWEST_DRAFTS = 1000  # a share of fewer says little
 
 
 ParkWait = Literal[
@@ -416,6 +417,22 @@ class Serving(Doc):
     prefix_hit_tokens: int = 0
 
 
+class DraftFigures(Doc):
+    """Drafts that steps under one revision of the configuration verified."""
+
+    revision: int
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """The share of the accepted ones, 0..1; None while fewer than FEWEST_DRAFTS were verified:
+        it says little.
+        """
+        enough = self.proposed_tokens >= FEWEST_DRAFTS
+        return self.accepted_tokens / self.proposed_tokens if enough else None
+
+
 class Remedy(Doc):
     """A change of the configuration, and what the planner finds under it."""
 
@@ -507,6 +524,7 @@ class Status(OfEngine, kw_only=True):
     serving: Serving | None = None  # None: an older server
     relief: Relief | None = None  # None: memory is ample, or an older server
     parking: Parking | None = None  # None: off and nothing is parked, or an older server
+    drafts: list[DraftFigures] = []  # of the newest revisions that had any, newest first
     peaks: list[Peak] = []  # filled in by the API process that answers, as what follows
     advice: list[Advice] = []  # worst first; []: there is nothing to do
 

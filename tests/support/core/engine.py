@@ -415,6 +415,7 @@ class CoreEngine:
         for request in self.running:
             num_drafts, num_right = self._drafts.pop(request.id, (0, 0))
             if request.id in message.writes:
+                self.runtime.drafts.add(num_drafts, num_drafts - num_right)
                 request.num_computed -= num_drafts - num_right
                 request.num_known += num_right
         self.runtime.check_lengths(

@@ -44,6 +44,7 @@ from vtoken.core.runtime.block_store import BlockStore
 from vtoken.core.runtime.canary import CanaryTally
 from vtoken.core.runtime.current_step import CurrentStep
 from vtoken.core.runtime.demand import DemandBook
+from vtoken.core.runtime.drafts import DraftTally
 from vtoken.core.runtime.eviction import Evicted, Evictor
 from vtoken.core.runtime.growth import Scheduled, TokenAppender
 from vtoken.core.runtime.latency import LatencyMeter
@@ -104,6 +105,7 @@ class Runtime:
         self.latency = LatencyMeter()
         self.canary = CanaryTally()
         self.shadow = ShadowTally()
+        self.drafts = DraftTally(active, current.counters.serving)
         self.finished = FinishedLog()
         self.losses = Losses(requests, current)
         self.prices = Prices()

@@ -190,8 +190,7 @@ class VTokenSchedulerMixin(Scheduler):
     def _take_back(self, drafts: Mapping[str, int], rejected: Mapping[str, int]) -> None:
         """Count the `drafts` of a step, and take back those that were rejected."""
         num_proposed = sum(drafts[name] for name in rejected)
-        self._counts.draft_tokens += num_proposed
-        self._counts.accepted_draft_tokens += num_proposed - sum(rejected.values())
+        self.vtoken.drafts.add(num_proposed, sum(rejected.values()))
         self.vtoken.truncate(rejected)
 
     def _note_outputs(self, outputs: dict[int, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from vtoken.base.quantities import time_text
-from vtoken.sentences import MANY_WASTED_MOVES, counted
+from vtoken.sentences import MANY_WASTED_MOVES, accepted_before, counted
 from vtoken_console.frame.view import View
 from vtoken_console.style import palette, units
 from vtoken_console.widgets.lines import Line, Span, cut, merge
@@ -239,6 +239,10 @@ def latency_section(status: wire.Status) -> list[Line]:
             f"{units.count(latency.ttft.count)} first, {units.count(latency.inter_token.count)}"
         )
         lines.append(_row("measured", f"{counted} others"))
+    if status.drafts:
+        newest, before = status.drafts[0], accepted_before(status.drafts)
+        since = f"since rev {newest.revision}" if before is None else f"before {before:.0%}"
+        lines.append(_row("drafts accepted", units.percent(newest.share, 8), since))
     return lines
 
 
