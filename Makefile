@@ -8,6 +8,7 @@ ACCEL ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 BIN := .venv/bin
 SETUP := .venv/.setup-$(ACCEL)
+NEXT := .venv-next/.setup$(addprefix -,$(VLLM))
 EVAL_MODEL ?= $(if $(filter cuda,$(ACCEL)),llama-8b)
 BENCHES_cpu := evaluation overhead planner host telemetry stream console results
 BENCHES_cuda := gpu evaluation overhead
@@ -19,7 +20,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-host bench-results bench-console bench-client bench-grounds bench-pressure bench-parking soak gpu-kit wheel constraints clean
+.PHONY: help setup setup-next demo test test-fast test-next test-gpu test-models check tables touchpoints screenshots bench bench-planner bench-telemetry bench-stream bench-overhead bench-evaluation bench-gpu bench-host bench-results bench-console bench-client bench-grounds bench-pressure bench-parking soak gpu-kit wheel constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-16s %s\n", $$1, $$2}' Makefile
@@ -28,6 +29,11 @@ setup: $(SETUP) ## install everything into .venv (again only when the requiremen
 
 $(SETUP): pyproject.toml constraints.txt overrides-cpu.txt scripts/setup.sh
 	scripts/setup.sh $(ACCEL)
+
+setup-next: $(NEXT) ## a vLLM without a CPU build, on .venv's CPU kernels, into .venv-next [VLLM=0.33.0: else the newest]
+
+$(NEXT): $(SETUP) scripts/setup_next.py
+	$(BIN)/python -m scripts.setup_next $(VLLM)
 
 demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PORT=] [ENGINES=2]
 	@$(BIN)/vtoken demo $(if $(call on,$(HEADLESS)),--headless) $(if $(DURATION),--duration $(DURATION)) \
@@ -42,6 +48,11 @@ test-fast: $(SETUP) ## tests without engine and torch, in less than two minutes 
 	@$(BIN)/python -m tests.support.kernels
 	@$(BIN)/pytest -m "not vllm and not gpu and not slow" -n $(or $(JOBS),4) --dist worksteal \
 		$(addprefix --ignore=tests/,gpu vllm test_golden.py test_reference.py) $(ARGS)
+
+test-next: $(NEXT) ## tests/vllm on .venv-next [VLLM=] [ARGS=FILES]
+	@.venv-next/bin/python -m tests.support.kernels
+	@.venv-next/bin/python -m pytest -m "not gpu" -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder \
+		$(or $(ARGS),tests/vllm)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA device [JOBS=4]
 	@rm -f .bench/gpu/tests.xml
@@ -133,6 +144,6 @@ constraints: $(SETUP) ## write constraints.txt from the installed packages
 	@{ head -n 1 constraints.txt; uv pip freeze --quiet --python $(BIN)/python --exclude-editable \
 		| sed 's/+cpu$$//'; } > constraints.txt.new && mv constraints.txt.new constraints.txt
 
-clean: ## remove .venv, caches and files of the demo
-	rm -rf .venv .demo .soak .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist
+clean: ## remove both environments, caches and files of the demo
+	rm -rf .venv .venv-next .demo .soak .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

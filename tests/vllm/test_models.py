@@ -149,7 +149,6 @@ def test_unsupported_models_are_refused_by_their_configuration_alone(
         ({"kv_transfer_config": CONNECTOR}, "leave --kv-transfer-config and"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size out"),
         ({"kv_cache_dtype": "fp8"}, r"quantised KV cache \(fp8\): pass another type"),
-        ({"kv_cache_dtype": "bfloat16"}, "a KV cache in bfloat16 for a model in float32"),
         ({"runner": "pooling"}, "runner pooling: nothing is decoded"),
         ({"block_size": 65_536}, "blocks of 65536 slots: at most 65,535; set --block-size"),
         ({"max_num_seqs": 65_536, **MANY}, "65,536 requests at a time, .*set --max-num-seqs"),
@@ -161,6 +160,14 @@ def test_unsupported_flags_are_refused_with_the_fix(
     support.check_config(configuration(demo_model))
     with pytest.raises(UnsupportedError, match=why):
         support.check_config(configuration(demo_model, **arguments))
+
+
+def test_a_cache_in_another_type_than_the_models_is_refused(demo_model: Path) -> None:
+    """From vLLM 0.33 on, vLLM itself refuses the flag where the model is in float32."""
+    config = configuration(demo_model)
+    config.cache_config.cache_dtype = "bfloat16"
+    with pytest.raises(UnsupportedError, match="a KV cache in bfloat16 for a model in float32"):
+        support.check_config(config)
 
 
 def test_of_ray_only_the_executor_that_runs_ranks_as_actors_is_served(
