@@ -12,7 +12,8 @@ import pytest
 
 from tests.support import reference
 from tests.support.engines import engine_args
-from tests.support.observe import Observer
+from tests.support.observe import Observer, core_of, scheduler_of
+from tests.support.stepping import add, step
 from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
@@ -136,6 +137,48 @@ def test_a_prompt_gives_between_its_chunks(engine: Any, greedy: Any, hf_model: A
     for found, log in zip(tokens, logs, strict=True):
         assert len(found) == 64
         assert len(log) > 0
+
+
+@pytest.mark.parametrize("cadence", ["of the engine", "of the scheduler"])
+def test_nobody_gives_for_a_prompt_that_vllm_holds_back(cadence: str, engine: Any) -> None:
+    """Of every four steps one computes a chunk of the prompt. The other request gives nothing, and
+    grows in its last block.
+    """
+    long, short = reference.random_prompt(500, 1), reference.random_prompt(290, 2)
+    own = {} if cadence == "of the engine" else {"prefill_schedule_interval": 4}
+    with engine(
+        enable_prefix_caching=False,
+        num_gpu_blocks_override=20,
+        max_model_len=600,
+        max_num_batched_tokens=512,
+        long_prefill_token_threshold=96,
+        **own,
+        **args("streaming_llm", evict_during="both"),
+    ) as llm:
+        core, scheduler = core_of(llm), scheduler_of(llm)
+        if own and not hasattr(scheduler, "local_prefill_interval"):
+            pytest.skip("this vLLM has no cadence of one engine alone")
+        pressure, held = scheduler.vtoken.counters.pressure, 0
+        add(llm, "a", short, 40, extra_args={"vtoken_policy": "none"})
+        step(llm, times=4)
+        add(llm, "b", long, 4)
+        for number in range(24):
+            if not own:
+                core._should_throttle_prefills = lambda held=number % 4: bool(held)
+            before = pressure.given_tokens, computed(scheduler)
+            step(llm, times=1)
+            if before[1] == computed(scheduler) > 0:
+                held += 1
+                assert pressure.given_tokens == before[0]
+        assert held >= 12
+        assert pressure.given_tokens > 0
+        assert scheduler.vtoken.counters.invariants.violations == 0
+
+
+def computed(scheduler: Any) -> int:
+    """How many tokens of the prompt of request "b" are computed."""
+    found = [r.num_computed_tokens for n, r in scheduler.requests.items() if n.startswith("b")]
+    return sum(found)
 
 
 def test_shared_prefixes_stay_exact(engine: Any, greedy: Any, hf_model: Any) -> None:

@@ -117,6 +117,41 @@ def test_a_request_in_the_middle_of_its_prompt_is_computed_again(
         assert found == reference.generate(hf_model, prompt, num_new, reference.full, draft=found)
 
 
+def test_the_least_important_request_that_preempts_itself_is_swapped(
+    engine: Any, hf_model: Any
+) -> None:
+    """It outgrows its blocks before those behind it; vLLM 0.33 schedules these in the same step."""
+    prompts = [reference.random_prompt(length, length) for length in (120, 97, 98)]
+    pool = {"num_gpu_blocks_override": 13, "max_model_len": 384}
+    pool |= {"scheduling_policy": "priority"}
+    with engine(**args(NONE, **pool)) as llm:
+        tokens: Outputs = {}
+        scheduler, asked, preempted = scheduler_of(llm), [], []
+        allocate, preempt = scheduler.kv_cache_manager.allocate_slots, scheduler._preempt_request
+
+        def note_asked(request: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.append(request)
+            return allocate(request, *args, **kwargs)
+
+        def note_preempted(request: Any, *args: Any, **kwargs: Any) -> None:
+            preempted.append(request is asked[-1])
+            preempt(request, *args, **kwargs)
+
+        scheduler.kv_cache_manager.allocate_slots = note_asked
+        scheduler._preempt_request = note_preempted
+        for number, prompt in enumerate(prompts):
+            add(llm, f"r{number}", prompt, 60, priority=1 - min(number, 1))
+            step(llm, tokens, times=1)
+        step(llm, tokens)
+        counters = runtime_of(llm).counters
+        assert preempted == [True]
+        assert counters.parking.swapped_requests == counters.requests.preempted == 1
+        assert counters.invariants.violations == 0
+    for number, prompt in enumerate(prompts):
+        found = tokens[f"r{number}"]
+        assert found == reference.generate(hf_model, prompt, 60, reference.full, draft=found)
+
+
 def test_a_swapped_request_that_is_aborted_frees_its_host_slots(engine: Any) -> None:
     with engine(**args(NONE)) as llm:
         _, name = swapped(llm)

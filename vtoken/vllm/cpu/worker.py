@@ -17,17 +17,19 @@ class VTokenCPUWorker(CPUWorker):
     model_runner: Any
     _step_error: Exception | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with startup_error.kept():  # vLLM compares the machine's memory with what it is to take
-            super().__init__(*args, **kwargs)
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        with startup_error.kept():
+            if vllm_config.use_v2_model_runner:  # vLLM itself only misses Triton
+                raise UnsupportedError(
+                    "vToken cannot serve model runner V2 on CPU: set VLLM_USE_V2_MODEL_RUNNER=0, "
+                    "and leave features out that make vLLM choose V2"
+                )
+            # vLLM compares the machine's memory with what it is to take.
+            super().__init__(vllm_config, *args, **kwargs)
 
     def init_device(self) -> None:
         with startup_error.kept():
             support.check_config(self.vllm_config)
-            if self.use_v2_model_runner:
-                raise UnsupportedError(
-                    "vToken cannot serve model runner V2 on CPU: set VLLM_USE_V2_MODEL_RUNNER=0"
-                )
             super().init_device()
         _launch_numba()
         self.model_runner = VTokenCPURunner.adopt(self.model_runner)

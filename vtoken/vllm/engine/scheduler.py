@@ -162,7 +162,7 @@ class VTokenSchedulerMixin(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         self.vtoken_controller.before_step()
-        self.vtoken.begin_step(*self._upcoming())
+        self.vtoken.begin_step(*self._upcoming(throttle_prefills))
         output = super().schedule(throttle_prefills)
         self._end_resumption()
         plan = self.vtoken.commit_step(self._scheduled(output.num_scheduled_tokens))
@@ -211,13 +211,16 @@ class VTokenSchedulerMixin(Scheduler):
         counts = {i: requests[i].num_computed_tokens for i in request_ids if i in held}
         self.vtoken.check_lengths(counts)
 
-    def _upcoming(self) -> tuple[list[str], list[tuple[str, int]], list[tuple[str, int]]]:
+    def _upcoming(
+        self, throttle_prefills: bool
+    ) -> tuple[list[str], list[tuple[str, int]], list[tuple[str, int]]]:
         """Requests that decode next; requests in prefill, with the bound of their next chunk; those
         that decode drafts too, with the number of their tokens.
         """
         if self.vtoken.idle:
             return [], [], []  # nothing can be due
         ready, prefilling, drafting = [], [], []
+        holds_prefills = self._holds_prefills(throttle_prefills)
         requests, chunk = self.vtoken.requests.held, self.vtoken.shape.max_chunk_tokens
         for request in self._may_be_due():
             state = requests.get(request.request_id)
@@ -226,12 +229,27 @@ class VTokenSchedulerMixin(Scheduler):
             if state is None or num_left < 1:
                 continue
             if request.num_computed_tokens < state.prefill_end:
-                prefilling.append((request.request_id, min(num_left, chunk)))
+                if not holds_prefills:
+                    prefilling.append((request.request_id, min(num_left, chunk)))
             elif num_left == 1:
                 ready.append(request.request_id)
                 if request.spec_token_ids:
                     drafting.append((request.request_id, 1 + len(request.spec_token_ids)))
         return ready, prefilling, drafting
+
+    def _holds_prefills(self, throttle_prefills: bool) -> bool:
+        """Whether vLLM computes no chunk of a prompt in this step, so that other requests decode
+        undisturbed (`--prefill-schedule-interval`). It decides so inside its own `schedule`.
+        """
+        interval = getattr(self, "local_prefill_interval", 1)  # vLLM 0.32 only asks its engine
+        if interval > 1:
+            num_steps = self.num_executed_steps + 1 - self.last_prefill_step
+            throttle_prefills |= num_steps < interval
+        return (
+            throttle_prefills
+            and not self.prefill_capacity_bound
+            and any(not request.is_prefill_chunk for request in self.running)
+        )
 
     def _may_be_due(self) -> list[Any]:
         running: list[Any] = self.running
