@@ -126,10 +126,10 @@ def test_shadow_section_shows_disagreement_and_error() -> None:
     ("figures", "row"),
     [
         ([], ""),
-        ([(7, 95, 40)], f"{units.percent(None, 0)} since rev 7"),
+        ([(7, 95, 40)], f"{units.percent(None, 0)} 40 of 95"),
         ([(7, 2000, 1220)], "61.0% since rev 7"),
         ([(7, 2000, 1220), (6, 1000, 740)], "61.0% before 74%"),
-        ([(7, 95, 40), (6, 90, 0), (5, 1000, 740)], f"{units.percent(None, 0)} before 74%"),
+        ([(7, 95, 40), (6, 90, 0), (5, 1000, 740)], f"{units.percent(None, 0)} 40 of 95"),
     ],
 )
 def test_latency_section_has_a_row_of_accepted_drafts_where_there_are_any(

@@ -241,8 +241,10 @@ def latency_section(status: wire.Status) -> list[Line]:
         lines.append(_row("measured", f"{counted} others"))
     if status.drafts:
         newest, before = status.drafts[0], accepted_before(status.drafts)
-        since = f"since rev {newest.revision}" if before is None else f"before {before:.0%}"
-        lines.append(_row("drafts accepted", units.percent(newest.share, 8), since))
+        remark = f"since rev {newest.revision}" if before is None else f"before {before:.0%}"
+        if newest.share is None:
+            remark = f"{newest.accepted_tokens} of {newest.proposed_tokens}"
+        lines.append(_row("drafts accepted", units.percent(newest.share, 8), remark))
     return lines
 
 
