@@ -19,6 +19,7 @@ BENCHES = {
     "evaluation": "vToken beside native vLLM: memory, causes, floors, pressure, parking",
     "console": "first paint, key latency, memory, bytes and CPU of the console",
     "overhead": "the plugin against stock vLLM, in paired slices",
+    "drafters": "a draft model beside eviction, at half the memory",
     "gpu": "the open checks of docs/gpu.md, on a CUDA device",
     "host": "host time of a GPU's step by code, and what a step launches, without a GPU",
     "client": "native vLLM, naive-evict and vToken as servers under `vllm bench serve`",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,20 @@ class VTokenAttentionSpec(FullAttentionSpec):
         if type(spec) is not FullAttentionSpec:
             return spec
         return cls(**{f.name: getattr(spec, f.name) for f in fields(spec) if f.init})
+
+
+def spec_of_model(group: Any, num_layers: int | None) -> Any:
+    """The spec of the model's layers in vLLM's `group`; its first `num_layers`, None: all, are its.
+
+    Beside a drafter whose K and V have another shape, a worker's group has a spec a layer.
+    """
+    spec = group.kv_cache_spec
+    if num_layers is None or not isinstance(spec, UniformTypeKVCacheSpecs):
+        return spec
+    first, *others = (spec.kv_cache_specs[name] for name in group.layer_names)
+    is_one = all(other == first for other in others[: num_layers - 1])
+    managed = all(isinstance(one, VTokenAttentionSpec) for one in (first, *others))
+    return first if is_one and managed else spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +64,12 @@ class ManagedGroup:
         (found,) = (
             cls(
                 index,
-                group.kv_cache_spec,
+                spec,
                 tuple(sorted(group.layer_names[:num_layers], key=_depth)),
                 () if num_layers is None else tuple(group.layer_names[num_layers:]),
             )
             for index, group in enumerate(kv_cache_config.kv_cache_groups)
-            if isinstance(group.kv_cache_spec, VTokenAttentionSpec)
+            if isinstance(spec := spec_of_model(group, num_layers), VTokenAttentionSpec)
         )
         return found
 

@@ -45,6 +45,7 @@ class VTokenMetadata(CPUAttentionMetadata):
     probe: StepProbe | None = None
     borrowed_copies: PackCopies | None = None
     side_plan: SideBufferPlan | None = None
+    side_buffer: context.SideBuffer | None = None
     side_part: Part | None = None
     main_part: Part | None = None  # None when all requests are read from the side buffer
 
@@ -68,10 +69,16 @@ class VTokenCPUBackend(CPUAttentionBackend):
 
 
 class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
+    """`of_drafter`: whether it builds for a drafter's layers alone. vLLM asks for their metadata in
+    the model's forward too, where nobody reads it.
+    """
+
+    of_drafter = False
+
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> CPUAttentionMetadata:
-        if not isinstance(self.kv_cache_spec, VTokenAttentionSpec):
+        if self.of_drafter or not isinstance(self.kv_cache_spec, VTokenAttentionSpec):
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
         step = context.current()
         if step is not None:
@@ -87,7 +94,7 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
                 step.borrowing, metadata.block_table.numpy()
             )
         if step.buffered is not None:
-            self._split(metadata, common_attn_metadata, step.buffered, step)
+            self._split(metadata, common_attn_metadata, step.buffered, step.side_buffer)
         return metadata
 
     def build_for_drafting(
@@ -107,7 +114,7 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         if buffered is None:
             return stock
         metadata = VTokenMetadata(**vars(stock), step=step)
-        self._split(metadata, common, buffered, step)
+        self._split(metadata, common, buffered, step.drafter_buffer)
         return metadata
 
     def _split(
@@ -115,11 +122,13 @@ class VTokenCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         metadata: VTokenMetadata,
         common: Any,
         requests: BufferedRequests,
-        step: context.StepContext,
+        buffer: context.SideBuffer | None,
     ) -> None:
-        """Read `requests` from the side buffer, and the others from the cache."""
-        plan = plan_side_buffer(requests, step.packed.num_blocks, step.packed.block_size)
-        metadata.side_plan, buffered = plan, torch.from_numpy(requests.rows)
+        """Read `requests` from the side `buffer`, and the others from the cache."""
+        assert metadata.step is not None
+        packed, buffered = metadata.step.packed, torch.from_numpy(requests.rows)
+        plan = plan_side_buffer(requests, packed.num_blocks, packed.block_size)
+        metadata.side_plan, metadata.side_buffer = plan, buffer
         mask = torch.zeros(common.num_reqs, dtype=torch.bool)
         mask[buffered] = True
         rest = torch.nonzero(~mask).flatten()
@@ -225,12 +234,12 @@ class VTokenCPUImpl(CPUAttentionBackendImpl):
         metadata: VTokenMetadata,
         output: torch.Tensor,
     ) -> None:
-        step, plan = metadata.step, metadata.side_plan
+        step, plan, side_buffer = metadata.step, metadata.side_plan, metadata.side_buffer
         assert step is not None
         assert plan is not None
-        buffer = step.side_buffer.blocks(plan.num_blocks, kv_cache)
+        assert side_buffer is not None
         started = time.perf_counter_ns()
-        plan.copies.copy(kv_cache, buffer, step.layout)
+        buffer = side_buffer.packed(plan, kv_cache)
         step.pack_ns += time.perf_counter_ns() - started
         for part, cache in ((metadata.main_part, kv_cache), (metadata.side_part, buffer)):
             if part is None:

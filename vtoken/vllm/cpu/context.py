@@ -15,19 +15,29 @@ from vtoken.base.arrays import Ints
 from vtoken.core.protocol.step import NO_IDS
 from vtoken.vllm.cpu.ahead_places import AheadPlaces
 from vtoken.vllm.cpu.compiled_probe import StepProbe
-from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots
+from vtoken.vllm.cpu.holes import BorrowingRequests, BufferedRequests, PackedSlots, SideBufferPlan
 from vtoken.vllm.cpu.layout import KVLayout
 from vtoken.vllm.worker.executor import PhysicalStep
 from vtoken.vllm.worker.probe import ProbedRequest
 
 
 class SideBuffer:
-    """The side-buffer blocks of one worker, grown on demand, shared by all layers of one shape."""
+    """The side-buffer blocks of one model in one worker, grown on demand, shared by its layers.
 
-    def __init__(self) -> None:
+    `layout`: of their caches.
+    """
+
+    def __init__(self, layout: KVLayout) -> None:
+        self.layout = layout
         self._tensor: torch.Tensor | None = None
 
-    def blocks(self, num_blocks: int, cache: torch.Tensor) -> torch.Tensor:
+    def packed(self, plan: SideBufferPlan, cache: torch.Tensor) -> torch.Tensor:
+        """At least `plan`'s blocks, into which its tokens are copied from a layer's `cache`."""
+        buffer = self._blocks(plan.num_blocks, cache)
+        plan.copies.copy(cache, buffer, self.layout)
+        return buffer
+
+    def _blocks(self, num_blocks: int, cache: torch.Tensor) -> torch.Tensor:
         """At least `num_blocks` blocks with the shape and type of `cache`'s, zeroed when new."""
         buffer = self._tensor
         shape = cache.shape[1:]
@@ -47,7 +57,8 @@ class StepContext:
     """One step's requests with holes, by the way attention reads them, and its probes.
 
     Row `rows[i]` of the batch reads `num_dead[i]` tokens fewer than vLLM counts.
-    `packed` and `side_buffer` belong to the worker. `ahead`: where a drafter's layers compute.
+    `packed` and `side_buffer` belong to the worker. `ahead`: where a drafter's layers compute, with
+    `drafter_buffer` as their side buffer.
     `pack_ns`: time spent on packing in this step so far, over all layers.
     """
 
@@ -58,6 +69,7 @@ class StepContext:
     buffered: BufferedRequests | None = None
     probe: StepProbe | None = None
     ahead: AheadPlaces | None = None
+    drafter_buffer: SideBuffer | None = None
     pack_ns: int = 0
     rows: Ints = field(default_factory=lambda: NO_IDS)
     num_dead: Ints = field(default_factory=lambda: NO_IDS)

@@ -7,11 +7,13 @@ over a scratch cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
+from vtoken.base.arrays import Ints
+from vtoken.core.protocol.integrity import LayerBytes
 from vtoken.core.protocol.step import StepPlan
 from vtoken.vllm.cpu import context
 from vtoken.vllm.cpu.ahead_places import AheadPlaces
@@ -25,13 +27,25 @@ from vtoken.vllm.worker.scores import HostScores
 from vtoken.vllm.worker.stages import ONE_STAGE, Stages
 
 
+class DrafterStore:
+    """The `caches` of a drafter's layers: copies of tokens within them, and to host memory.
+
+    It computes up to `lookahead` tokens behind those of a step.
+    """
+
+    def __init__(self, caches: Sequence[torch.Tensor], layout: KVLayout, lookahead: int) -> None:
+        self.lookahead = lookahead
+        self.copies = CPUCopyEngine(caches, layout)
+        self.host_copies = CPUHostCopies(self.copies.layers)
+        self.side_buffer = context.SideBuffer(layout)
+
+
 class HostExecutor:
     """One worker's state on the host.
 
     `caches`: one [N, H, S, 2D] a layer, the first of which is layer `first_layer` of the model,
     read by `num_heads` query heads. `zero` clears blocks; None: no other group of layers writes
-    blocks of the pool. `drafter_caches`: of the layers of a drafter, which computes up to
-    `lookahead` tokens behind those of a step.
+    blocks of the pool. `drafter`: None without one that has layers.
     """
 
     def __init__(
@@ -44,42 +58,53 @@ class HostExecutor:
         ranks: Ranks,
         stages: Stages = ONE_STAGE,
         zero: Callable[[Iterable[int]], None] | None = None,
-        drafter_caches: Sequence[torch.Tensor] = (),
-        lookahead: int = 0,
+        drafter: DrafterStore | None = None,
     ) -> None:
         num_blocks, _, self._block_size, _ = caches[0].shape
         self.caches, self.layout = caches, layout
-        self.copies = CPUCopyEngine([*caches, *drafter_caches], layout)
+        self.copies = CPUCopyEngine(caches, layout)
         self.host_copies = CPUHostCopies(self.copies.layers)
+        self.drafter = drafter
+        self._side_buffer = context.SideBuffer(layout)
         self.packed = PackedSlots(num_blocks, self._block_size, len(caches))
         self.scores = HostScores(self._keys, num_heads)
-        self.executor = StepExecutor(
-            self._block_size, self.copies.contents, self.scores, ranks, stages
-        )
-        self._side_buffer = context.SideBuffer()
+        self.executor = StepExecutor(self._block_size, self._contents, self.scores, ranks, stages)
         self._first_layer = first_layer
         self._zero = zero
-        self._lookahead = lookahead
 
     def _keys(self, layer: int) -> torch.Tensor:
         """The keys of the model's layer of full attention `layer`, which this stage holds."""
         keys, _ = self.layout.views(self.caches[layer - self._first_layer])
         return keys
 
+    def _contents(self, slots: Ints) -> Iterator[LayerBytes]:
+        """The bytes of the tokens in `slots` [n], layer by layer, of both models."""
+        yield from self.copies.contents(slots)
+        if self.drafter is not None:
+            yield from self.drafter.copies.contents(slots)
+
     def relocate(self, plan: StepPlan) -> None:
         """Make the step's copies: park, relocate, restore."""
-        self.host_copies.limit(plan.park_capacity)
+        copies, host_copies = [self.copies], [self.host_copies]
+        if self.drafter is not None:
+            copies.append(self.drafter.copies)
+            host_copies.append(self.drafter.host_copies)
+        for host in host_copies:
+            host.limit(plan.park_capacity)
         if len(plan.park_slots):
             with self.executor.parks():
-                self.executor.note_park(self.host_copies.park(plan.park_slots, plan.park_hosts))
+                parked = [host.park(plan.park_slots, plan.park_hosts) for host in host_copies]
+                self.executor.note_park(sum(parked))
         if len(plan.source_slots):
-            copy_us = self.copies.copy(plan.source_slots, plan.destination_slots)
+            moved = [own.copy(plan.source_slots, plan.destination_slots) for own in copies]
             self.packed.written(plan.destination_slots)
-            self.executor.note_copy(copy_us)
+            self.executor.note_copy(sum(moved))
         if len(plan.restore_slots):
-            restore_us = self.host_copies.restore(plan.restore_hosts, plan.restore_slots)
+            restored = [
+                host.restore(plan.restore_hosts, plan.restore_slots) for host in host_copies
+            ]
             self.packed.written(plan.restore_slots)
-            self.executor.note_restore(restore_us)
+            self.executor.note_restore(sum(restored))
 
     def present(self, batch: Batch, slot_mapping: torch.Tensor) -> None:
         """Set the context of the step's attention, until `clear`; corrects `slot_mapping` [T]."""
@@ -97,8 +122,10 @@ class HostExecutor:
             self.packed.written((first + np.arange(self._block_size)).ravel())
         current = context.StepContext(self.layout, self.packed, self._side_buffer)
         current.add(step)
-        if self._lookahead and len(step.rows):
-            current.ahead = AheadPlaces.of(step, batch, self._block_size, self._lookahead)
+        if self.drafter is not None and len(step.rows):
+            current.drafter_buffer = self.drafter.side_buffer
+            lookahead = self.drafter.lookahead
+            current.ahead = AheadPlaces.of(step, batch, self._block_size, lookahead)
         context.set_current(current)
 
     def clear(self) -> None:

@@ -20,7 +20,7 @@ from vtoken.base.arrays import Ints
 from vtoken.core.protocol.mirror import BlockTables
 from vtoken.vllm.cpu.data_path import CPUDataPath
 from vtoken.vllm.cpu.drafter import VTokenDrafterMixin
-from vtoken.vllm.cpu.host_executor import HostExecutor
+from vtoken.vllm.cpu.host_executor import DrafterStore, HostExecutor
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.drafts import NO_DRAFTS, num_drafts, num_rejected
 from vtoken.vllm.spec import ManagedGroup
@@ -90,8 +90,12 @@ class VTokenCPURunner(CPUModelRunner):
         """Run the self-test of the data path, then make the executor. The caches must exist."""
         caches, layer = [layer.kv_cache for layer in layers.values()], next(iter(layers.values()))
         layout = learn_layout(caches[0], layer.isa)
-        builder = self.attn_groups[self.vtoken_group.index][0].get_metadata_builder()
-        SelfTest(CPUDataPath(layer, builder, caches[0], layout)).run()
+        first, *others = self.attn_groups[self.vtoken_group.index]
+        for attn_group in others:
+            attn_group.get_metadata_builder().of_drafter = drafter_layers.keys() >= {
+                *attn_group.layer_names
+            }
+        SelfTest(CPUDataPath(layer, first.get_metadata_builder(), caches[0], layout)).run()
         self._vtoken_make_room()
         return HostExecutor(
             caches,
@@ -101,9 +105,17 @@ class VTokenCPURunner(CPUModelRunner):
             ranks=Ranks.of_this_worker(),
             stages=self.vtoken_stages,
             zero=self._vtoken_zero if len(self.kv_cache_config.kv_cache_groups) > 1 else None,
-            drafter_caches=[layer.kv_cache for layer in drafter_layers.values()],
-            lookahead=self.vllm_config.num_lookahead_tokens,
+            drafter=self._vtoken_store_of(drafter_layers) if drafter_layers else None,
         )
+
+    def _vtoken_store_of(self, layers: dict[str, Any]) -> DrafterStore:
+        """The caches of the drafter's `layers`; runs the self-test on them too."""
+        layer = next(iter(layers.values()))
+        layout = learn_layout(layer.kv_cache, layer.isa)
+        builder = self.drafter.draft_attn_groups[0].get_metadata_builder()
+        SelfTest(CPUDataPath(layer, builder, layer.kv_cache, layout)).run()
+        caches = [layer.kv_cache for layer in layers.values()]
+        return DrafterStore(caches, layout, self.vllm_config.num_lookahead_tokens)
 
     def _vtoken_make_room(self) -> None:
         """Make the tensors into which a later stage of a pipeline takes hidden states.

@@ -56,7 +56,7 @@ SCHEDULING: dict[PauseState, SchedulingState] = {
 }
 
 
-def _geometry(config: Any, num_blocks: int, group: ManagedGroup) -> Geometry:
+def _geometry(config: Any, kv_cache_config: Any, group: ManagedGroup) -> Geometry:
     """The geometry of the managed `group` in the entire engine.
 
     A rank holds its KV heads' share of every block. Bytes include the copies of heads that exist if
@@ -70,16 +70,16 @@ def _geometry(config: Any, num_blocks: int, group: ManagedGroup) -> Geometry:
     )
     if config.parallel_config.pipeline_parallel_size > 1:
         layers = num_full_layers(config.model_config)
+    block_bytes = (layers + len(group.drafter_names)) * spec.page_size_bytes
+    if group.drafter_names and len(kv_cache_config.kv_cache_groups) == 1:
+        block_bytes = _block_bytes(config, kv_cache_config)  # its K and V may have another shape
     return Geometry(
-        num_blocks=num_blocks,
+        num_blocks=kv_cache_config.num_blocks,
         block_size=spec.block_size,
         num_layers=layers,
         num_kv_heads=config.model_config.get_total_num_kv_heads(),
         head_size=spec.head_size,
-        bytes_per_token=ranks
-        * (layers + len(group.drafter_names))
-        * spec.page_size_bytes
-        // spec.block_size,
+        bytes_per_token=ranks * block_bytes // spec.block_size,
         num_heads=ranks * config.model_config.get_num_attention_heads(config.parallel_config),
     )
 
@@ -88,8 +88,8 @@ def _block_bytes(config: Any, kv_cache_config: Any) -> int:
     """The bytes of a block of the pool on one rank; 0 if they differ between stages."""
     if config.parallel_config.pipeline_parallel_size > 1:
         return 0
-    num_bytes = sum(tensor.size for tensor in kv_cache_config.kv_cache_tensors)
-    return int(num_bytes // kv_cache_config.num_blocks)
+    allocation, *_ = kv_cache_config.kv_cache_tensors  # all lie in one, whose size each has
+    return int(allocation.size // kv_cache_config.num_blocks)
 
 
 class VTokenSchedulerMixin(Scheduler):
@@ -109,7 +109,7 @@ class VTokenSchedulerMixin(Scheduler):
         others = other_groups(coordinator, group, kv_cache_config, config, self.requests)
         settings = read_settings(config.additional_config or {})
         log.info("vToken: %s", selftest.run())
-        geometry = _geometry(config, kv_cache_config.num_blocks, group)
+        geometry = _geometry(config, kv_cache_config, group)
         calibration = load_calibration(settings.calibration, config)
         if calibration.profile is None:
             log.info("vToken: no calibration profile: %s", calibration.detail)

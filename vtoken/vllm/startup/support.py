@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, Sli
 from vtoken.base.errors import UnsupportedError
 from vtoken.core.tables.kernels import MAX_HOLDERS
 from vtoken.core.tables.pool import MAX_BLOCK_SIZE
-from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec
+from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec, spec_of_model
 from vtoken.vllm.startup.calibration import load_calibration, num_full_layers
 from vtoken.vllm.startup.cuda_rules import cuda_reasons
 from vtoken.vllm.startup.settings import read_settings
@@ -247,11 +247,11 @@ def managed_group(kv_cache_config: Any, config: Any) -> ManagedGroup:
 
     Raises UnsupportedError if there is none or a second one, or if another group is not bounded.
     """
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    refuse(*_group_reasons(specs, config.parallel_config.pipeline_parallel_size))
     drafts = config.speculative_config
     has_layers = drafts is not None and drafts.uses_draft_kv_cache()
     num_layers = num_full_layers(config.model_config) if has_layers else None
+    specs = [spec_of_model(group, num_layers) for group in kv_cache_config.kv_cache_groups]
+    refuse(*_group_reasons(specs, config.parallel_config.pipeline_parallel_size))
     return ManagedGroup.of(kv_cache_config, num_layers)
 
 
