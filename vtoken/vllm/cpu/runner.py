@@ -70,15 +70,11 @@ class VTokenCPURunner(CPUModelRunner):
             group = support.managed_group(kv_cache_config, self.vllm_config)
             self.vtoken_group = group
             self.vtoken_stages = stages_of_this_worker(self.vllm_config, len(group.layer_names))
-            known, first = (
-                self.compilation_config.static_forward_context,
-                self.vtoken_stages.first_layer,
-            )
+            known = self.compilation_config.static_forward_context
+            first = self.vtoken_stages.first_layer
             layers = managed_layers(known, group.layer_names, first)
-            last = first + len(layers)
-            self.vtoken_host = self._vtoken_prepare(
-                layers, managed_layers(known, group.drafter_names, last)
-            )
+            drafter_layers = managed_layers(known, group.drafter_names, first + len(layers))
+            self.vtoken_host = self._vtoken_prepare(layers, drafter_layers)
             if self.vllm_config.num_lookahead_tokens:
                 VTokenDrafterMixin.adopt(self.drafter, group.drafter_names)
             self.executor = self.vtoken_host.executor
