@@ -103,6 +103,13 @@ class Trace:
         found: list[float] = (top[:, 0] - top[:, 1]).tolist()
         return found
 
+    def behind(self) -> list[float]:
+        """How far each token's logit lies below the best; 0 where the token is the best."""
+        rows = torch.stack(self.logits).float()
+        taken = rows.gather(1, torch.tensor(self.tokens)[:, None])[:, 0]
+        found: list[float] = (rows.max(dim=1).values - taken).tolist()
+        return found
+
     def smallest_gap(self) -> float:
         return min(self.gaps())
 
@@ -136,6 +143,7 @@ def trace(
     chunk: int | None = None,
     evict_prompt: Evict = full,
     draft: Sequence[int] = (),
+    follow: Sequence[int] = (),
 ) -> Trace:
     """As `generate`, with the logits and the victims of each step.
 
@@ -143,7 +151,7 @@ def trace(
     speculative decoding does; victims are masked from their step on. What follows the first token
     that the model would not choose is taken out of the cache again. It changes the time and not the
     result; then `evict` is called more than once for some steps. A model with states takes no
-    draft.
+    draft. `follow`: tokens that are taken instead of the best ones.
     """
     cache = new_cache(model)
     prompt = list(prompt_ids)
@@ -169,7 +177,7 @@ def trace(
                 result.victims[step + i] = victims
                 hidden |= victims
             result.logits.append(row)
-            result.tokens.append(int(row.argmax()))
+            result.tokens.append(follow[len(result.tokens)] if follow else int(row.argmax()))
             if len(result.tokens) == num_new:
                 return result
             if result.tokens[-1] != follower:

@@ -7,8 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -33,6 +36,13 @@ DEFAULTS: dict[str, Any] = {
     "kv_cache_memory_bytes": 64 << 20,  # 16,384 tokens of the demo model
     "seed": 0,
 }
+
+TORCHVISION = (  # its modules that vLLM's code of Qwen3.5 imports
+    "torchvision",
+    "torchvision.transforms",
+    "torchvision.transforms.v2",
+    "torchvision.transforms.v2.functional",
+)
 
 EngineFactory = Callable[..., AbstractContextManager[Any]]
 
@@ -132,3 +142,24 @@ def in_process() -> Iterator[Callable[..., Any]]:
         return
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+@pytest.fixture
+def any_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model classes are inspected in this process; vLLM uses another to keep CUDA out of it.
+
+    Where torchvision is missing, empty modules stand for it: vLLM's code of Qwen3.5 imports it
+    for images, and words do not use it.
+    """
+    from vllm.model_executor.models import registry
+
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
+    keep = "_save_modelinfo_to_cache"  # what is found here would be believed where it cannot run
+    monkeypatch.setattr(registry._LazyRegisteredModel, keep, lambda *_: None)
+    if find_spec("torchvision") is None:
+        import transformers.image_utils  # noqa: F401  (knows now that there is none)
+
+        for name in TORCHVISION:
+            module = ModuleType(name)
+            module.__spec__ = ModuleSpec(name, None)
+            monkeypatch.setitem(sys.modules, name, module)

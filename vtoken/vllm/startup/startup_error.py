@@ -17,6 +17,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from vtoken.base.errors import SelfTestError, UnsupportedError
@@ -29,6 +30,7 @@ _NO_ROOM = re.compile(
 )
 # And on a length that the model was not made for.
 _TOO_LONG = re.compile(r"max_model_len \((\d+)\) is greater than the derived \w+ \(\w+=(\d+)")
+_NO_CODE = re.compile(r"Model architectures \['(\w+)'.*\] failed to be inspected")
 _ELSEWHERE = re.compile(r"see (root cause|stack trace)", re.IGNORECASE)  # another process failed
 _OF_PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*")
 
@@ -90,6 +92,12 @@ def words_of(error: Exception) -> str:
         )
     if found := _TOO_LONG.search(text):
         return f"--max-model-len {found[1]} is more than the model's {found[2]} positions"
+    if (found := _NO_CODE.search(text)) and find_spec("torchvision") is None:
+        return (
+            f"vLLM cannot import its code of {found[1]}, and torchvision, which that of models "
+            "with images needs, is missing; install its build for your torch: beside the CPU build "
+            "of torch 2.13, uv pip install --torch-backend cpu torchvision==0.28.0"
+        )
     return _OF_PYDANTIC.sub("", text).partition(" See https:")[0]
 
 

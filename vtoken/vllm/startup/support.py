@@ -33,7 +33,10 @@ LAYER_TYPES = {
     "sparse",
     "dense",
 }
-MAMBA1 = {"jamba"}
+NOT_ON_CPU = {  # model types of which vLLM's CPU build lacks a part, which it finds out late
+    "jamba": "vLLM has no Mamba 1 kernel on the CPU",
+    "minimax_m2": "vLLM cannot score its experts on the CPU: its router there has no sigmoid",
+}
 LayerReasons = Callable[[Any], Iterator[str]]
 DRAFTS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 STATES = (MambaAttentionBackendEnum.MAMBA2, MambaAttentionBackendEnum.GDN_ATTN)
@@ -191,12 +194,20 @@ def _model_reasons(model: Any, device: str, sliding_window: int | None) -> Itera
             "prefix-LM models: the spans of images are bidirectional; --limit-mm-per-prompt "
             """'{"image": 0}' serves words alone"""
         )
+    if shared := getattr(text, "num_kv_shared_layers", 0):
+        yield f"KV sharing: {shared} layers read the K and V of other layers, never compared"
+    value_size = getattr(text, "v_head_dim", None) or model.get_head_size()
+    if value_size != model.get_head_size() and not hasattr(text, "kv_lora_rank"):
+        yield (
+            f"K of {model.get_head_size()} and V of {value_size} numbers a head: vLLM reads such a "
+            "cache with a backend of its own, which has no token table"
+        )
     if model.is_attention_free:
         yield "models without attention: there is no KV cache"
     if others and not model.is_hybrid:
         yield f"layers of type {', '.join(sorted(others))}: only full attention has a token table"
-    if device == "cpu" and text.model_type in MAMBA1:
-        yield f"{text.model_type}: vLLM has no Mamba 1 kernel on the CPU"
+    if device == "cpu" and text.model_type in NOT_ON_CPU:
+        yield f"{text.model_type}: {NOT_ON_CPU[text.model_type]}"
     if model.is_diffusion:
         yield "diffusion models: cached tokens are overwritten"
     if sliding_window is not None:
