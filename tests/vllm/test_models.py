@@ -168,6 +168,8 @@ def test_of_ray_only_the_executor_that_runs_ranks_as_actors_is_served(
     with pytest.raises(UnsupportedError, match="pipeline stages as actors of Ray: never run"):
         support.check_config(config)
     config.parallel_config.pipeline_parallel_size = 1
+    if "VLLM_USE_RAY_V2_EXECUTOR_BACKEND" not in vllm.envs.environment_variables:
+        return  # vLLM 0.33 has only that one
     vllm.envs.disable_envs_cache()  # an earlier engine of this process has turned it on
     monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
     with pytest.raises(UnsupportedError, match="first executor for Ray: never run with vToken"):
@@ -263,7 +265,7 @@ def test_vllms_runner_on_cuda_has_no_drafts_of_suffix(demo_model: Path) -> None:
 def test_vllm_itself_plans_no_step_of_drafts_before_the_report_of_the_last(
     demo_model: Path,
 ) -> None:
-    with pytest.raises(ValueError, match="async scheduling"):
+    with pytest.raises(ValueError, match=r"(?i)async scheduling"):
         configuration(demo_model, speculative_config=NGRAM, async_scheduling=True)
     config = configuration(demo_model, speculative_config=NGRAM)
     assert config.scheduler_config.async_scheduling is False

@@ -100,7 +100,7 @@ def _ray_reasons(parallel: Any) -> Iterator[str]:
         yield "engines as actors of Ray: never run with vToken; leave --data-parallel-backend out"
     if parallel.distributed_executor_backend != "ray":
         return
-    if not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+    if not getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True):  # vLLM 0.33 has no other one
         yield (
             "vLLM's first executor for Ray: never run with vToken; unset "
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
