@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -112,6 +113,11 @@ class Trace:
 
     def smallest_gap(self) -> float:
         return min(self.gaps())
+
+    def shortfalls(self) -> list[float]:
+        """How far each token's logit is below the best one."""
+        pairs = zip(self.logits, self.tokens, strict=True)
+        return [float(row.max() - row[token]) for row, token in pairs]
 
 
 def generate(
@@ -256,18 +262,22 @@ def trace_log(
     *,
     draft: Sequence[int] = (),
     by_rows: bool = False,
+    forced: bool = False,
 ) -> Trace:
     """Greedy continuation of `prompt_ids` by `num_new` tokens under the live sets of `stretches`.
 
     `draft`: tokens that are expected, computed in one forward with one mask a query, as in `trace`.
     `by_rows`: compute one token a forward instead, over a cache that is made of the visible rows
-    before each. A model with states takes no mask and is always computed so.
+    before each. A model with states takes no mask and is always computed so. `forced`: a model with
+    states continues by `draft`, whatever it would choose; see `Trace.shortfalls`.
     """
     if not stretches or stretches[0].known != len(prompt_ids):
         raise ValueError(f"the log does not begin with a prompt of {len(prompt_ids)} tokens")
     extend = _extend_by_rows if by_rows or has_states(model) else _extend_by_masks
     tokens, most = list(prompt_ids), len(prompt_ids) + num_new
     expected = [*prompt_ids, *draft]
+    if forced:
+        extend = partial(_extend_by_rows, forced=True)
     result = Trace()
     for number, stretch in enumerate(stretches):
         last = number + 1 == len(stretches)
@@ -312,13 +322,14 @@ def _extend_by_rows(
     seen: torch.Tensor,
     expected: list[int],
     result: Trace,
+    *,
+    forced: bool = False,
 ) -> None:
     """As `_extend_by_masks`, one token a forward: the cache has the rows that its query sees.
 
     `whole` keeps K and V of every token, so that a row can return. A prompt in which nothing
     vanishes is computed at once.
     """
-    del expected
     cache = new_cache(model)
     whole: dict[int, list[torch.Tensor]] = {}
     num_computed = 0
@@ -339,7 +350,7 @@ def _extend_by_rows(
         num_computed += num_ids
         if num_computed == len(tokens):
             result.logits.append(row)
-            tokens.append(int(row.argmax()))
+            tokens.append(expected[len(tokens)] if forced else int(row.argmax()))
 
 
 WINDOWS = {"sliding_attention", "chunked_attention"}

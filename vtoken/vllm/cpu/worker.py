@@ -9,6 +9,7 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vtoken.base.errors import UnsupportedError
+from vtoken.vllm.cpu import states
 from vtoken.vllm.cpu.runner import VTokenCPURunner
 from vtoken.vllm.startup import startup_error, support
 
@@ -32,6 +33,8 @@ class VTokenCPUWorker(CPUWorker):
             support.check_config(self.vllm_config)
             super().init_device()
         _launch_numba()
+        if self.vllm_config.num_speculative_tokens and self.model_config.is_hybrid:
+            states.fill_rows()
         self.model_runner = VTokenCPURunner.adopt(self.model_runner)
 
     def execute_model(self, scheduler_output: Any) -> Any:

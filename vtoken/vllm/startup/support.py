@@ -160,10 +160,10 @@ def _draft_reasons(config: Any) -> Iterator[str]:
             f"speculative decoding on {device}: the worker there reads probes before tokens are "
             "sampled, and takes no rejected draft back; leave --speculative-config out"
         )
-    if config.model_config.is_hybrid or _has_windows(config):
+    if config.cache_config.mamba_cache_mode == "align":
         yield (
-            "speculative decoding beside layers with a window, chunks or a state: never compared; "
-            "leave --speculative-config out"
+            "drafts beside states in a prefix cache: vLLM has no kernel on the CPU that keeps the "
+            "state where a block ends; use --no-enable-prefix-caching"
         )
     if max(parallel.tensor_parallel_size, parallel.pipeline_parallel_size) > 1:
         yield (
@@ -277,8 +277,8 @@ def _group_reasons(specs: list[Any], num_stages: int) -> Iterator[str]:
         yield f"{len(managed)} groups of full-attention layers: vToken serves one"
     for spec in specs:
         if type(spec) in BOUNDED_SPECS and managed:
-            if isinstance(spec, MambaSpec) and spec.mamba_type not in STATES:
-                yield f"states of type {spec.mamba_type.name}: never compared"
+            if isinstance(spec, MambaSpec):
+                yield from _state_reasons(spec)
         elif type(spec) is VTokenAttentionSpec.__base__:
             yield (
                 "an attention backend that is not vToken's; on CUDA, use --attention-backend "
@@ -290,6 +290,16 @@ def _group_reasons(specs: list[Any], num_stages: int) -> Iterator[str]:
             yield "sliding-window or chunked-local layers"
         elif spec.non_causal:
             yield "non-causal layers"
+
+
+def _state_reasons(spec: MambaSpec) -> Iterator[str]:
+    if spec.mamba_type not in STATES:
+        yield f"states of type {spec.mamba_type.name}: never compared"
+    if spec.mamba_type == MambaAttentionBackendEnum.MAMBA2 and spec.num_speculative_blocks:
+        yield (
+            "drafts beside states of Mamba 2: vLLM's kernels on the CPU compute other states when "
+            "a request has drafts; leave --speculative-config out"
+        )
 
 
 def check_stages(config: Any, num_layers: list[int]) -> None:

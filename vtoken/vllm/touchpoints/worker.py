@@ -20,6 +20,7 @@ _drafter = points_at(
 )
 _output = points_at("vllm.v1.outputs:AsyncModelRunnerOutput.", "subclass")
 _calls_on_cpu = points_at("vllm.", "call", device="cpu")
+_wraps_on_cpu = points_at("vllm.", "wrap", device="cpu")
 _calls = points_at("vllm.", "call")
 _registers = points_at("vllm.", "register")
 
@@ -44,6 +45,12 @@ WORKER_POINTS = (
         "v1.kv_cache_interface:"
         "MambaSpec(num_prefill_checkpoint_blocks, prefill_checkpoint_alignment)",
         "the same",
+    ),
+    _wraps_on_cpu(
+        "model_executor.layers.mamba.ops.cpu.gdn_attention:"
+        "_spec_forward(layer, attn_metadata_i, mixed_qkv_spec, b_spec, a_spec)",
+        "fill rows that have fewer drafts than the most",
+        ends_with="0.32 is no longer supported",
     ),
     _attention(
         "CPUAttentionBackend.customize_spec(spec)",

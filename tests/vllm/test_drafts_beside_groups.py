@@ -1,0 +1,213 @@
+"""Drafts beside layers with a window, chunks or a state: tokens equal the reference.
+
+Every scenario of a family runs on one engine. Its live sets are recorded from the plans, and the
+reference repeats them: evictions, moves, a preemption, tokens that are parked and come back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+from tests.support import models, reference
+from tests.support.drafting import NGRAM, SCRIPTS, use_drafts
+from tests.support.engines import EAGER, engine_args
+from tests.support.live_sets import LiveSets, swinging_budget
+from tests.support.observe import runtime_of, scheduler_of
+from tests.support.reference import Stretch
+from tests.support.stepping import add, step
+from vtoken.base.errors import UnsupportedError
+
+pytestmark = pytest.mark.vllm
+
+ALL = bool(os.environ.get("VTOKEN_ALL_MODELS"))
+WINDOWS = list(models.MIXED) if ALL else ["gpt_oss"]
+STATES = ["qwen3_next"]
+NUM_NEW = 48
+BUDGET, INTERVAL = 96, 12
+NEAR_TIE = 0.2  # of the median distance of the two best logits: bfloat16 may decide it otherwise
+FIXED = {
+    "policy": {"name": "streaming_llm"},
+    "budget_tokens": BUDGET,
+    "interval_tokens": INTERVAL,
+    "evict_when": "always",
+    "verify_ratio": 1.0,
+}
+MOVED = {"recycle": False, "experiment": {"planner": "pack"}, **EAGER}
+
+
+def recipe_of(family: str) -> models.Recipe:
+    return (models.MIXED | models.HYBRID)[family]
+
+
+def pool_of(family: str) -> dict[str, Any]:
+    """Blocks for three requests; vLLM fits them to states, if the model has these."""
+    if family in models.MIXED:
+        return {"num_gpu_blocks_override": 600, "block_size": 16, "enable_prefix_caching": True}
+    pool = {"num_gpu_blocks_override": 128, "block_size": None, "enable_prefix_caching": False}
+    return pool | {"dtype": recipe_of(family).dtype, "kv_cache_memory_bytes": 512 << 20}
+
+
+def arguments(folder: Path, family: str, config: dict[str, Any], **more: Any) -> dict[str, Any]:
+    base = {"model": str(folder), "max_model_len": 1024, "skip_tokenizer_init": True}
+    base |= {"speculative_config": NGRAM} | pool_of(family) | more
+    return base | engine_args(config, check_every_step=True)
+
+
+@pytest.fixture(scope="module")
+def folder_of(
+    tmp_path_factory: pytest.TempPathFactory, in_process: Callable[..., Any]
+) -> Callable[[str], Path]:
+    """`folder_of(family)`: its tiny model, made at the first call."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = in_process(models.make, recipe_of(name), tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return folder
+
+
+class Run(NamedTuple):
+    """A request's prompt, its tokens and its live sets."""
+
+    prompt: list[int]
+    tokens: list[int]
+    stretches: list[Stretch]
+
+
+def load(folder: Path, dtype: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=dtype
+    ).eval()
+
+
+def answers_of(folder: Path, dtype: str, prompts: list[list[int]]) -> list[list[int]]:
+    model = load(folder, dtype)
+    return [reference.generate(model, prompt, NUM_NEW, reference.full) for prompt in prompts]
+
+
+def traces_of(folder: Path, dtype: str, runs: list[Run]) -> list[tuple[list[int], list[float]]]:
+    """Of each run the reference's tokens, and how far the engine's are below its best logits, in
+    units of the median distance of the two best.
+    """
+    model, found = load(folder, dtype), []
+    for prompt, tokens, stretches in runs:
+        trace = reference.trace_log(
+            *(model, prompt, len(tokens), stretches), draft=tokens, forced=dtype != "float32"
+        )
+        median = sorted(trace.gaps())[len(tokens) // 2]
+        found.append((trace.tokens, [short / median for short in trace.shortfalls()]))
+    return found
+
+
+class Driver:
+    """Runs prompts with drafts on one engine and keeps what to compare.
+
+    `answers`: what is drafted from, by `script`. Under eviction the tokens become others; those of
+    the last run of a prompt are drafted in its next one, so that some are right.
+    """
+
+    def __init__(self, llm: Any, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        self.llm, self.prompts, self.answers = llm, prompts, answers
+        self.runs: list[Run] = []
+        self.runtime = runtime_of(llm)
+
+    def run(self, script: str, *, preempt_after: int | None = None) -> list[int]:
+        """The tokens of each prompt that were found in the prefix cache."""
+        use_drafts(self.llm, self.prompts, self.answers, SCRIPTS[script])
+        watch, tokens = LiveSets(scheduler_of(self.llm)), dict[str, list[int]]()
+        cached: dict[str, int] = {}
+        names = [f"r{len(self.runs) + number}" for number in range(len(self.prompts))]
+        for name, prompt in zip(names, self.prompts, strict=True):
+            add(self.llm, name, prompt, NUM_NEW, detokenize=False)
+        if preempt_after is not None:
+            step(self.llm, tokens, preempt_after)
+            assert scheduler_of(self.llm).reset_prefix_cache(reset_running_requests=True)
+        while self.llm.llm_engine.has_unfinished_requests():
+            for output in self.llm.llm_engine.step():
+                tokens[output.request_id] = list(output.outputs[0].token_ids)
+                cached[output.request_id] = output.num_cached_tokens
+        watch.restore()
+        self.answers = [tokens[name] for name in names]
+        for name, prompt in zip(names, self.prompts, strict=True):
+            self.runs.append(Run(prompt, tokens[name], watch.stretches[name]))
+        return [cached[name] for name in names]
+
+    def swing(self, script: str) -> None:
+        use_drafts(self.llm, self.prompts, self.answers, SCRIPTS[script])
+        found, logs = swinging_budget(self.llm, self.prompts, NUM_NEW, (BUDGET, 240), steps=4)
+        self.runs += map(Run, self.prompts, found, logs)
+
+    def change(self, patch: dict[str, Any]) -> None:
+        scheduler_of(self.llm).vtoken_controller.patch_config(patch)
+
+
+@pytest.mark.parametrize("family", [*WINDOWS, *STATES])
+def test_tokens_equal_the_reference(
+    engine: Any, folder_of: Any, in_process: Callable[..., Any], family: str
+) -> None:
+    folder, dtype = folder_of(family), recipe_of(family).dtype
+    lengths = (200, 70) if family in WINDOWS else (400, 140)
+    prompts = [reference.random_prompt(length, seed) for seed, length in enumerate(lengths)]
+    answers = in_process(answers_of, folder, dtype, prompts)
+    with engine(**arguments(folder, family, FIXED)) as llm:
+        driver = Driver(llm, prompts, answers)
+        counters = driver.runtime.counters
+        driver.run("mixed")
+        recycled = counters.reclamation.recycled_slots
+        hits = driver.run("right")
+        driver.change(MOVED | {"low_watermark_blocks": pool_of(family)["num_gpu_blocks_override"]})
+        driver.run("mixed", preempt_after=9)
+        moved, preempted = counters.reclamation.relocations, counters.requests.preempted
+        driver.swing("mixed")
+        serving = counters.serving
+        assert 0 < serving.accepted_draft_tokens < serving.draft_tokens
+        assert counters.tokens.evicted > 4 * (sum(lengths) - 2 * BUDGET)
+        assert min(recycled, moved, preempted) > 0
+        assert counters.invariants.violations == 0
+        if family in WINDOWS:
+            assert sum(hits) >= sum(length // 16 * 16 for length in lengths) - 2 * 16
+        wrong = [] if family in WINDOWS else without_full_rows(driver)
+    traces = in_process(traces_of, folder, dtype, driver.runs + wrong)
+    for run, (tokens, short) in zip(driver.runs, traces, strict=False):
+        assert run.tokens == tokens
+        assert max(short) <= (0 if dtype == "float32" else NEAR_TIE)
+    for _, short in traces[len(driver.runs) :]:
+        assert max(short) > 1
+
+
+def without_full_rows(driver: Driver) -> list[Run]:
+    """What vLLM's own layer of GDN answers, whose rows have any number of drafts."""
+    first, core = len(driver.runs), gdn_attention._spec_forward
+    with patch.object(gdn_attention, "_spec_forward", core.__wrapped__):
+        driver.run("mixed")
+    found, driver.runs = driver.runs[first:], driver.runs[:first]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "cached", "why"),
+    [
+        ("granitemoehybrid", False, "drafts beside states of Mamba 2"),
+        ("qwen3_next", True, r"prefix cache: .* use --no-enable-prefix-caching"),
+    ],
+)
+def test_what_vllm_computes_wrong_is_refused(
+    engine: Any, folder_of: Any, family: str, cached: bool, why: str
+) -> None:
+    more = {"enable_prefix_caching": cached}
+    with (
+        pytest.raises(UnsupportedError, match=why),
+        engine(**arguments(folder_of(family), family, {}, **more)),
+    ):
+        pass
