@@ -249,6 +249,9 @@ def test_drafts_are_refused_where_they_were_never_compared(
     config = configuration(tmp_path, speculative_config=NGRAM)
     with pytest.raises(UnsupportedError, match=r"prefix cache: .* use --no-enable-prefix-caching"):
         support.check_config(config)
+    config.speculative_config.method = "mtp"
+    with pytest.raises(UnsupportedError, match="a drafter with layers beside .* never compared"):
+        support.check_config(config)
     config = configuration(demo_model, speculative_config=NGRAM, tensor_parallel_size=2, **MP)
     with pytest.raises(UnsupportedError, match="with tensor or pipeline parallelism: never"):
         support.check_config(config)
