@@ -8,8 +8,11 @@ drafts, and samples one token behind those that are right. So how many drafts ar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from tests.support.observe import scheduler_of
 from tests.support.reference import Evict, forward, full_layers, new_cache, prune
 
 MOST = 4
@@ -116,10 +119,13 @@ def runner_of(llm: Any) -> Any:
     return core.model_executor.driver_worker.worker.model_runner
 
 
-def use_drafts(
-    llm: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], script: Script
-) -> None:
-    """Draft the `answers` to `prompts` by `script`, in an engine of this process.
+Draft = Callable[[list[int]], list[int]]  # a request's tokens -> its next drafts
+
+
+def scripted(
+    prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], script: Script
+) -> Draft:
+    """Draft the `answers` to `prompts` by `script`.
 
     Of several answers to one prompt, the one that agrees longest.
     """
@@ -133,6 +139,15 @@ def use_drafts(
         known += [0] * (num - len(known))
         return known[:num_right] + [(token + 1) % 256 for token in known[num_right:]]
 
+    return draft
+
+
+def use_drafts(
+    llm: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], script: Script
+) -> None:
+    """Let vLLM's n-gram drafter, in an engine of this process, draft what is `scripted`."""
+    draft = scripted(prompts, answers, script)
+
     def propose(_: int, sampled: list[list[int]], num_tokens: Any, ids: Any, **_rest: Any) -> Any:
         return [
             draft(ids[i, : num_tokens[i]].tolist()) if tokens else []
@@ -140,3 +155,18 @@ def use_drafts(
         ]
 
     runner_of(llm).drafter.propose = propose
+
+
+def replace_drafts(
+    llm: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], script: Script
+) -> None:
+    """The same for any drafter: its passes run, and what it drafts is replaced."""
+    draft, scheduler = scripted(prompts, answers, script), scheduler_of(llm)
+    update = partial(type(scheduler).update_draft_token_ids, scheduler)
+
+    def update_scripted(found: Any) -> None:
+        known = {name: request.all_token_ids for name, request in scheduler.requests.items()}
+        drafts = [draft([*known[name]]) if name in known else [] for name in found.req_ids]
+        update(replace(found, draft_token_ids=drafts))
+
+    scheduler.update_draft_token_ids = update_scripted

@@ -6,8 +6,10 @@ reference repeats them: evictions, moves, a preemption, tokens that are parked a
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -16,13 +18,15 @@ import pytest
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
 from tests.support import models, reference
-from tests.support.drafting import NGRAM, SCRIPTS, use_drafts
+from tests.support.drafting import MOST, NGRAM, SCRIPTS, replace_drafts, use_drafts
 from tests.support.engines import EAGER, engine_args
 from tests.support.live_sets import LiveSets, swinging_budget
 from tests.support.observe import runtime_of, scheduler_of
 from tests.support.reference import Stretch
 from tests.support.stepping import add, step
+from tests.vllm.test_hybrids import said_and_asked
 from vtoken.base.errors import UnsupportedError
+from vtoken.vllm.cpu.ahead_places import AheadPlaces
 
 pytestmark = pytest.mark.vllm
 
@@ -122,14 +126,16 @@ class Driver:
         self.runs: list[Run] = []
         self.runtime = runtime_of(llm)
 
-    def run(self, script: str, *, preempt_after: int | None = None) -> list[int]:
+    def run(
+        self, script: str, *, preempt_after: int | None = None, num_new: int = NUM_NEW
+    ) -> list[int]:
         """The tokens of each prompt that were found in the prefix cache."""
         use_drafts(self.llm, self.prompts, self.answers, SCRIPTS[script])
         watch, tokens = LiveSets(scheduler_of(self.llm)), dict[str, list[int]]()
         cached: dict[str, int] = {}
         names = [f"r{len(self.runs) + number}" for number in range(len(self.prompts))]
         for name, prompt in zip(names, self.prompts, strict=True):
-            add(self.llm, name, prompt, NUM_NEW, detokenize=False)
+            add(self.llm, name, prompt, num_new, detokenize=False)
         if preempt_after is not None:
             step(self.llm, tokens, preempt_after)
             assert scheduler_of(self.llm).reset_prefix_cache(reset_running_requests=True)
@@ -157,7 +163,7 @@ def test_tokens_equal_the_reference(
     engine: Any, folder_of: Any, in_process: Callable[..., Any], family: str
 ) -> None:
     folder, dtype = folder_of(family), recipe_of(family).dtype
-    lengths = (200, 70) if family in WINDOWS else (400, 140)
+    lengths = (200, 110) if family in WINDOWS else (400, 140)
     prompts = [reference.random_prompt(length, seed) for seed, length in enumerate(lengths)]
     answers = in_process(answers_of, folder, dtype, prompts)
     with engine(**arguments(folder, family, FIXED)) as llm:
@@ -193,6 +199,125 @@ def without_full_rows(driver: Driver) -> list[Run]:
         driver.run("mixed")
     found, driver.runs = driver.runs[first:], driver.runs[:first]
     return found
+
+
+TIGHT = {"gpt_oss": (44, 8, 20), "qwen3_next": (50, 5, 60)}  # blocks, prompts, their length
+
+
+@pytest.mark.parametrize("family", TIGHT)
+def test_a_request_waits_for_the_blocks_of_drafts_in_all_groups(
+    engine: Any, folder_of: Any, greedy: Any, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """With k drafts a window is k tokens longer, and there are k more states."""
+    num_blocks, num_prompts, length = TIGHT[family]
+    prompts = [reference.random_prompt(length + i, 40 + i) for i in range(num_prompts)]
+    pool = {"num_gpu_blocks_override": num_blocks, "max_model_len": 256}
+    config = FIXED | {"budget_tokens": 40, "headroom_blocks": 1, "low_watermark_blocks": 1}
+    pool["enable_prefix_caching"] = False
+    with engine(**arguments(folder_of(family), family, config, **pool)) as llm:
+        runtime = runtime_of(llm)
+        use_drafts(llm, prompts, [[0]] * num_prompts, SCRIPTS["wrong"])
+        asked = said_and_asked(runtime.admission, monkeypatch)
+        greedy(llm, prompts, NUM_NEW, detokenize=False)
+        assert len(asked) > num_prompts  # some waited
+        assert all(said == num_blocks for said, num_blocks in asked), asked
+        assert (runtime.counters.invariants.violations, runtime.counters.requests.preempted) == (
+            0,
+            0,
+        )
+
+
+def test_requests_give_before_one_is_preempted_for_a_window(
+    engine: Any, folder_of: Any, in_process: Callable[..., Any]
+) -> None:
+    """Requests of one length take blocks of both groups for their drafts in the same steps."""
+    folder, prompts = folder_of("gpt_oss"), [reference.random_prompt(20, 40 + i) for i in range(8)]
+    pool = {"num_gpu_blocks_override": 70, "max_model_len": 256, "enable_prefix_caching": False}
+    config = FIXED | {"evict_when": "pressure", "budget_tokens": 40, "headroom_blocks": 1}
+    with engine(**arguments(folder, "gpt_oss", config, **pool)) as llm:
+        driver = Driver(llm, prompts, in_process(answers_of, folder, "float32", prompts))
+        driver.run("mixed", num_new=100)
+        counters = driver.runtime.counters
+        assert counters.pressure.given_tokens == counters.tokens.evicted > 0
+        assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
+    traces = in_process(traces_of, folder, "float32", driver.runs)
+    assert [run.tokens for run in driver.runs] == [tokens for tokens, _ in traces]
+
+
+def with_mtp(folder: Path, made: Path) -> Path:
+    """The model of `folder` in `made`, whose last layer becomes that of MTP."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] -= 1
+    config["num_nextn_predict_layers"] = 1
+    config["layer_types"].pop()
+    weights, size = load_file(folder / "model.safetensors"), config["hidden_size"]
+    last = f"model.layers.{config['num_hidden_layers']}."
+    weights = {name.replace(last, "mtp.layers.0."): w for name, w in weights.items()}
+    for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"):
+        weights[f"mtp.{name}.weight"] = torch.zeros(size)  # the layer adds 1
+    generator = torch.Generator().manual_seed(5)
+    weights["mtp.fc.weight"] = torch.randn(size, 2 * size, generator=generator) / size**0.5
+    made.mkdir()
+    save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.fixture(scope="module")
+def mtp_folder(tmp_path_factory: pytest.TempPathFactory, in_process: Callable[..., Any]) -> Path:
+    made, recipe = tmp_path_factory.mktemp("mtp"), recipe_of("qwen3_next")
+    types = [*["linear_attention"] * 3, "full_attention", "full_attention"]
+    longer = {"num_hidden_layers": 5, "layer_types": types}
+    folder = in_process(models.make, replace(recipe, config=recipe.config | longer), made)
+    return in_process(with_mtp, folder, made / "model")
+
+
+MTP = {"method": "mtp", "num_speculative_tokens": MOST}
+
+
+def test_a_layer_of_mtp_writes_into_no_state(
+    engine: Any, mtp_folder: Path, in_process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer of MTP and a layer of GDN have one tensor. A slot that is computed from a position
+    is behind the blocks that its request has left, in one that held an earlier request's tokens
+    and now holds a state.
+    """
+    prompts = [reference.random_prompt(length, seed) for seed, length in enumerate((740, 90, 60))]
+    earlier = reference.random_prompt(900, 9)
+    answers = in_process(answers_of, mtp_folder, "bfloat16", prompts)
+    pool = {"num_gpu_blocks_override": 40, "speculative_config": MTP}
+    moved = MOVED | {"low_watermark_blocks": 40, "headroom_blocks": 4, "batch_size": 16}
+    config = FIXED | moved | {"verify_ratio": 0.0}
+    runs: dict[bool, list[Run]] = {}
+    with engine(**arguments(mtp_folder, "qwen3_next", config, **pool)) as llm:
+        for is_physical in (True, False):
+            if not is_physical:
+                monkeypatch.setattr(AheadPlaces, "correct", lambda *_: None)
+            replace_drafts(llm, [earlier, *prompts], [[0], *answers], SCRIPTS["mixed"])
+            watch, tokens = LiveSets(scheduler_of(llm)), dict[str, list[int]]()
+            add(llm, "earlier", earlier, 1, detokenize=False)
+            step(llm)
+            add(llm, "0", prompts[0], 90, detokenize=False)
+            step(llm, tokens, 6)
+            for number in (1, 2):
+                add(llm, str(number), prompts[number], 60, detokenize=False)
+            step(llm, tokens)
+            watch.restore()
+            runs[is_physical] = [
+                Run(prompt, tokens[str(i)], watch.stretches[str(i)])
+                for i, prompt in enumerate(prompts)
+            ]
+        counters = runtime_of(llm).counters
+        assert counters.serving.accepted_draft_tokens > 20
+        assert min(counters.reclamation.relocations, counters.tokens.evicted) > 0
+        assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
+    found = in_process(traces_of, mtp_folder, "bfloat16", runs[True] + runs[False])
+    worst = [max(short) for _, short in found]
+    assert max(worst[:3]) <= NEAR_TIE
+    assert max(worst[3:]) > 1
 
 
 @pytest.mark.parametrize(

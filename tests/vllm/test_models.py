@@ -249,8 +249,14 @@ def test_drafts_are_refused_where_they_were_never_compared(
     config = configuration(tmp_path, speculative_config=NGRAM)
     with pytest.raises(UnsupportedError, match=r"prefix cache: .* use --no-enable-prefix-caching"):
         support.check_config(config)
-    config.speculative_config.method = "mtp"
-    with pytest.raises(UnsupportedError, match="a drafter with layers beside .* never compared"):
+    config.speculative_config.method = "draft_model"
+    with pytest.raises(UnsupportedError, match=r"draft_model beside states: never compared"):
+        support.check_config(config)
+    models.write_config(models.MIXED["ministral"], tmp_path)
+    config = configuration(tmp_path, speculative_config=NGRAM)
+    support.check_config(config)
+    config.speculative_config.method = "eagle"
+    with pytest.raises(UnsupportedError, match=r"layers beside layers with a window or chunks"):
         support.check_config(config)
     config = configuration(demo_model, speculative_config=NGRAM, tensor_parallel_size=2, **MP)
     with pytest.raises(UnsupportedError, match="with tensor or pipeline parallelism: never"):

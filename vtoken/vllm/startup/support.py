@@ -151,10 +151,15 @@ def _draft_reasons(config: Any) -> Iterator[str]:
             "a drafter with layers for a model with M-RoPE: a place is not one position; take the "
             "method ngram or suffix in --speculative-config"
         )
-    elif drafts.uses_draft_kv_cache() and (config.model_config.is_hybrid or _has_windows(config)):
+    elif drafts.uses_draft_kv_cache() and _has_windows(config):
         yield (
-            "a drafter with layers beside layers with a window, chunks or a state: never compared; "
-            "take the method ngram or suffix in --speculative-config"
+            "a drafter with layers beside layers with a window or chunks: never compared; take the "
+            "method ngram or suffix in --speculative-config"
+        )
+    elif drafts.uses_draft_kv_cache() and drafts.method != "mtp" and config.model_config.is_hybrid:
+        yield (
+            f"drafts of {drafts.method} beside states: never compared; take the method mtp or "
+            "ngram in --speculative-config"
         )
     elif drafts.use_gemma4_mtp() or drafts.use_step3p5_mtp():
         yield "MTP of Gemma 4 and Step 3.5: never compared; leave --speculative-config out"
