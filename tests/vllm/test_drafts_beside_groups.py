@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
@@ -27,6 +28,7 @@ from tests.support.stepping import add, step
 from tests.vllm.test_hybrids import said_and_asked
 from vtoken.base.errors import UnsupportedError
 from vtoken.vllm.cpu.ahead_places import AheadPlaces
+from vtoken.vllm.engine.groups import VLLMGroup
 
 pytestmark = pytest.mark.vllm
 
@@ -221,25 +223,34 @@ def test_a_request_waits_for_the_blocks_of_drafts_in_all_groups(
         greedy(llm, prompts, NUM_NEW, detokenize=False)
         assert len(asked) > num_prompts  # some waited
         assert all(said == num_blocks for said, num_blocks in asked), asked
-        assert (runtime.counters.invariants.violations, runtime.counters.requests.preempted) == (
-            0,
-            0,
-        )
+        counters = runtime.counters
+        assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
 
 
 def test_requests_give_before_one_is_preempted_for_a_window(
-    engine: Any, folder_of: Any, in_process: Callable[..., Any]
+    engine: Any, folder_of: Any, in_process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests of one length take blocks of both groups for their drafts in the same steps."""
+    """Requests of one length take blocks of both groups for their drafts in the same steps. A
+    shortage that counts no drafts in the windows preempts one although others could give.
+    """
     folder, prompts = folder_of("gpt_oss"), [reference.random_prompt(20, 40 + i) for i in range(8)]
-    pool = {"num_gpu_blocks_override": 70, "max_model_len": 256, "enable_prefix_caching": False}
+    pool = {"num_gpu_blocks_override": 82, "max_model_len": 256, "enable_prefix_caching": False}
     config = FIXED | {"evict_when": "pressure", "budget_tokens": 40, "headroom_blocks": 1}
+    answers = in_process(answers_of, folder, "float32", prompts)
     with engine(**arguments(folder, "gpt_oss", config, **pool)) as llm:
-        driver = Driver(llm, prompts, in_process(answers_of, folder, "float32", prompts))
+        driver = Driver(llm, prompts, answers)
         driver.run("mixed", num_new=100)
         counters = driver.runtime.counters
         assert counters.pressure.given_tokens == counters.tokens.evicted > 0
         assert (counters.invariants.violations, counters.requests.preempted) == (0, 0)
+        with_drafts = VLLMGroup.growth
+
+        def growth(group: VLLMGroup, names: list[str], num_new: Any, steps: int) -> Any:
+            return with_drafts(group, names, np.minimum(num_new, steps), steps)
+
+        monkeypatch.setattr(VLLMGroup, "growth", growth)
+        Driver(llm, prompts, answers).run("mixed", num_new=100)
+        assert counters.pressure.preemptions_above_floor > 0
     traces = in_process(traces_of, folder, "float32", driver.runs)
     assert [run.tokens for run in driver.runs] == [tokens for tokens, _ in traces]
 
