@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import vllm
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
 from tests.support import models, reference
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.vllm
 ALL = bool(os.environ.get("VTOKEN_ALL_MODELS"))
 WINDOWS = list(models.MIXED) if ALL else ["gpt_oss"]
 STATES = ["qwen3_next"]
+ROWS_OF_VLLM_FAIL = vllm.__version__.startswith("0.32.")  # mended in 0.33
 NUM_NEW = 48
 BUDGET, INTERVAL = 96, 12
 NEAR_TIE = 0.2  # of the median distance of the two best logits: bfloat16 may decide it otherwise
@@ -185,7 +187,7 @@ def test_tokens_equal_the_reference(
         assert counters.invariants.violations == 0
         if family in WINDOWS:
             assert sum(hits) >= sum(length // 16 * 16 for length in lengths) - 2 * 16
-        wrong = [] if family in WINDOWS else without_full_rows(driver)
+        wrong = without_full_rows(driver) if family in STATES and ROWS_OF_VLLM_FAIL else []
     traces = in_process(traces_of, folder, dtype, driver.runs + wrong)
     for run, (tokens, short) in zip(driver.runs, traces, strict=False):
         assert run.tokens == tokens
