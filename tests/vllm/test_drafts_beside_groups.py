@@ -1,4 +1,4 @@
-"""Drafts beside layers with a window, chunks or a state: tokens equal the reference.
+"""Drafts beside layers with a window or a state: tokens equal the reference.
 
 Every scenario of a family runs on one engine. Its live sets are recorded from the plans, and the
 reference repeats them: evictions, moves, a preemption, tokens that are parked and come back.
@@ -34,7 +34,7 @@ from vtoken.vllm.engine.groups import VLLMGroup
 pytestmark = pytest.mark.vllm
 
 ALL = bool(os.environ.get("VTOKEN_ALL_MODELS"))
-WINDOWS = list(models.MIXED) if ALL else ["gpt_oss"]
+WINDOWS = [name for name in models.MIXED if name != "llama4"] if ALL else ["gpt_oss"]
 STATES = ["qwen3_next"]
 ROWS_OF_VLLM_FAIL = vllm.__version__.startswith("0.32.")  # mended in 0.33
 NUM_NEW = 48

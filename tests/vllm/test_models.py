@@ -256,7 +256,11 @@ def test_drafts_are_refused_where_they_were_never_compared(
     config = configuration(tmp_path, speculative_config=NGRAM)
     support.check_config(config)
     config.speculative_config.method = "eagle"
-    with pytest.raises(UnsupportedError, match=r"layers beside layers with a window or chunks"):
+    with pytest.raises(UnsupportedError, match=r"layers beside layers with a window: never"):
+        support.check_config(config)
+    models.write_config(models.MIXED["llama4"], tmp_path)
+    config = configuration(tmp_path, speculative_config=NGRAM)
+    with pytest.raises(UnsupportedError, match="drafts beside layers with chunks: never compared"):
         support.check_config(config)
     config = configuration(demo_model, speculative_config=NGRAM, tensor_parallel_size=2, **MP)
     with pytest.raises(UnsupportedError, match="with tensor or pipeline parallelism: never"):

@@ -153,8 +153,8 @@ def _draft_reasons(config: Any) -> Iterator[str]:
         )
     elif drafts.uses_draft_kv_cache() and _has_windows(config):
         yield (
-            "a drafter with layers beside layers with a window or chunks: never compared; take the "
-            "method ngram or suffix in --speculative-config"
+            "a drafter with layers beside layers with a window: never compared; take the method "
+            "ngram or suffix in --speculative-config"
         )
     elif drafts.uses_draft_kv_cache() and drafts.method != "mtp" and config.model_config.is_hybrid:
         yield (
@@ -170,6 +170,8 @@ def _draft_reasons(config: Any) -> Iterator[str]:
             f"speculative decoding on {device}: the worker there reads probes before tokens are "
             "sampled, and takes no rejected draft back; leave --speculative-config out"
         )
+    if "chunked_attention" in _layer_types(config.model_config):
+        yield "drafts beside layers with chunks: never compared; leave --speculative-config out"
     if config.cache_config.mamba_cache_mode == "align":
         yield (
             "drafts beside states in a prefix cache: vLLM has no kernel on the CPU that keeps the "
