@@ -120,6 +120,26 @@ def test_a_second_swap_copies_only_what_is_new() -> None:
     engine.run(3)
 
 
+def test_no_swap_gives_up_copies_of_the_request_itself() -> None:
+    engine = swap_out()
+    runtime = engine.runtime
+    first = runtime.swapper.requests["new"].num_tokens
+    engine.remove("old")
+    engine.run(2)
+    assert runtime.parking.num_clean == first
+    configure(engine, park_bytes=first * runtime.geometry.bytes_per_token)  # full of its copies
+    engine.add("third", 13)
+    engine.run(1)
+    engine.running.reverse()  # so that `new` is preempted
+    for _ in range(20):
+        engine.run(1)
+        if engine.num_preemptions > 1:
+            break
+    assert runtime.counters.parking.swaps_refused == {"memory": 1}
+    assert runtime.counters.invariants.violations == 0
+    assert not runtime.swapper.requests
+
+
 def test_blocks_that_a_resumed_request_hashes_hold_what_was_parked() -> None:
     """Another request with the same prompt hits them in the step that restores them."""
     engine = make(NONE)

@@ -51,6 +51,8 @@ class Account:
         parking = self.runtime.parking
         self._restore, parking.restore = parking.restore, self._restored
         self._release, self.runtime.release = self.runtime.release, self._released
+        swapper = self.runtime.swapper
+        self._discard, swapper.discard = swapper.discard, self._discarded
 
     def _victims(self, table: Any, victims: Any) -> None:
         if victims is None:
@@ -75,6 +77,16 @@ class Account:
         self.back[table.request_id] += len(ids)
         self._restore(table, ids, slots)
 
+    def _discarded(self, request_id: str) -> None:
+        if request_id in self.runtime.swapper.requests:  # it is computed again, or has ended
+            self._forget(request_id)
+        self._discard(request_id)
+
+    def _forget(self, request_id: str) -> tuple[int, int]:
+        """Returns how many tokens of the request are dead, and how many of them were given."""
+        self.back.pop(request_id, None)
+        return len(self.dead.pop(request_id, ())), self.gave.pop(request_id, 0)
+
     def _released(self, request_id: str, *, preempted: bool = False, settled: bool = False) -> None:
         request = self.runtime.requests.held.get(request_id)
         self._release(request_id, preempted=preempted, settled=settled)
@@ -83,8 +95,7 @@ class Account:
         self.preempted[request_id] += preempted
         if request_id in self.runtime.swapper.requests:
             return  # it goes on as it is
-        self.back.pop(request_id, None)
-        dead, given = len(self.dead.pop(request_id, ())), self.gave.pop(request_id, 0)
+        dead, given = self._forget(request_id)
         if not preempted and request_id != self.runtime.canary.request_id:
             self.ended[request_id] = Ended(request.num_prompt_tokens, dead, given)
 

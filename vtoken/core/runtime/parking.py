@@ -269,12 +269,15 @@ class Parking:
 
     def make_room_for_swap(self, row: int, num_tokens: int) -> bool:
         """Whether `num_tokens` host slots are free for the request of `row`, which is preempted,
-        once clean copies are given up.
+        once clean copies of others are given up. If not, none is.
         """
-        missing = num_tokens - self.slots.num_free
-        if missing <= 0:
-            return True
-        return missing <= self.num_clean and self._drop_for(row, missing, live=True) == missing
+        missing = max(0, num_tokens - self.slots.num_free)
+        hosts = self._droppable(row, live=True)
+        hosts = hosts[self.slots.row[hosts] != row]  # it would need them again
+        if missing > len(hosts):
+            return False
+        self._drop(hosts[:missing], "host memory is full")
+        return True
 
     def park_swapped(self, table: TokenTable, ids: Ints, hosts: Ints) -> None:
         """Let the plan copy the tokens `ids` [k] of a request that is preempted to `hosts` [k],
@@ -467,9 +470,14 @@ class Parking:
             self._drop_for(row, wanted, live=False)
 
     def _drop_for(self, row: int, wanted: int, *, live: bool) -> int:
-        """Give up the copies of up to `wanted` tokens, live or parked ones, of requests that are no
-        more important than `row`; the least important priority first, of it the oldest copies.
-        Returns how many.
+        """Give up the copies of up to `wanted` tokens, as `_droppable`; returns how many."""
+        hosts = self._droppable(row, live=live)[:wanted]
+        self._drop(hosts, "host memory is full")
+        return len(hosts)
+
+    def _droppable(self, row: int, *, live: bool) -> Ints:
+        """The host slots of tokens, live or parked ones, of requests that are no more important
+        than `row`; the least important priority first, of it the oldest copies.
         """
         hosts, priority = self.slots.used(), self._requests.due.priority
         hosts = hosts[priority[self.slots.row[hosts]] >= priority[row]]
@@ -478,8 +486,8 @@ class Parking:
         for copies in self.to_restore.values():
             hosts = hosts[~np.isin(hosts, copies.hosts)]  # read in this step
         order = np.lexsort((self.slots.step[hosts], -priority[self.slots.row[hosts]]))
-        self._drop(hosts[order[:wanted]], "host memory is full")
-        return min(wanted, len(hosts))
+        found: Ints = hosts[order]
+        return found
 
     def _are_live(self, hosts: Ints) -> Bools:
         """Whether the tokens with copies in `hosts` [k] are live [k]."""
