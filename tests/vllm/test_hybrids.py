@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support import models, reference
 from tests.support.engines import engine_args
 from tests.support.live_sets import expected_tokens, swinging_budget
-from tests.support.observe import Observer, runtime_of, scheduler_of
+from tests.support.observe import Observer, core_of, runtime_of, scheduler_of
 from tests.support.stepping import Outputs, add, step
 from tests.vllm.test_policies_exact import generate_under
 from vtoken.base.errors import SelfTestError
@@ -414,6 +415,14 @@ def test_a_probe_without_the_models_sinks_does_not_start(
 PLACES = {"gpt_oss": 1, "granitemoehybrid": 3}  # of the managed group among the groups
 
 
+def stores_of(llm: Any) -> list[Any]:
+    """The memory of the KV cache of each layer."""
+    context = core_of(llm).vllm_config.compilation_config.static_forward_context
+    caches = [layer.kv_cache for layer in context.values() if hasattr(layer, "kv_cache")]
+    states = [cache if isinstance(cache, torch.Tensor) else cache[0] for cache in caches]
+    return [cache.untyped_storage() for cache in states]
+
+
 @pytest.mark.parametrize("family", PLACES)
 def test_the_status_says_what_each_group_holds(
     engine: Any, folder_of: Callable[[str], Path], family: str
@@ -443,6 +452,8 @@ def test_the_status_says_what_each_group_holds(
             assert [(group.kind, group.layers) for group in others] == [("state", 1)] * 3
             assert [group.blocks for group in others] == [3, 3, 3]
         assert len({group.bytes / group.blocks for group in status.groups}) == 1
+        caches = {store.data_ptr(): store.nbytes() for store in stores_of(llm)}
+        assert reporter.facts.block_bytes * (status.blocks.total + 1) == sum(caches.values())
         step(llm)
         assert [group.blocks for group in reporter.status().groups] == [0] * len(status.groups)
 

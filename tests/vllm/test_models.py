@@ -148,6 +148,16 @@ def test_unsupported_flags_are_refused_with_the_fix(
         support.check_config(configuration(demo_model, **arguments))
 
 
+def test_layers_with_query_heads_of_several_numbers_are_refused() -> None:
+    def layers(*counts: int) -> dict[str, Any]:
+        impls = [SimpleNamespace(num_heads=count) for count in counts]
+        return {f"layer {i}": SimpleNamespace(impl=impl) for i, impl in enumerate(impls)}
+
+    support.check_layers(layers(4, 4))
+    with pytest.raises(UnsupportedError, match=r"query heads of several numbers.*2 of 2"):
+        support.check_layers(layers(4, 8))
+
+
 def test_a_cache_in_another_type_than_the_models_is_refused(demo_model: Path) -> None:
     """From vLLM 0.33 on, vLLM itself refuses the flag where the model is in float32."""
     config = configuration(demo_model)

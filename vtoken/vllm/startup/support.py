@@ -340,6 +340,8 @@ def check_layers(layers: dict[str, Any], reasons_of: LayerReasons | None = None)
     for name, layer in layers.items():
         for reason in chain(_layer_reasons(layer), reasons_of(layer) if reasons_of else ()):
             found.setdefault(reason, []).append(name)
+    if len({getattr(layer.impl, "num_heads", None) for layer in layers.values()}) > 1:
+        found["query heads of several numbers: vLLM plans their attention apart"] = [*layers]
     refuse(
         *(
             f"{reason} ({len(names)} of {len(layers)} attention layers, {names[0]} the first)"
