@@ -13,9 +13,10 @@ from tests.support.core.harness import CoreEngine
 from tests.support.core.live import LiveEngine
 from vtoken.base.arrays import Ragged
 from vtoken.base.errors import RefusedError
-from vtoken.core.config.prompt_parts import PromptParts, Spans
+from vtoken.core.config.prompt_parts import PromptParts
 from vtoken.core.config.request_rules import FORGET, Prompt, RequestRules, request_rules
 from vtoken.core.config.spans import merged
+from vtoken.core.config.token_sequences import Spans
 from vtoken.core.config.values import merge_patch
 from vtoken.core.runtime.ranking import Ranking
 from vtoken.core.runtime.requests import Requests
@@ -229,7 +230,7 @@ def test_a_request_preempted_keeps_its_spans() -> None:
 
 def test_tokens_that_the_configuration_protects_later_stay() -> None:
     engine = make(protect={"template": False, "system": False})
-    parts = PromptParts((), ((0, 4),), ())
+    parts = PromptParts(system=((0, 4),))
     rules = RequestRules(forget=((0, 8),))
     engine.add("a", 22, rules=rules, prompt=Prompt(22, lambda: parts))
     engine.run(1)

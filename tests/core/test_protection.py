@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,19 @@ from vtoken.base.errors import RefusedError
 from vtoken.core.config.prompt_parts import (
     NO_PARTS,
     ChatTemplate,
-    Message,
     PromptParts,
-    Spans,
     learn_template,
 )
 from vtoken.core.config.protection import PROTECT, protection
+from vtoken.core.config.rendering import Message, Render
 from vtoken.core.config.request_rules import Prompt, RequestRules, request_rules
 from vtoken.core.config.spans import read_spans
+from vtoken.core.config.token_sequences import Spans
 from vtoken.policies import Policy, View, make_policy
 from vtoken.policies.base import Batch
 from vtoken.wire import Protect
 
-ALL = Protect(template=True, system=True, last_user=True)
+ALL = Protect(last_user=True)
 
 # ---------------------------------------------------------------- the parts of a chat
 
@@ -43,6 +44,11 @@ def encode(text: str) -> list[int]:
         ids.append(SPECIAL.get(piece, 1000 + sum(map(ord, piece)) + len(piece)))
         text = text[len(piece) :]
     return ids
+
+
+def encoded(render: Callable[[list[Message], bool], str]) -> Render:
+    """A template that has no place for tools, as token ids."""
+    return lambda messages, is_prompt, _: encode(render(messages, is_prompt))
 
 
 def turns(messages: list[Message], is_prompt: bool) -> str:
@@ -105,7 +111,7 @@ CHAT: list[Message] = [
 
 def found(render: Any, messages: list[Message]) -> dict[str, list[str]]:
     """Part -> its texts, in the prompt that `render` makes of `messages`."""
-    template = learn_template(lambda *chat: encode(render(*chat)))
+    template = learn_template(encoded(render))
     assert template is not None
     TODAY[0] = "Friday"
     text = render(messages, True)
@@ -167,6 +173,7 @@ def test_the_parts_of_a_chat_are_found_for_every_template(
     assert found(render, messages) == {
         "template": template,
         "system": system,
+        "tools": [],
         "last_user": last_user,
     }
 
@@ -174,7 +181,7 @@ def test_the_parts_of_a_chat_are_found_for_every_template(
 def test_the_beginning_of_an_answer_is_not_a_part() -> None:
     """Nor is it the user's: vLLM continues the final message of a chat on request."""
     begun = encode(turns(CHAT, True) + "It is")
-    template = learn_template(lambda *chat: encode(turns(*chat)))
+    template = learn_template(encoded(turns))
     assert template is not None
     parts = template.find(np.array(begun))
     assert parts.template[-1][1] == len(begun) - len("\nIt is")
@@ -182,24 +189,24 @@ def test_the_beginning_of_an_answer_is_not_a_part() -> None:
 
 
 def test_a_template_without_roles_is_not_learned() -> None:
-    assert learn_template(lambda *chat: encode(roleless(*chat))) is None
+    assert learn_template(encoded(roleless)) is None
 
 
 @pytest.mark.parametrize("text", ["", "Once upon a time", "<|bot|>\nHi", "<s>"])
 def test_a_prompt_that_is_not_a_chat_has_no_parts(text: str) -> None:
-    template = learn_template(lambda *chat: encode(turns(*chat)))
+    template = learn_template(encoded(turns))
     assert template is not None
     assert template.find(np.array(encode(text), dtype=np.int64)) == NO_PARTS
 
 
 def test_a_chat_of_another_template_has_no_head() -> None:
     template = ChatTemplate(head=(9, 9), opening=(9, 4), user=(4,), assistant=(5,))
-    assert template.find(np.array([7, 7, 4, 7, 5])) == PromptParts(((4, 5),), (), ((2, 4),))
+    assert template.find(np.array([7, 7, 4, 7, 5])) == PromptParts(((4, 5),), last_user=((2, 4),))
 
 
 # ---------------------------------------------------------------- what is protected
 
-PARTS = PromptParts(((0, 3), (57, 60)), ((3, 20),), ((40, 57),))
+PARTS = PromptParts(((0, 3), (57, 60)), ((3, 20),), (), ((40, 57),))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +390,7 @@ def test_no_policy_evicts_what_is_protected(policy: str, evict_during: str) -> N
             "low_watermark_blocks": 64,
         },
     )
-    parts = PromptParts(((0, 2),), (), ((26, 30),))
+    parts = PromptParts(((0, 2),), last_user=((26, 30),))
     engine.add("a", 30, rules=RequestRules(protect=NAMED), prompt=Prompt(30, lambda: parts))
     engine.add("b", 30)
     engine.run(40)
@@ -429,7 +436,7 @@ def test_a_protected_victim_is_refused_as_a_dead_one_is(together: bool) -> None:
 
 def test_protection_that_is_enabled_later_spares_live_tokens() -> None:
     with make(budget_tokens=40, protect={"system": False}) as engine:
-        parts = PromptParts((), ((0, 70),), ())
+        parts = PromptParts(system=((0, 70),))
         engine.runtime.announce("b", None, prompt=Prompt(100, lambda: parts))
         engine.admit("b", 100)
         engine.steps(3)

@@ -156,7 +156,7 @@ class Engine(RuleBasedStateMachine):
             prefix_tokens = data.draw(st.integers(prompt // 2, prompt))
             head = data.draw(st.integers(0, prompt // 2))
             tail = data.draw(st.integers(head, prompt))
-            parts = PromptParts(((0, head),) if head else (), (), ((tail, prompt),))
+            parts = PromptParts(((0, head),) if head else (), last_user=((tail, prompt),))
             named = data.draw(st.sampled_from([(), (), ((1, 2),), ((0, 1), (3, 5))]))
             forget = data.draw(st.sampled_from([(), (), ((2, 3),), ((2, 3), (5, 9))]))
             self.engine.add(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtoken.policies import make_policy
-from vtoken.wire import Bound, ConfigDocument, Experiment, PolicyInfo
+from vtoken.wire import Bound, ConfigDocument, Experiment, PolicyInfo, Protect
 from vtoken.wire.bounds import bounds_of
 
 BOS = 256
@@ -167,7 +167,7 @@ class Chance:
             heads = rng.choice(([], [], [0]))
             return {"layers": layers, "heads": heads, "every_steps": rng.choice((1, 1, 2, 5))}
         if name == "protect":
-            return {part: rng.random() < 0.5 for part in ("template", "system", "last_user")}
+            return {part: rng.random() < 0.5 for part in Protect.__struct_fields__}
         if name == "experiment":
             return {part: self._by_bound(bound) for part, bound in bounds_of(Experiment).items()}
         if name == "canary":

@@ -44,6 +44,7 @@ def test_ids_of_special_tokens_may_exceed_every_size(monkeypatch: pytest.MonkeyP
 
 
 TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[end]{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
@@ -66,4 +67,10 @@ def test_parts_are_found_by_the_template_that_the_server_was_given(
     parts = chats.parts(prompt)
     assert own.decode(prompt[slice(*parts.template[0])]) == "[system]"
     assert own.decode(prompt[slice(*parts.template[1])]) == "[assistant]"
+    assert own.decode(prompt[slice(*parts.last_user[0])]) == "[user]Is it so?[end]"
+    assert parts.tools == ()
+    tools = '<tools>[{"type": "function", "function": {"name": "look_up"}}]</tools>'
+    prompt = own.encode(tools + text, add_special_tokens=False)
+    parts = chats.parts(prompt)
+    assert own.decode(prompt[slice(*parts.tools[0])]) == tools
     assert own.decode(prompt[slice(*parts.last_user[0])]) == "[user]Is it so?[end]"

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from vtoken.base.request_ids import short_id
-from vtoken.core.config.prompt_parts import Spans
 from vtoken.core.config.spans import (
     check_apart,
     check_inside,
@@ -17,6 +16,7 @@ from vtoken.core.config.spans import (
     pairs_of,
     read_spans,
 )
+from vtoken.core.config.token_sequences import Spans
 from vtoken.core.runtime.runtime import Runtime
 from vtoken.sentences import counted
 from vtoken.wire import Forgotten

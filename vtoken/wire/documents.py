@@ -302,7 +302,7 @@ class RequestDetail(RequestRow):
     block_live: list[int] = []  # live tokens of this request, a block of block_table
     # [start, end) of token ids that are never evicted, ascending; they count against the budget.
     protected: list[tuple[int, int]] = []
-    # Parts of the prompt ("template", "system", "last_user") that do not fit the budget and are
+    # Parts of the prompt, named as in the setting `protect`, that do not fit the budget and are
     # protected partly or not at all.
     protection_cut: list[str] = []
     ended_ts: float | None = None  # of a finished request; the newest 1,024 can be looked up

@@ -99,7 +99,8 @@ class Protect(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="the chat template's first tokens, and the answer's role header")
     ] = True
     system: Annotated[bool, Meta(description="the system prompt")] = True
-    last_user: Annotated[bool, Meta(description="the last user turn")] = False
+    tools: Annotated[bool, Meta(description="the schemas of tools")] = True
+    last_user: Annotated[bool, Meta(description="the last user turn, no tool's result")] = False
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +176,9 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
     interval_tokens: IntervalTokens = 128
     protect: Annotated[
         Protect,
-        Meta(description="{template, system, last_user: true or false}: parts never evicted"),
+        Meta(
+            description="{template, system, tools, last_user: true or false}: parts never evicted"
+        ),
     ] = Protect()
     probe: Annotated[
         Probe,

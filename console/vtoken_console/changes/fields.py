@@ -48,6 +48,7 @@ GROUPS: dict[str, dict[Path, str]] = {
         ("prefix_sharing",): "blocks that prefixes share",
         ("protect", "template"): "keep the chat template",
         ("protect", "system"): "keep the system prompt",
+        ("protect", "tools"): "keep the schemas of tools",
         ("protect", "last_user"): "keep the last user turn",
         ("verify_ratio",): "moves verified, share",
         ("canary", "share"): "answers checked, share",

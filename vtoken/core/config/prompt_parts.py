@@ -1,30 +1,35 @@
-"""Finds the parts of a chat prompt: the template's own tokens, system prompt, last user turn.
+"""Finds the parts of a chat prompt: the template's own, system prompt, tools, last user turn.
 
 The template is a function that renders a chat into token ids. Its tokens are inferred from a few
 small chats, so this module contains no chat format. Spans are [start, end) of token ids.
 
-A turn begins with its role header. A prompt that the inferred template does not match has no parts:
-it is not a chat, or another template rendered it.
+1. A turn begins with its role header. A prompt that the inferred template does not match has no
+   parts: it is not a chat, or another template rendered it.
+2. The tools are what the template adds for `tools`. The other parts are those of the prompt
+   without it, wherever the template puts it.
+3. A result of a tool is no user turn, also where the template renders it with the user's header.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from vtoken.base.arrays import Ints
-
-Span = tuple[int, int]
-Spans = tuple[Span, ...]
-Message = dict[str, str]
-Render = Callable[[list[Message], bool], Sequence[int]]  # messages, add the answer's role header
-
-# Contents that differ in their first and last token. The last one begins with white space, which a
-# tokenizer may merge with white space of the template.
-CONTENTS = ("alpha", "7 omega.", "\n\nbeta")
+from vtoken.core.config.rendering import CALL, CONTENTS, RESULT, Message, Render, message, rendered
+from vtoken.core.config.token_sequences import (
+    Span,
+    Spans,
+    begins,
+    common_end,
+    common_start,
+    num_common,
+    occurrences,
+)
+from vtoken.core.config.tool_marks import ToolMarks, learn_tools, turns_of
 
 
 class PromptParts(NamedTuple):
@@ -32,6 +37,7 @@ class PromptParts(NamedTuple):
 
     template: Spans = ()  # all before the first content; the role header of the answer
     system: Spans = ()
+    tools: Spans = ()  # what the template adds for them: instructions and schemas
     last_user: Spans = ()  # from its role header to the answer's, or to the prompt's end
 
 
@@ -43,103 +49,119 @@ class ChatTemplate:
     """The fixed token sequences of a chat template.
 
     `head`, `opening`: the tokens before the first content, of a chat that begins with a system
-    prompt and of one that begins with the user. `user`, `assistant`: role headers.
+    prompt and of one that begins with the user. `user`, `assistant`: role headers. `result`: the
+    tokens before a result of a tool, if they begin with the user's header. `tools`: None if the
+    template has no place for them.
     """
 
     head: tuple[int, ...]
     opening: tuple[int, ...]
     user: tuple[int, ...]
     assistant: tuple[int, ...]
+    result: tuple[int, ...] = ()
+    tools: ToolMarks | None = None
 
     def find(self, ids: Ints) -> PromptParts:
         """The parts of the prompt `ids` [n]."""
-        users = _occurrences(ids, self.user)
+        turns = turns_of(ids, [self.user, self.assistant])
+        tools = () if self.tools is None else self.tools.find(ids, turns)
+        if not tools:
+            return self._find(ids)
+        others = np.ones(len(ids), dtype=np.bool_)
+        for start, end in tools:
+            others[start:end] = False
+        places = np.flatnonzero(others)
+        parts = self._find(ids[places])
+        return PromptParts(*(_at(places, spans) for spans in parts))._replace(tools=tools)
+
+    def _find(self, ids: Ints) -> PromptParts:
+        """The parts of a prompt without tools."""
+        users = occurrences(ids, self.user)
         if not users:
             return NO_PARTS
-        answers = _occurrences(ids, self.assistant)
-        first, last = users[0], users[-1]
-        head = _num_common(ids, self.head)  # shorter than the head if that contains the date
+        answers = occurrences(ids, self.assistant)
+        results = occurrences(ids, self.result)
+        first = users[0]
+        head = num_common(ids, self.head)  # shorter than the head if that contains the date
         has_head = bool(self.head) and head == len(self.head)
-        has_opening = _num_common(ids, self.opening) == len(self.opening)
-        system: Spans = ()
-        if first <= head or (has_opening and not has_head):
+        if first <= head or (begins(ids, self.opening) and not has_head):
             head = first + len(self.user)  # no system prompt, or the template has none
-        elif head:
+            system: Spans = ()
+        else:
             end = min([first, *(at for at in answers if at >= head)])
-            system = ((head, end),) if end > head else ()
+            system = ((head, end),) if end > head > 0 else ()
         template: Spans = ((0, head),) if head else ()
-        answer = next((at for at in answers if at > last), None)
-        if answer is not None:
-            template += ((answer, answer + len(self.assistant)),)
-        return PromptParts(template, system, ((last, len(ids) if answer is None else answer),))
+        if answers and answers[-1] > users[-1]:
+            template += ((answers[-1], answers[-1] + len(self.assistant)),)
+        last_user: Spans = ()
+        questions = [at for at in users if at not in results]
+        if questions:
+            last = questions[-1]
+            turns = [at for at in (*users, *answers) if at > last]
+            last_user = ((last, min([len(ids), *turns])),)
+        return PromptParts(template, system, last_user=last_user)
 
 
 def learn_template(render: Render) -> ChatTemplate | None:
-    """The token sequences of `render`; None if its role headers cannot be distinguished.
+    """The token sequences of `render`; None if its role headers cannot be distinguished."""
 
-    `render` may raise for a chat that the template refuses.
-    """
+    def around(before: list[Message], turn: Message, after: list[Message]) -> tuple[Ints, Ints]:
+        """The tokens before and after the content of a `turn` that no content changes."""
+        chats = [rendered(render, [*before, turn | {"content": text}, *after]) for text in CONTENTS]
+        return common_start(*chats), common_end(*chats)
 
-    def around(before: list[Message], role: str, after: list[Message]) -> tuple[Ints, Ints]:
-        """The tokens before and after the content of a turn that no content changes."""
-        chats = [
-            np.asarray(render([*before, _message(role, text), *after], False), dtype=np.int64)
-            for text in CONTENTS
-        ]
-        return _common_start(*chats), _common_start(*(chat[::-1] for chat in chats))[::-1]
-
-    question, reply = _message("user", "one two"), _message("assistant", "three four")
-    first_user, tail = around([], "user", [])
-    later_user, _ = around([question, reply], "user", [])
-    first_answer, last = around([question], "assistant", [])
-    later_answer, _ = around([question, reply, _message("user", "five")], "assistant", [])
-    end = _common_start(last, around([question], "assistant", [question])[1])  # of a turn
-    user = _without(end, _common_end(first_user, later_user))
-    assistant = _without(end, _common_end(first_answer, later_answer))
-    chat = np.asarray(render([question], False), dtype=np.int64)
-    prompt = np.asarray(render([question], True), dtype=np.int64)
-    generation = _without(end, prompt[_num_common(prompt, chat) :])
-    shared = _common_start(assistant, generation if len(generation) else tail)
+    asks, answers = {"role": "user"}, {"role": "assistant"}
+    question, reply = message("user", "one two"), message("assistant", "three four")
+    first_user, tail = around([], asks, [])
+    later_user, _ = around([question, reply], asks, [])
+    first_answer, last = around([question], answers, [])
+    later_answer, _ = around([question, reply, message("user", "five")], answers, [])
+    end = common_start(last, around([question], answers, [question])[1])  # of a turn
+    user = _without(end, common_end(first_user, later_user))
+    assistant = _without(end, common_end(first_answer, later_answer))
+    chat, prompt = rendered(render, [question]), rendered(render, [question], is_prompt=True)
+    generation = _without(end, prompt[num_common(prompt, chat) :])
+    shared = common_start(assistant, generation if len(generation) else tail)
     if len(shared):  # some templates put more tokens into earlier turns
         assistant = shared
-    try:
-        head, _ = around([], "system", [question])
-    except Exception:  # templates refuse the role with any exception
-        head = first_user[:0]
+    head = before_result = first_user[:0]
+    with suppress(Exception):  # templates refuse a role with any exception
+        head, _ = around([], {"role": "system"}, [question])
+    with suppress(Exception):
+        before_result, _ = around([question, CALL], RESULT, [])
     if not len(user) or not len(assistant) or np.array_equal(user, assistant):
         return None
-    return ChatTemplate(*(tuple(part.tolist()) for part in (head, first_user, user, assistant)))
+    result = _result_header(before_result, user)
+    tools = learn_tools(render, [user, assistant])
+    parts = head, first_user, user, assistant, result
+    head_ids, opening, user_ids, assistant_ids, result_ids = (
+        tuple(part.tolist()) for part in parts
+    )
+    return ChatTemplate(head_ids, opening, user_ids, assistant_ids, result_ids, tools)
 
 
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
+def _result_header(before: Ints, user: Ints) -> Ints:
+    """The header of a result of a tool; none if it is not the `user`'s and more.
+
+    `before`: the tokens before a result, of a chat with one user turn.
+    """
+    headers = occurrences(before, user)
+    if len(headers) < 2 or headers[-1] + len(user) == len(before):
+        return before[:0]
+    return before[headers[-1] :]
 
 
-def _num_common(a: Ints, b: Sequence[int] | Ints) -> int:
-    """Length of the common prefix."""
-    n = min(len(a), len(b))
-    differs = np.flatnonzero(a[:n] != np.asarray(b[:n], dtype=np.int64))
-    return int(differs[0]) if len(differs) else n
-
-
-def _common_start(first: Ints, *others: Ints) -> Ints:
-    return first[: min((_num_common(first, other) for other in others), default=len(first))]
-
-
-def _common_end(a: Ints, b: Ints) -> Ints:
-    return _common_start(a[::-1], b[::-1])[::-1]
+def _at(places: Ints, spans: Spans) -> Spans:
+    """`spans` of the tokens at the ascending `places` [k], as spans of places."""
+    found: list[Span] = []
+    for start, end in spans:
+        own = places[start:end]
+        runs = np.split(own, np.flatnonzero(np.diff(own) != 1) + 1)
+        found += [(int(run[0]), int(run[-1]) + 1) for run in runs]
+    return tuple(found)
 
 
 def _without(end_of_turn: Ints, header: Ints) -> Ints:
     """`header` without the end of the previous turn."""
     n = len(end_of_turn)
     return header[n:] if np.array_equal(header[:n], end_of_turn) else header
-
-
-def _occurrences(ids: Ints, part: tuple[int, ...]) -> list[int]:
-    """Where `part` begins in `ids`, ascending."""
-    found = np.flatnonzero(ids[: max(0, len(ids) - len(part) + 1)] == part[0])
-    for offset, token in enumerate(part[1:], 1):
-        found = found[ids[found + offset] == token]
-    starts: list[int] = found.tolist()
-    return starts

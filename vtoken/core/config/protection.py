@@ -5,8 +5,8 @@ policy's minimum budget,
 
 1. the client's spans are always protected completely: B is raised to their tokens + L if it is less
 2. the parts that the configuration selects may take a quarter of B - L - (tokens of those spans),
-   in the order of `Protect`. If a part does not fit, the template and the system prompt lose their
-   end, the last user turn loses its beginning
+   in the order of `Protect`. If a part does not fit, the last user turn loses its beginning, any
+   other part its end
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from vtoken.base.arrays import Bools, Ints
-from vtoken.core.config.prompt_parts import PromptParts, Span, Spans
+from vtoken.core.config.prompt_parts import PromptParts
 from vtoken.core.config.spans import covered, num_tokens, spans_of
+from vtoken.core.config.token_sequences import Span, Spans
 from vtoken.wire import Protect
 
 PROTECT = "vtoken_protect"

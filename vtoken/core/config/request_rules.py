@@ -15,9 +15,10 @@ import msgspec
 from msgspec import structs
 
 from vtoken.base.errors import RefusedError, refused
-from vtoken.core.config.prompt_parts import NO_PARTS, PromptParts, Spans
+from vtoken.core.config.prompt_parts import NO_PARTS, PromptParts
 from vtoken.core.config.protection import NOTHING, PROTECT, Protection, protection
 from vtoken.core.config.spans import check_apart, check_inside, num_tokens, read_spans
+from vtoken.core.config.token_sequences import Spans
 from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy, make_policy
 from vtoken.wire import BudgetRatio, BudgetTokens, EvictWhen, IntervalTokens

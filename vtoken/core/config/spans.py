@@ -9,7 +9,7 @@ import numpy as np
 
 from vtoken.base.arrays import Bools, Ints
 from vtoken.base.errors import refused
-from vtoken.core.config.prompt_parts import Span, Spans
+from vtoken.core.config.token_sequences import Span, Spans
 from vtoken.wire.bounds import read_json
 
 SHAPE = "[[start, end], ...] as text, or start, end, ... as integers"

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vtoken.base.arrays import Bools, Ints
-from vtoken.core.config.prompt_parts import Spans
 from vtoken.core.config.protection import NOTHING, Protection
 from vtoken.core.config.request_rules import RequestRules
 from vtoken.core.config.spans import covered, merged, pairs_of
+from vtoken.core.config.token_sequences import Spans
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.protocol.step import NO_IDS
 from vtoken.core.runtime.active_config import ActiveConfig

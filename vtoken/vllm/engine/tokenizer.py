@@ -21,10 +21,10 @@ from vtoken.base.arrays import Bools, Ints
 from vtoken.core.config.prompt_parts import (
     NO_PARTS,
     ChatTemplate,
-    Message,
     PromptParts,
     learn_template,
 )
+from vtoken.core.config.rendering import Message, Tool
 from vtoken.wire import NO_TOKEN_ID
 
 log = init_logger("vllm.vtoken")
@@ -127,10 +127,19 @@ class VLLMChats:
 
 
 def _render(
-    tokenizer: Any, own: dict[str, str | None], messages: list[Message], is_prompt: bool
+    tokenizer: Any,
+    own: dict[str, str | None],
+    messages: list[Message],
+    is_prompt: bool,
+    tools: Sequence[Tool],
 ) -> Sequence[int]:
     ids: Sequence[int] = tokenizer.apply_chat_template(
-        messages, tokenize=True, return_dict=False, add_generation_prompt=is_prompt, **own
+        messages,
+        tools=[*tools] or None,
+        tokenize=True,
+        return_dict=False,
+        add_generation_prompt=is_prompt,
+        **own,
     )
     return ids
 
