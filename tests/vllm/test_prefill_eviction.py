@@ -9,6 +9,7 @@ import pytest
 from tests.support import reference
 from tests.support.engines import engine_args
 from tests.support.observe import Observer, runtime_of
+from vtoken.vllm.engine.scheduler import scores_prompt
 from vtoken_bench.vllm.steps_overlap import async_scheduling
 
 pytestmark = pytest.mark.vllm
@@ -161,3 +162,26 @@ def test_prompt_logprobs_equal_the_full_cache_whatever_evicts_between_chunks(
     assert evicted > 0  # of the other
     assert found["streaming_llm"] == pytest.approx(found["none"], abs=1e-4)
     assert score.kv_transfer_params["vtoken"]["evict_during"] == "decode"
+
+
+def test_whatever_asks_for_log_probabilities_of_the_prompt_is_scored() -> None:
+    """Every field of vLLM's that asks for them, and `echo` with `logprobs`."""
+    from vllm import SamplingParams
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    def asked(**fields: Any) -> SamplingParams:
+        request = CompletionRequest(model="any", prompt="any", **fields)
+        return request.to_sampling_params(8, {})
+
+    fields = [
+        name for name in SamplingParams.__struct_fields__ if name.startswith("prompt_logprob")
+    ]
+    fields.remove("prompt_logprob_start")  # says which rows, and asks for none
+    values = {"prompt_logprobs": 0, "prompt_logprob_token_ids": [[1]]}
+    assert sorted(fields) == sorted(values)
+    assert all(scores_prompt(SamplingParams(**{name: values[name]})) for name in fields)
+    assert scores_prompt(asked(echo=True, logprobs=0))
+    assert scores_prompt(asked(prompt_logprobs=0))
+    assert not any(
+        map(scores_prompt, (asked(echo=True), asked(logprobs=1), SamplingParams(), None))
+    )

@@ -307,7 +307,7 @@ class VTokenSchedulerMixin(Scheduler):
                 request.num_prompt_tokens,
                 partial(self._chats.parts, request.prompt_token_ids),
                 is_embedded=request.prompt_embeds is not None,
-                is_scored=getattr(request.sampling_params, "prompt_logprobs", None) is not None,
+                is_scored=scores_prompt(request.sampling_params),
             ),
         )
 
@@ -441,6 +441,14 @@ class VTokenSchedulerMixin(Scheduler):
         if not self.running:
             return 0
         return int(self.kv_cache_manager.watermark_blocks)
+
+
+def scores_prompt(sampling_params: Any) -> bool:
+    """Whether a request asks for log-probabilities of its prompt: of the likeliest tokens, or of
+    tokens that it names.
+    """
+    names = ("prompt_logprobs", "prompt_logprob_token_ids")
+    return any(getattr(sampling_params, name, None) is not None for name in names)
 
 
 def max_chunk_tokens(scheduling: Any) -> int:
