@@ -83,6 +83,8 @@ def learn_tools(render: Render, headers: Sequence[Part]) -> ToolMarks | None:
     closing = tuple(common_start(*(behind for _, (_, behind) in found)).tolist())
     if not opening:
         return None
+    # Its last token may be the beginning of a tool that the two tools happen to share.
+    opening = opening[:-1] or opening
     marks = ToolMarks(opening, closing)
     rests = _rests(render, chat, marks, headers)
     if _are_equal(rests):
