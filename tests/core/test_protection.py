@@ -95,6 +95,15 @@ def thinking(messages: list[Message], is_prompt: bool) -> str:
     return text
 
 
+def channels(messages: list[Message], is_prompt: bool) -> str:
+    """Answers have a channel behind their role, and the last one ends with another token."""
+    names = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|bot|>[q]"}
+    text = "".join(f"{names[m['role']]}{m['content']}</s>" for m in messages)
+    if messages[-1]["role"] == "assistant" and not is_prompt:
+        return text.removesuffix("</s>") + "[a]"
+    return text + ("<|bot|>" if is_prompt else "")
+
+
 def roleless(messages: list[Message], is_prompt: bool) -> str:
     del is_prompt
     return "".join(f"{m['content']}\n" for m in messages)
@@ -159,6 +168,10 @@ def found(render: Any, messages: list[Message]) -> dict[str, list[str]]:
             thinking, CHAT,
             ["<s><|system|>", "<|bot|>\n"], ["\nBe brief.</s>\n"],
             ["<|user|>\n\nWhat is it?</s>\n"],
+        ),
+        (
+            channels, CHAT,
+            ["<|system|>", "<|bot|>"], ["Be brief.</s>"], ["<|user|>\nWhat is it?</s>"],
         ),
     ],
     ids=lambda value: getattr(value, "__name__", None),

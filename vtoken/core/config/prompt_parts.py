@@ -124,6 +124,8 @@ def learn_template(render: Render) -> ChatTemplate | None:
     shared = common_start(assistant, generation if len(generation) else tail)
     if len(shared):  # some templates put more tokens into earlier turns
         assistant = shared
+    elif occurrences(assistant, generation):  # others have a channel, or another end of a turn
+        assistant = generation
     head = before_result = first_user[:0]
     with suppress(Exception):  # templates refuse a role with any exception
         head, _ = around([], {"role": "system"}, [question])
