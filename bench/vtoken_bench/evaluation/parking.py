@@ -4,6 +4,7 @@
               second it serves when saturated, and when the first long request ends
     bursts    long requests of low priority, and chats at three times that rate for two seconds,
               after 0.4 of that time; parking also with less host memory
+    deep      the same for six seconds, which cuts the long requests to their floors
     chats     chats alone, all at once: the shortage lasts as long as they do
     ample     four clients and a pool that holds them: CPU time beside policy `none`
     swap      answers that outgrow the pool under policy `none`: what would be preempted is parked
@@ -38,7 +39,7 @@ from vtoken_bench.evaluation.prose import Prose
 from vtoken_bench.evaluation.variants import NATIVE, PARKED
 from vtoken_bench.output import Result, Table, goals_table
 
-ALONE, BURSTS, CHATS_ALONE, AMPLE, SWAP = "alone", "bursts", "chats", "ample", "swap"
+ALONE, BURSTS, DEEP, CHATS_ALONE, AMPLE, SWAP = "alone", "bursts", "deep", "chats", "ample", "swap"
 KINDS = ("chats", "long")
 FEW = 3  # repeats of what stands beside the four arms
 
@@ -48,12 +49,16 @@ GROUND = Bursts(4, 200, 300, 400, DOCUMENTS, (0.0,))
 QUICK_GROUND = replace(GROUND, num_long=2, least_output=40, most_output=60)
 POOL, QUICK_POOL = 112, 44  # blocks of 32 tokens
 TIMES, AFTER = 3.0, 0.4  # of native's rate; of native's time to the end of the first long request
+BURST_S, DEEP_S = 2.0, 6.0  # chats arrive for so long
 SATURATING, QUICK_SATURATING = 12, 4  # chats
 SPARE = {"low_watermark_blocks": 4, "headroom_blocks": 4}
 UNDER: dict[str, Any] = BUDGET | SPARE | {"evict_when": "pressure"}
-PARKING, HALF, QUARTER = "vToken, parking", "vToken, half the host", "vToken, a quarter"
+PARKING, TWICE = "vToken, parking", "vToken, twice the host"
+HALF, QUARTER = "vToken, half the host", "vToken, a quarter"
 ARMS = {FIXED: BUDGET | SPARE, PRESSURE: UNDER, PARKING: UNDER | {PARKED: 1.0}}
 SIZES = {HALF: UNDER | {PARKED: 0.5}, QUARTER: UNDER | {PARKED: 0.25}}
+TWICE_HOST = UNDER | {PARKED: 2.0}  # the most that `--vtoken-park-bytes auto` takes
+DEEP_ARMS = {PRESSURE: UNDER, PARKING: ARMS[PARKING], TWICE: TWICE_HOST}
 
 CLIENTS, CHATS_AT_ONCE = 4, 16
 ANSWERS, SWAP_REQUESTS, SWAP_POOL = Prose(128, 256), 6, 36  # three of them whole
@@ -132,29 +137,36 @@ def _saturating(setting: Setting) -> int:
 
 def others(setting: Setting, runs: list[Run]) -> list[Comparison]:
     """All the rest; the four arms in every repeat, what stands beside them in the first ones."""
-    few, (native, *arms), sizes = min(FEW, setting.repeats), *_bursts(setting, runs)
+    few, native = min(FEW, setting.repeats), _bursts(setting, runs, BURSTS, BURST_S)
+    deep = _bursts(setting, runs, DEEP, DEEP_S)
+    arms, sizes, deep_arms = (
+        _configured(native, ARMS),
+        _configured(native, SIZES),
+        _configured(deep, DEEP_ARMS),
+    )
     return [
         Comparison(BURSTS, [native, *arms, *sizes], few),
         Comparison(BURSTS, [native, *arms], setting.repeats, first=few),
+        Comparison(DEEP, [deep, *deep_arms], setting.repeats),
         Comparison(CHATS_ALONE, _chats(setting), few),
         Comparison(AMPLE, _ample(setting), few),
         Comparison(SWAP, _swap(setting), few),
     ]
 
 
-def _bursts(setting: Setting, runs: list[Run]) -> tuple[list[Point], list[Point]]:
-    """Native and the arms, and those with less host memory."""
+def _bursts(setting: Setting, runs: list[Run], situation: str, burst_s: float) -> Point:
+    """Native in bursts of chats that arrive within `burst_s`."""
     (chats,), (long,) = (pick(runs, situation=f"{ALONE}, {kind}") for kind in KINDS)
     alone, pool = _ground(setting)
     rate = TIMES * _saturating(setting) / chats.figure("seconds")
     first_end = min(end for _, _, end, _ in long.figures["requests"])
-    ground = replace(alone, starts_s=(round(AFTER * first_end, 1),))
-    count = ground.num_long + round(rate * ground.burst_s)
-    native = setting.point({"situation": BURSTS, "variant": NATIVE}, ground, count, pool)
-    arms, sizes = (
-        [native.configured(name, config) for name, config in some.items()] for some in (ARMS, SIZES)
-    )
-    return [native, *arms], sizes
+    ground = replace(alone, starts_s=(round(AFTER * first_end, 1),), burst_s=burst_s)
+    count = ground.num_long + round(rate * burst_s)
+    return setting.point({"situation": situation, "variant": NATIVE}, ground, count, pool)
+
+
+def _configured(native: Point, arms: dict[str, dict[str, Any]]) -> list[Point]:
+    return [native.configured(name, config) for name, config in arms.items()]
 
 
 def _chats(setting: Setting) -> list[Point]:
@@ -197,9 +209,12 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
         return columns.table(f"{model}: {title}", "variant", rows, chosen)
 
     in_bursts = f"bursts at {TIMES:g} times native's rate while {GROUND.num_long} long requests run"
+    in_deep = f"{DEEP_S:g} seconds of such a burst"
     result.tables += [
         table(in_bursts, BURSTS, SPEEDS),
         table(f"what gave way, {in_bursts}", BURSTS, PARKED_TOKENS),
+        table(in_deep, DEEP, SPEEDS),
+        table(f"what gave way, {in_deep}", DEEP, PARKED_TOKENS),
         table("chats alone, which a shortage outlasts", CHATS_ALONE, PARKED_TOKENS),
         table("answers that outgrow the pool, policy none", SWAP, SWAPS),
     ]
@@ -209,20 +224,22 @@ def report(result: Result, model: str, runs: list[Run]) -> None:
 
 
 def _claims(model: str, runs: Sequence[Run]) -> list[Claim]:
-    here = pick(runs, situation=BURSTS)
     found = [
         Claim.of(
-            "Parking", f"Bursts: facts, {name}, less native's", model, values, "points", goal=g
+            "Parking", f"{what}: facts, {name}, less native's", model, values, "points", goal=g
         )
-        for name, g in ((FIXED, ""), (PRESSURE, "<= -10"), (PARKING, ">= -3"))
-        if (values := _facts(here, name))
+        for what, situation in (("Bursts", BURSTS), ("Deep", DEEP))
+        for name, g in ((FIXED, ""), (PRESSURE, "<= -10"), (PARKING, ">= -3"), (TWICE, ">= -3"))
+        if (values := _facts(pick(runs, situation=situation), name))
     ]
     for what, figure, situation, one, other, goal in RATIOS:
         labels = ({"variant": name} for name in (one, other))
         effect = Effect.of(pick(runs, situation=situation), figure, *labels)
         if effect is not None:
             found.append(effect.claim("Parking", what, model, goal))
-    own = [thrashed(run) for run in pick(here, variant=PARKING)]
+    own = [
+        thrashed(run) for at in (BURSTS, DEEP) for run in pick(runs, situation=at, variant=PARKING)
+    ]
     idle = [r.figure("parked_tokens") for r in pick(runs, situation=AMPLE, variant=PARKING)]
     for what, values, unit, goal in (
         ("Bursts: restored tokens that gave way again within 5 s", own, "%", "<= 5"),
@@ -250,6 +267,15 @@ RATIOS: tuple[tuple[str, Figure, str, str, str, str], ...] = (
         speed,
         BURSTS,
         PARKING,
+        PRESSURE,
+        ">= 0.98",
+    ),
+    ("Deep: tokens a second of parking, of pressure", speed, DEEP, PARKING, PRESSURE, ">= 0.98"),
+    (
+        "Deep: tokens a second of twice the host, of pressure",
+        speed,
+        DEEP,
+        TWICE,
         PRESSURE,
         ">= 0.98",
     ),
