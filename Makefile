@@ -35,7 +35,7 @@ setup-next: $(NEXT) ## a vLLM without a CPU build, on .venv's CPU kernels, into 
 $(NEXT): $(SETUP) scripts/setup_next.py
 	$(BIN)/python -m scripts.setup_next $(VLLM)
 
-demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=] [PORT=] [ENGINES=2]
+demo: $(SETUP) ## server, traffic, console [HEADLESS=1 DURATION=60] [MODEL=gemma] [PORT=] [ENGINES=2]
 	@$(BIN)/vtoken demo $(if $(call on,$(HEADLESS)),--headless) $(if $(DURATION),--duration $(DURATION)) \
 		$(if $(MODEL),--model $(MODEL)) $(if $(PORT),--port $(PORT)) $(if $(ENGINES),--engines $(ENGINES)) $(ARGS)
 

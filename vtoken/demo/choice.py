@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llvmlite.binding import get_host_cpu_features
 
-from vtoken.demo.trained_model import MODEL_NAME, TrainedModelError, fetch
+from vtoken.demo.trained_model import DEFAULT, MODELS, TrainedModel, TrainedModelError, fetch
 
 FLAGS = (
     "--vtoken-policy=auto",
@@ -25,6 +25,17 @@ FLAGS = (
 )
 NUM_BLOCKS = 320  # of all engines: less than the traffic needs, so that reclamation is visible
 MIN_BLOCKS = 65  # of one engine: a passage of the traffic fits
+# Times this for a model with windows: of 222 blocks that 900 tokens of Gemma take, 165 are those of
+# its windows.
+WINDOWS_FACTOR = 4
+# How a model without a chat template gets a conversation: as text that it continues.
+AS_TEXT = """{{ bos_token }}{% for message in messages %}
+{%- if message.role == "user" %}Question: {{ message.content }}
+{% elif message.role == "assistant" %}Answer: {{ message.content }}
+
+{% else %}{{ message.content }}
+
+{% endif %}{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"""
 # With an explicit size vLLM does not reserve a share of the machine's memory. The number of blocks
 # decides what is allocated.
 EXPLICIT_SIZE = "--kv-cache-memory-bytes=67108864"
@@ -46,9 +57,11 @@ def choose(model: str | None, out: Path, num_engines: int = 1) -> Choice:
     """The given model, else the trained one, else (without a network) a random one made in `out`.
 
     With `num_engines`, data-parallel engines serve it and share the blocks, as they share the
-    traffic.
+    traffic. Raises TrainedModelError if `model` is a name in `MODELS` and cannot be fetched.
     """
-    num_blocks = max(NUM_BLOCKS // num_engines, MIN_BLOCKS)
+    trained = MODELS.get(model or DEFAULT)
+    factor = WINDOWS_FACTOR if trained is not None and trained.has_windows else 1
+    num_blocks = factor * max(NUM_BLOCKS // num_engines, MIN_BLOCKS)
     flags = [*FLAGS, EXPLICIT_SIZE, f"--num-gpu-blocks-override={num_blocks}"]
     environment = {}
     if num_engines > 1:
@@ -56,23 +69,32 @@ def choose(model: str | None, out: Path, num_engines: int = 1) -> Choice:
     if serves_on_cpu():
         flags += [f"--dtype={faster_dtype()}"]
         environment = SHARED_CORES if num_engines > 1 else {}
-    if model is not None:
-        return Choice(model, flags, environment)
-    folder, name = _own_model(out)
-    flags += [f"--served-model-name={name}"]
-    return Choice(str(folder), flags, {"HF_HUB_OFFLINE": "1", **environment})
+    if trained is None:
+        return Choice(str(model), flags, environment)
+    folder, own_flags = _own_model(model, trained, out)
+    environment = {"HF_HUB_OFFLINE": "1", **environment}
+    return Choice(str(folder), [*flags, *own_flags], environment)
 
 
-def _own_model(out: Path) -> tuple[Path, str]:
-    """Folder and name of the trained model, else of a random one made in `out`."""
+def _own_model(name: str | None, trained: TrainedModel, out: Path) -> tuple[Path, list[str]]:
+    """Folder and flags of the trained model. If it was not named and cannot be fetched, those of a
+    random one made in `out`.
+    """
     try:
-        return fetch(), MODEL_NAME
+        folder = fetch(name or DEFAULT)
     except TrainedModelError as error:
+        if name is not None:
+            raise
         from vtoken.demo.model import build
 
         instead = "using a small random model instead, whose answers are meaningless"
         print(f"{error}; {instead}", file=sys.stderr, flush=True)
-        return build(out / "model"), "random"
+        return build(out / "model"), ["--served-model-name=random"]
+    print(trained.licence, file=sys.stderr, flush=True)
+    flags = [f"--served-model-name={trained.name}"]
+    if not trained.chats:
+        flags.append(f"--chat-template={AS_TEXT}")
+    return folder, flags
 
 
 def serves_on_cpu() -> bool:

@@ -27,6 +27,7 @@ from vtoken.demo.choice import choose
 from vtoken.demo.exercise import Row, exercise
 from vtoken.demo.server import VTOKEN, DemoError, ProcessGroup, Server, pick_port
 from vtoken.demo.traffic import Traffic, TrafficReport
+from vtoken.demo.trained_model import DEFAULT, MODELS, TrainedModelError
 
 DEFAULT_DURATION_S = 60.0
 STARTUP_S = 300.0  # time limit for an engine; those of one machine start side by side
@@ -43,7 +44,7 @@ COMMAND = click.Command(
     epilog="Arguments after -- are passed to `vtoken serve`, after the demo's own flags.",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[
-        Option(["--model"], help="a folder or hub id (SmolLM2-135M-Instruct)"),
+        Option(["--model"], help=f"{', '.join(MODELS)}, a folder or a hub id ({DEFAULT})"),
         Option(["--port"], type=int, help="(8000, or a free one if it is taken)"),
         Option(["--headless"], is_flag=True, help="without a terminal: exercise and report"),
         Option(
@@ -108,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         return run(options)
-    except DemoError as error:
+    except (DemoError, TrainedModelError) as error:
         print(f"vtoken demo: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # a full disk, for instance
@@ -125,7 +126,9 @@ def _exit(signum: int, _frame: FrameType | None) -> None:
 
 
 def run(options: Options) -> int:
-    """Run the demo. Raises DemoError, with the server's first error if there is one."""
+    """Run the demo. Raises TrainedModelError, and DemoError, with the server's first error if there
+    is one.
+    """
     server = make_server(options)
     try:
         with server:
@@ -138,7 +141,7 @@ def run(options: Options) -> int:
 
 
 def make_server(options: Options) -> Server:
-    """The demo's server, not started yet."""
+    """The demo's server, not started yet. Raises DemoError, TrainedModelError."""
     port = pick_port(options.port)
     choice = choose(options.model, options.out, options.engines)
     usage = os.environ.get("VLLM_NO_USAGE_STATS", "1")
