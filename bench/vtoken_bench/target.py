@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +18,10 @@ from typing import Any, Literal
 Device = Literal["cpu", "cuda"]
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per number
 STOCK_BLOCK_SIZE = {"cpu": 32, "cuda": 16}  # smallest that stock vLLM accepts
-DEMO, TRAINED, LLAMA_8B = "demo", "trained", "llama-8b"
+DEMO, TRAINED, GEMMA, LLAMA_8B = "demo", "trained", "gemma", "llama-8b"
 MODELS = (DEMO, TRAINED)
-NAMES = (*MODELS, LLAMA_8B)  # the last has no weights: --dummy-weights
+NAMES = (*MODELS, GEMMA, LLAMA_8B)  # the last has no weights: --dummy-weights
+FETCHED = {TRAINED: "smollm2", GEMMA: "gemma"}  # their names in `vtoken.demo.trained_model`
 UNTRAINED = (DEMO, LLAMA_8B)
 # An engine starts on a GPU only if this share of its memory is free. With a given cache size vLLM
 # takes no more than it needs, and several engines share the device.
@@ -79,7 +81,11 @@ class Target:
         num_blocks: int | None = None,
         **others: Any,
     ) -> dict[str, Any]:
-        """Arguments of vLLM's `EngineArgs`. `num_blocks`: without vLLM's null block."""
+        """Arguments of vLLM's `EngineArgs`.
+
+        `num_blocks`: of all layers, without vLLM's null block. Where vLLM divides the layers into
+        groups, each has as many.
+        """
         shape = ModelShape.of(model)
         longest = self.max_model_len or max_model_len
         args: dict[str, Any] = {
@@ -92,7 +98,7 @@ class Target:
         }
         if num_blocks is not None:
             block_bytes = shape.token_bytes(self.number_bytes) * block_size
-            args["num_gpu_blocks_override"] = num_blocks + 1
+            args["num_gpu_blocks_override"] = num_blocks * shape.num_groups + 1
             args["kv_cache_memory_bytes"] = (num_blocks + 1) * block_bytes
         if self.cache_bytes is not None:
             args.pop("num_gpu_blocks_override", None)
@@ -144,11 +150,15 @@ def as_flags(engine_args: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes that give the bytes of a token's K and V, from the model's `config.json`."""
+    """Sizes that give the bytes of a token's K and V, from the model's `config.json`.
+
+    `num_groups`: into which vLLM divides the layers, 1 where all are of one kind.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_size: int
+    num_groups: int = 1
 
     @classmethod
     def of(cls, folder: Path) -> ModelShape:
@@ -159,7 +169,9 @@ class ModelShape:
             raise TargetError(f"{folder} is no model folder: it has no config.json") from None
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
         size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        return cls(config["num_hidden_layers"], heads, size)
+        kinds = Counter(config.get("layer_types", ())).values()
+        groups = sum(-(-count // min(kinds)) for count in kinds) or 1
+        return cls(config["num_hidden_layers"], heads, size, groups)
 
     def token_bytes(self, number_bytes: int) -> int:
         return self.num_layers * 2 * self.num_kv_heads * self.head_size * number_bytes
@@ -245,7 +257,7 @@ def model_folder(name: str | None) -> Path:
     """The folder of the model `name`: one of NAMES, or a folder; None is the demo model.
 
     The demo model and the shape of "llama-8b" are built if missing; the trained
-    model is downloaded. Raises TrainedModelError, and TargetError if a folder holds no model or a
+    models are downloaded. Raises TrainedModelError, and TargetError if a folder holds no model or a
     different one.
     """
     try:
@@ -261,10 +273,10 @@ def model_folder(name: str | None) -> Path:
             return build_shape(Path(tempfile.gettempdir()) / "vtoken-llama-8b", LLAMA_3_1_8B)
     except FileExistsError as error:
         raise TargetError(str(error)) from None
-    if name == TRAINED:
+    if name in FETCHED:
         from vtoken.demo.trained_model import fetch
 
-        return fetch()
+        return fetch(FETCHED[name])
     folder = Path(name)
     ModelShape.of(folder)
     return folder

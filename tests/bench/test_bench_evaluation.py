@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from vtoken_bench.evaluation.prose import Prose, set_arrivals
 from vtoken_bench.evaluation.running import measure
 from vtoken_bench.evaluation.variants import NATIVE, NEUTRAL, VARIANTS, configuration
 from vtoken_bench.log import Log
-from vtoken_bench.target import ModelShape, TargetError, model_folder
+from vtoken_bench.target import ModelShape, Target, TargetError, model_folder
 
 SETTINGS = [
     Setting("demo", 32, quick=False, repeats=3),
@@ -238,6 +239,25 @@ def test_what_is_measured_next_is_new() -> None:
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"no config\.json"):
         ModelShape.of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "groups"),
+    [
+        ([], 1),
+        (["full_attention"] * 18, 1),
+        ((["sliding_attention"] * 5 + ["full_attention"]) * 3, 6),  # vLLM's, of Gemma 3 270M
+        (["sliding_attention"] * 3 + ["full_attention"] * 2, 3),
+    ],
+)
+def test_every_group_of_layers_gets_its_blocks(
+    kinds: list[str], groups: int, tmp_path: Path
+) -> None:
+    config = {"num_hidden_layers": 18, "num_key_value_heads": 1, "head_dim": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layer_types": kinds}))
+    assert ModelShape.of(tmp_path) == ModelShape(18, 1, 8, groups)
+    args = Target().engine_args(tmp_path, block_size=16, max_model_len=99, num_blocks=50)
+    assert args["num_gpu_blocks_override"] == 50 * groups + 1
 
 
 def test_native_is_stock_in_every_comparison_that_has_it() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from vtoken.base.errors import RefusedError
 from vtoken.calibration import prompts as calibration
+from vtoken.demo.model import BOS
 from vtoken.policies import make_policy, policy_names
 from vtoken_bench.evaluation.bursts import BACKGROUND, LONG, NUM_ANSWER, Bursts
 from vtoken_bench.evaluation.chats import FactChats, prompt_maker
@@ -20,6 +21,7 @@ from vtoken_bench.grounds import texts
 from vtoken_bench.grounds.engines import computed_tokens
 from vtoken_bench.grounds.facts import FACTS
 from vtoken_bench.grounds.paired import Pairs, holm, share, verdicts
+from vtoken_bench.grounds.prompts import CASES, Case, PromptMaker
 from vtoken_bench.grounds.settings import (
     FULL,
     Setting,
@@ -76,6 +78,39 @@ def test_only_plain_prose_is_a_paragraph() -> None:
     twice = [prose, f"It begins with other words.  {prose}"]
     assert list(texts.new_prose([code, "Short.", *twice], [])) == [prose]
     assert list(texts.new_prose([prose], [prose.upper()])) == []
+
+
+@pytest.fixture(scope="module")
+def of_base() -> PromptMaker:
+    """Of a base model, which has no chat template and wants <bos> first."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder("demo"), add_bos_token=True)
+    tokenizer.chat_template = None
+    return PromptMaker(tokenizer, seed=0, num_tokens=600)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_base_model_gets_plain_text_and_the_beginning_of_the_answer(
+    of_base: PromptMaker, case: Case
+) -> None:
+    for number in range(4):
+        prompt = of_base.prompt(case, number)
+        begin = of_base.ids(BOS)
+        assert prompt.ids[: len(begin)] == begin
+        whole = of_base.answer_text(prompt.ids + prompt.forced)
+        assert whole.count(BOS) == 1
+        assert "user:" not in whole  # as the demo's template has it
+        assert whole.endswith(prompt.fact.prefix)
+        if case != "before":
+            assert whole.endswith(f"{prompt.fact.question}\n\n{prompt.fact.prefix}")
+
+
+def test_the_text_of_a_prompt_has_no_bos_where_the_tokenizer_adds_it(of_base: PromptMaker) -> None:
+    ids = of_base.prompt("prefix", 0).ids
+    assert BOS not in of_base.text(ids)
+    with pytest.raises(ValueError, match="encodes to other tokens"):
+        of_base.text(ids[1:])
 
 
 # ---------------------------------------------------------------- bursts

@@ -43,7 +43,7 @@ from vtoken_bench.grounds.texts import docstrings
 from vtoken_bench.log import Entry, Key, Log
 from vtoken_bench.output import FOLDER, Result, finish, new_result, read
 from vtoken_bench.progress import Progress
-from vtoken_bench.target import DEMO, TRAINED
+from vtoken_bench.target import GEMMA, MODELS, TRAINED
 
 KEEP = ("1/2", "1/3", "1/6")  # of the prompt
 NEW_TOKENS = 32  # of an answer
@@ -60,7 +60,7 @@ FAILURES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--cases", nargs="+", choices=CASES, default=["chat"], help="(default: chat)")
+    add("--cases", nargs="+", choices=CASES, help="(default: chat; of a base model prefix)")
     add(
         "--policies",
         nargs="+",
@@ -76,7 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--calibration", type=Path, help="the model's profile (default: none)")
     add("--against", type=Path, metavar="JSON", help="pair the rows with those of another run, too")
     add("--engines", type=int, default=2, help="processes of one thread (default: 2)")
-    add("--model", default=TRAINED, help=f"{DEMO}, {TRAINED} or a folder (default: {TRAINED})")
+    names = ", ".join((*MODELS, GEMMA))
+    add("--model", default=TRAINED, help=f"{names} or a folder (default: {TRAINED})")
     target.add_arguments(parser)
 
 
@@ -119,6 +120,7 @@ class Bench:
         self.maker = PromptMaker(
             AutoTokenizer.from_pretrained(model), seed=args.seed, num_tokens=args.tokens
         )
+        args.cases = args.cases or ["chat" if self.maker.chats else "prefix"]
         folder = args.json.parent if args.json else FOLDER
         self.log = Log(folder / "grounds" / "samples.jsonl")
         text = "\n".join(docstrings())
@@ -226,6 +228,8 @@ class Bench:
             "probed layers": args.probe_layers or "the default",
             "profile": "none" if args.calibration is None else args.calibration.name,
         }
+        if not self.maker.chats:
+            setup["prompts"] = "completions: every answer is begun"
         result = new_result("grounds", "make bench-grounds", setup)
         entries = list(self._entries())
         result.started = min((entry.at for entry in entries), default="")

@@ -11,6 +11,8 @@ beginning of an answer.
     later    as `chat`, but the text is evicted before the question comes
     long     a text, 544 tokens of output that continue it, then the question; facts are in both
 
+A base model has no chat template. Its prompts are plain text, and in all cases the answer is begun.
+
 `PromptMaker.questions` makes a prompt with several facts, whose questions come one after the other
 at the end of a long output.
 """
@@ -79,6 +81,11 @@ class PromptMaker:
         self._seed, self._num_tokens = seed, num_tokens
         self._paragraphs = docstrings()
 
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._tokenizer.chat_template is not None
+
     def prompt(self, case: Case, number: int) -> Prompt:
         """Sample `number`: its kind of fact and its depth follow from the number."""
         rng = random.Random(f"test/{self._seed}/{number}")
@@ -88,9 +95,8 @@ class PromptMaker:
         if case == "long":
             return self._long(rng, fact, depth, in_output=number // len(kinds) % 2 == 1)
         text = _with(self._passage(rng, self._num_tokens), fact.statement, depth)
-        whole = self._render(self._messages(case, text, fact), "")
-        if case == "prefix":
-            whole += fact.prefix
+        begun = case == "prefix" or not self.chats
+        whole = self._render(self._messages(case, text, fact), fact.prefix if begun else "")
         ids, answer = self._located(whole, fact)
         if case != "later":
             return Prompt(ids, [], fact, answer)
@@ -137,7 +143,8 @@ class PromptMaker:
 
     def text(self, ids: Sequence[int]) -> str:
         """A prompt as text that encodes to `ids`. Raises ValueError where it would not."""
-        text: str = self._tokenizer.decode(ids)
+        num_added = len(self._tokenizer("")["input_ids"])  # <bos>, where the tokenizer adds it
+        text: str = self._tokenizer.decode(ids[num_added:])
         if self._tokenizer(text)["input_ids"] != list(ids):
             raise ValueError("the text of a prompt encodes to other tokens than the prompt's")
         return text
@@ -163,7 +170,7 @@ class PromptMaker:
         request = _user(f"{CONTINUE}\n\n{text}")
         start = self._render([request], "")
         turns = [request, {"role": "assistant", "content": output}, _user(fact.question)]
-        whole = self._render(turns, "")
+        whole = self._render(turns, "" if self.chats else fact.prefix)
         assert whole.startswith(start)
         ids, answer = self._located(start, first)
         return Prompt(ids, self.ids(whole)[len(ids) :], fact, [] if in_output else answer)
@@ -199,7 +206,7 @@ class PromptMaker:
         """`messages` in the chat template, up to where the model's answer begins; without a
         template, their plain text.
         """
-        if self._tokenizer.chat_template is None:
+        if not self.chats:
             plain = "\n\n".join(message["content"] for message in messages)
             return f"{self._tokenizer.bos_token or ''}{plain}\n\n{answer}"
         text: str = self._tokenizer.apply_chat_template(
