@@ -114,6 +114,22 @@ def trained_model() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session")
+def trained_hybrid() -> Path:
+    """Folder of Gemma 3 270M, or a skip where it is not: 240 MB are fetched for `make test-models`
+    alone.
+    """
+    from vtoken.demo.trained_model import MANIFEST, MODELS, TrainedModelError, cache_folder, fetch
+
+    folder = cache_folder() / MODELS["gemma"].folder_name
+    if not (folder / MANIFEST).is_file() and not os.environ.get("VTOKEN_ALL_MODELS"):
+        pytest.skip("gemma was not fetched: `make test-models` and `vtoken demo --model gemma` do")
+    try:
+        return fetch("gemma")
+    except TrainedModelError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def own_machine_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Benchmarks of tests measure nothing: they do not wait for those of this machine."""
