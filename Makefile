@@ -61,7 +61,7 @@ test-gpu: $(SETUP) ## the tests that need a CUDA device [JOBS=4]
 test-models: $(SETUP) ## every model and arrangement of docs/models.md and docs/deploy.md, on the engine
 	@VTOKEN_ALL_MODELS=1 $(BIN)/pytest tests/vllm/test_models.py tests/vllm/test_hybrids.py \
 		tests/vllm/test_data_parallel_nodes.py tests/vllm/test_pipeline_parallel.py \
-		tests/vllm/test_ray.py $(ARGS)
+		tests/vllm/test_ray.py tests/vllm/test_trained_hybrid.py $(ARGS)
 
 check: $(SETUP) ## lint, format, types, import boundaries
 	$(BIN)/ruff check .
