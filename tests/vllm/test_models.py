@@ -206,7 +206,7 @@ def test_drafts_that_were_never_compared_are_refused_by_name_without_weights(
 
 def mtp_of(model_type: str, num_modules: int = 1) -> Any:
     found = SimpleNamespace(model_type=model_type, num_nextn_predict_layers=num_modules)
-    return SimpleNamespace(hf_config=found)
+    return SimpleNamespace(hf_config=found, uses_mrope=False)
 
 
 REFUSED_DRAFTERS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -235,13 +235,16 @@ def test_drafters_with_layers_are_refused_where_their_places_are_others(
         support.check_config(config)
 
 
+@pytest.mark.parametrize("whose", ["model", "drafter"])
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "mtp"])
-def test_drafters_with_layers_are_refused_for_a_model_with_m_rope(
-    method: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+def test_drafters_with_layers_are_refused_where_one_of_both_has_m_rope(
+    method: str, whose: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configuration(demo_model, speculative_config=NGRAM)
     config.speculative_config.method = method
-    monkeypatch.setattr(type(config.model_config), "uses_mrope", True)
+    drafts = config.speculative_config
+    drafts.draft_model_config = SimpleNamespace(uses_mrope=whose == "drafter")
+    monkeypatch.setattr(type(config.model_config), "uses_mrope", whose == "model")
     with pytest.raises(UnsupportedError, match=r"M-RoPE: .* take the method ngram or suffix"):
         support.check_config(config)
 

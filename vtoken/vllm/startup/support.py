@@ -146,7 +146,9 @@ def _draft_reasons(config: Any) -> Iterator[str]:
             "parallel drafting: its queries read tokens that nothing has computed; leave "
             "parallel_drafting out of --speculative-config"
         )
-    elif drafts.uses_draft_kv_cache() and config.model_config.uses_mrope:
+    elif drafts.uses_draft_kv_cache() and (
+        config.model_config.uses_mrope or drafts.draft_model_config.uses_mrope
+    ):
         yield (
             "a drafter with layers for a model with M-RoPE: a place is not one position; take the "
             "method ngram or suffix in --speculative-config"
