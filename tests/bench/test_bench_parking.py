@@ -84,7 +84,7 @@ def measured(variant: str, repeat: int) -> dict[str, Any]:
     """Half of the facts found by native and with parking, none by the others."""
     percentiles = {"p50": 10.0 + repeat, "p95": 20.0 + repeat}
     return {
-        "found": [variant in (NATIVE, parking.PARKING), False],
+        "found": [variant in (NATIVE, parking.PARKING, parking.TWICE), False],
         "tokens": 100.0 + repeat,
         "seconds": 10.0,
         "cpu_seconds": 10.0 + repeat,
@@ -111,16 +111,22 @@ def test_it_reports_every_situation_and_decides_its_goals() -> None:
     parking.report(result, "trained", alone() + runs)
     rows = [[row[0] for row in table.rows] for table in result.tables]
     everybody = [NATIVE, *parking.ARMS, *parking.SIZES]
-    assert rows[:2] == [everybody, everybody[1:]]
+    deep = [NATIVE, *parking.DEEP_ARMS]
+    assert rows[:4] == [everybody, everybody[1:], deep, deep[1:]]
     assert result.tables[-1].title == "Goals"
-    assert all(None not in row[1:] for table in result.tables[1:3] for row in table.rows)
+    assert all(None not in row[1:] for n in (1, 3, 4) for row in result.tables[n].rows)
     goals = {claim.what: (claim.verdict(), claim.repeats) for claim in result.claims if claim.goal}
     assert goals == {
         f"Bursts: facts, {parking.PRESSURE}, less native's": ("met", 8),
         f"Bursts: facts, {parking.PARKING}, less native's": ("met", 8),
+        f"Deep: facts, {parking.PRESSURE}, less native's": ("met", 6),
+        f"Deep: facts, {parking.PARKING}, less native's": ("met", 6),
+        f"Deep: facts, {parking.TWICE}, less native's": ("met", 6),
         "Bursts: tokens a second of parking, of pressure": ("met", 8),
+        "Deep: tokens a second of parking, of pressure": ("met", 6),
+        "Deep: tokens a second of twice the host, of pressure": ("met", 6),
         "Ample: CPU time of parking, of policy none": ("met", 3),
-        "Bursts: restored tokens that gave way again within 5 s": ("met", 8),
+        "Bursts: restored tokens that gave way again within 5 s": ("met", 14),
         "Ample: tokens copied": ("met", 3),
     }
 

@@ -399,10 +399,10 @@ def test_no_request_gives_or_moves_for_a_check(engine: Any, monkeypatch: Any) ->
         add(llm, "b", PROMPTS[1], 2 * NUM_NEW)
         check = run_until_checking(llm)
         (other,) = [r for r in scheduler.running if r is not check]
-        assert scheduler._upcoming() == ([other.request_id], [], [])
+        assert scheduler._upcoming(throttle_prefills=False) == ([other.request_id], [], [])
         with monkeypatch.context() as patched:  # control: as any other request it would count
             patched.setattr(scheduler.vtoken_canary, "request", None)
-            ((request_id, _),) = scheduler._upcoming()[1]
+            ((request_id, _),) = scheduler._upcoming(throttle_prefills=False)[1]
         assert request_id == check.request_id
 
 

@@ -553,7 +553,7 @@ async def test_metrics_of_the_real_server_are_those_that_docs_dashboard_and_aler
     sometimes |= {"short_blocks", "givers", "givable_tokens", "spared_tokens"}  # under pressure
     sometimes |= {"given_tokens", "preemptions_above_floor", "kept_share"}
     sometimes |= {"budget_tokens", "budget_ratio", "budget_floor_tokens"}  # what is in force
-    sometimes |= {"goodput_ratio"}  # of an objective
+    sometimes |= {"goodput_ratio", "draft_acceptance_ratio"}  # of an objective, with drafts
     for metric in METRICS:
         family = families[PREFIX + metric.name]
         assert family.type == metric.kind
