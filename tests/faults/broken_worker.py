@@ -23,4 +23,4 @@ class Breakable:
     model_runner: Any
 
     def lose_the_last_layer(self) -> None:
-        self.model_runner.vtoken_host.copies.__class__ = BrokenCopyEngine
+        self.model_runner.vtoken_host.model.copies.__class__ = BrokenCopyEngine

@@ -18,7 +18,7 @@ ENGINE = Catalogue()
 
 def _damage_copies(engine: Engine, hit: Hit, copy: Callable[[Any, Any, Any], int]) -> None:
     """Call `copy(copies, source, destination)` instead of the copy engine's."""
-    copies = engine.runner.vtoken_host.copies
+    copies = engine.runner.vtoken_host.model.copies
 
     def damaged(source: Any, destination: Any) -> int:
         hit()
@@ -50,7 +50,7 @@ def skip_the_last_layer_unverified(engine: Engine, hit: Hit) -> None:
 @ENGINE.fault("I1 content", "I1, `Runtime.finish_step`")
 def copy_to_the_neighbour(engine: Engine, hit: Hit) -> None:
     """Every copy lands one slot further."""
-    original = engine.runner.vtoken_host.copies.copy
+    original = engine.runner.vtoken_host.model.copies.copy
     _damage_copies(engine, hit, lambda _, a, b: original(a, b // 16 * 16 + (b + 1) % 16))
 
 
@@ -59,12 +59,12 @@ def flip_a_bit(engine: Engine, hit: Hit) -> None:
     """One bit of one retained token's V, in one layer, flips during the copies."""
     import torch
 
-    original = engine.runner.vtoken_host.copies.copy
+    original = engine.runner.vtoken_host.model.copies.copy
 
     def flip(_: Any, source: Any, destination: Any) -> int:
         original(source, destination)
         runner = engine.runner
-        _, value = runner.vtoken_host.layout.views(runner.kv_caches[2])
+        _, value = runner.vtoken_host.model.layout.views(runner.kv_caches[2])
         block, offset = divmod(int(destination[0]), value.shape[1])
         token = value[block, offset].clone()
         token.view(torch.int32)[0, 3] ^= 1
@@ -75,7 +75,7 @@ def flip_a_bit(engine: Engine, hit: Hit) -> None:
 
 
 def _copy_late(engine: Engine, hit: Hit) -> None:
-    original = engine.runner.vtoken_host.copies.copy
+    original = engine.runner.vtoken_host.model.copies.copy
     execute = engine.runner.execute_model
     held: list[Any] = []
     _damage_copies(engine, hit, lambda _, a, b: held.append((a, b)) or 0)
@@ -104,7 +104,7 @@ def copy_after_the_forward_unverified(engine: Engine, hit: Hit) -> None:
 @ENGINE.fault("I1 content", "I1, `Runtime.finish_step`")
 def zero_a_block_in_use(engine: Engine, hit: Hit) -> None:
     """A block with live tokens is zeroed as if it were new."""
-    original = engine.runner.vtoken_host.copies.copy
+    original = engine.runner.vtoken_host.model.copies.copy
 
     def zero(copies: Any, source: Any, destination: Any) -> int:
         original(source, destination)
@@ -117,7 +117,7 @@ def zero_a_block_in_use(engine: Engine, hit: Hit) -> None:
 @ENGINE.fault("reports always arrive", "I1, `Runtime.finish_step`")
 def damage_in_a_step_without_tokens(engine: Engine, hit: Hit) -> None:
     """The last layer is left out in a step that schedules no token."""
-    original, schedule = engine.runner.vtoken_host.copies.copy, engine.scheduler.schedule
+    original, schedule = engine.runner.vtoken_host.model.copies.copy, engine.scheduler.schedule
     limit = engine.scheduler.max_num_scheduled_tokens
 
     def copy(copies: Any, source: Any, destination: Any) -> int:
@@ -135,7 +135,7 @@ def damage_in_a_step_without_tokens(engine: Engine, hit: Hit) -> None:
         assert (output.total_num_scheduled_tokens == 0) == empty
         return output
 
-    copies = engine.runner.vtoken_host.copies
+    copies = engine.runner.vtoken_host.model.copies
 
     def damaged(source: Any, destination: Any) -> int:
         if not tokens_scheduled():
@@ -258,7 +258,7 @@ UNVERIFIED = SWINGS | {"config": SWINGS["config"] | {"verify_ratio": 0.0}}
 
 
 def _host_copies(engine: Engine) -> Any:
-    return engine.runner.vtoken_host.host_copies
+    return engine.runner.vtoken_host.model.host_copies
 
 
 def _park_nothing(engine: Engine, hit: Hit) -> None:

@@ -78,7 +78,7 @@ def move_a_token(worker: Any) -> None:
 
 def lose_a_copy(worker: Any) -> None:
     """Do not execute the next relocation, and report that it took 10 s."""
-    copies = worker.model_runner.vtoken_host.copies
+    copies = worker.model_runner.vtoken_host.model.copies
 
     def copy(source: Any, destination: Any) -> int:
         del copies.copy

@@ -325,7 +325,7 @@ def test_a_host_that_refuses_memory_costs_the_copies_of_that_step_and_nothing_el
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = run.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-    copies = copies.model_runner.vtoken_host.host_copies
+    copies = copies.model_runner.vtoken_host.model.host_copies
     configure(run, **FIXED)
     run.add(PROMPTS[:1], [160])
     run.step(12)

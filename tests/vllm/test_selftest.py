@@ -42,8 +42,8 @@ def test_the_engine_at_hand_passes(make_path: Callable[[], Any]) -> None:
 
 
 def copy_all_but_the_first(path: Any, patch: pytest.MonkeyPatch) -> None:
-    copy = path.half.copies.copy
-    patch.setattr(path.half.copies, "copy", lambda a, b: copy(a[1:], b[1:]))
+    copy = path.half.model.copies.copy
+    patch.setattr(path.half.model.copies, "copy", lambda a, b: copy(a[1:], b[1:]))
 
 
 def copy_keys_only(_path: Any, patch: pytest.MonkeyPatch) -> None:
@@ -54,16 +54,16 @@ def copy_keys_only(_path: Any, patch: pytest.MonkeyPatch) -> None:
 
 def copy_one_by_one(path: Any, patch: pytest.MonkeyPatch) -> None:
     """Copy each token alone, so that a destination that is also a source is overwritten early."""
-    copy = path.half.copies.copy
+    copy = path.half.model.copies.copy
 
     def one_by_one(source: Any, destination: Any) -> int:
         return sum(copy(source[i : i + 1], destination[i : i + 1]) for i in range(len(source)))
 
-    patch.setattr(path.half.copies, "copy", one_by_one)
+    patch.setattr(path.half.model.copies, "copy", one_by_one)
 
 
 def restore_in_another_order(path: Any, patch: pytest.MonkeyPatch) -> None:
-    host = path.half.host_copies
+    host = path.half.model.host_copies
     restore = host.restore
     patch.setattr(host, "restore", lambda hosts, slots: restore(hosts[::-1], slots))
 
@@ -74,13 +74,13 @@ def mistake_the_strides(path: Any, patch: pytest.MonkeyPatch) -> None:
 
     from vtoken.vllm.cpu.copy_engine import CPUCopyEngine
 
-    key, value = path.half.layout.key, path.half.layout.value
+    key, value = path.half.model.layout.key, path.half.model.layout.value
     wrong = replace(
-        path.half.layout,
+        path.half.model.layout,
         key=replace(key, token_stride=value.token_stride, dim_stride=value.dim_stride),
     )
-    path.half.layout = wrong
-    path.half.copies = CPUCopyEngine(path.half.caches, wrong)
+    path.half.model.layout = wrong
+    path.half.model.copies = CPUCopyEngine(path.half.model.caches, wrong)
 
 
 def pack_one_token_less(_path: Any, patch: pytest.MonkeyPatch) -> None:
@@ -120,9 +120,8 @@ def probe_at_another_temperature(_path: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def score_values_for_keys(path: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        path.half.scores, "_keys", lambda _: path.half.layout.views(path.half.caches[0])[1]
-    )
+    model = path.half.model
+    patch.setattr(path.half.scores, "_keys", lambda _: model.layout.views(model.caches[0])[1])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_a_host_that_refuses_memory_is_no_error(
         raise MemoryError("not a page is left")
 
     path, said = make_path(), []
-    monkeypatch.setattr(path.half.host_copies, "park", refuse)
+    monkeypatch.setattr(path.half.model.host_copies, "park", refuse)
     monkeypatch.setattr(selftest.log, "warning", lambda text, *args: said.append(text % args))
     selftest.SelfTest(path).run()
     assert said == ["vToken: tokens cannot be parked on this machine: not a page is left"]

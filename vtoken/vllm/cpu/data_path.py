@@ -8,7 +8,7 @@ import torch
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from vtoken.base.arrays import Ints
-from vtoken.vllm.cpu.host_executor import HostExecutor
+from vtoken.vllm.cpu.host_executor import HostExecutor, KVStore
 from vtoken.vllm.cpu.layout import KVLayout
 from vtoken.vllm.worker.data_path import NUM_BLOCKS, DataPath
 from vtoken.vllm.worker.executor import Batch
@@ -27,7 +27,10 @@ class CPUDataPath(DataPath):
         scratch = torch.zeros((NUM_BLOCKS, *cache.shape[1:]), dtype=cache.dtype)
         impl = layer.impl
         half = HostExecutor(
-            [scratch], layout, impl.num_heads, first_layer=impl.vtoken_layer, ranks=Ranks()
+            KVStore([scratch], layout),
+            impl.num_heads,
+            first_layer=impl.vtoken_layer,
+            ranks=Ranks(),
         )
         super().__init__(layer, builder, scratch, half)
 

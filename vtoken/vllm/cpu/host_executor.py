@@ -27,14 +27,13 @@ from vtoken.vllm.worker.scores import HostScores
 from vtoken.vllm.worker.stages import ONE_STAGE, Stages
 
 
-class DrafterStore:
-    """The `caches` of a drafter's layers: copies of tokens within them, and to host memory.
-
-    It computes up to `lookahead` tokens behind those of a step.
+class KVStore:
+    """The `caches` [N, H, S, 2D] of one model's layers: copies of tokens within them, and to host
+    memory.
     """
 
-    def __init__(self, caches: Sequence[torch.Tensor], layout: KVLayout, lookahead: int) -> None:
-        self.lookahead = lookahead
+    def __init__(self, caches: Sequence[torch.Tensor], layout: KVLayout) -> None:
+        self.caches, self.layout = caches, layout
         self.copies = CPUCopyEngine(caches, layout)
         self.host_copies = CPUHostCopies(self.copies.layers)
         self.side_buffer = context.SideBuffer(layout)
@@ -43,52 +42,50 @@ class DrafterStore:
 class HostExecutor:
     """One worker's state on the host.
 
-    `caches`: one [N, H, S, 2D] a layer, the first of which is layer `first_layer` of the model,
-    read by `num_heads` query heads. `zero` clears blocks; None: no other group of layers writes
-    blocks of the pool. `drafter`: None without one that has layers.
+    `model`: its first cache is of layer `first_layer`, read by `num_heads` query heads. `zero`
+    clears blocks; None: no other group of layers writes blocks of the pool. `drafter`: None without
+    one that has layers; it computes up to `lookahead` tokens behind those of a step.
     """
 
     def __init__(
         self,
-        caches: Sequence[torch.Tensor],
-        layout: KVLayout,
+        model: KVStore,
         num_heads: int,
         *,
         first_layer: int = 0,
         ranks: Ranks,
         stages: Stages = ONE_STAGE,
         zero: Callable[[Iterable[int]], None] | None = None,
-        drafter: DrafterStore | None = None,
+        drafter: KVStore | None = None,
+        lookahead: int = 0,
     ) -> None:
-        num_blocks, _, self._block_size, _ = caches[0].shape
-        self.caches, self.layout = caches, layout
-        self.copies = CPUCopyEngine(caches, layout)
-        self.host_copies = CPUHostCopies(self.copies.layers)
-        self.drafter = drafter
-        self._side_buffer = context.SideBuffer(layout)
-        self.packed = PackedSlots(num_blocks, self._block_size, len(caches))
+        num_blocks, _, self._block_size, _ = model.caches[0].shape
+        self.model, self.drafter, self._lookahead = model, drafter, lookahead
+        self.packed = PackedSlots(num_blocks, self._block_size, len(model.caches))
         self.scores = HostScores(self._keys, num_heads)
         self.executor = StepExecutor(self._block_size, self._contents, self.scores, ranks, stages)
         self._first_layer = first_layer
         self._zero = zero
 
+    @property
+    def _stores(self) -> list[KVStore]:
+        """Of both models."""
+        return [self.model] if self.drafter is None else [self.model, self.drafter]
+
     def _keys(self, layer: int) -> torch.Tensor:
         """The keys of the model's layer of full attention `layer`, which this stage holds."""
-        keys, _ = self.layout.views(self.caches[layer - self._first_layer])
+        keys, _ = self.model.layout.views(self.model.caches[layer - self._first_layer])
         return keys
 
     def _contents(self, slots: Ints) -> Iterator[LayerBytes]:
         """The bytes of the tokens in `slots` [n], layer by layer, of both models."""
-        yield from self.copies.contents(slots)
-        if self.drafter is not None:
-            yield from self.drafter.copies.contents(slots)
+        for store in self._stores:
+            yield from store.copies.contents(slots)
 
     def relocate(self, plan: StepPlan) -> None:
         """Make the step's copies: park, relocate, restore."""
-        copies, host_copies = [self.copies], [self.host_copies]
-        if self.drafter is not None:
-            copies.append(self.drafter.copies)
-            host_copies.append(self.drafter.host_copies)
+        copies = [store.copies for store in self._stores]
+        host_copies = [store.host_copies for store in self._stores]
         for host in host_copies:
             host.limit(plan.park_capacity)
         if len(plan.park_slots):
@@ -120,12 +117,11 @@ class HostExecutor:
             self._zero(borrowed.tolist())
             first = borrowed[:, None] * self._block_size
             self.packed.written((first + np.arange(self._block_size)).ravel())
-        current = context.StepContext(self.layout, self.packed, self._side_buffer)
+        current = context.StepContext(self.model.layout, self.packed, self.model.side_buffer)
         current.add(step)
         if self.drafter is not None and len(step.rows):
             current.drafter_buffer = self.drafter.side_buffer
-            lookahead = self.drafter.lookahead
-            current.ahead = AheadPlaces.of(step, batch, self._block_size, lookahead)
+            current.ahead = AheadPlaces.of(step, batch, self._block_size, self._lookahead)
         context.set_current(current)
 
     def clear(self) -> None:

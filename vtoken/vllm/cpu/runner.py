@@ -20,7 +20,7 @@ from vtoken.base.arrays import Ints
 from vtoken.core.protocol.mirror import BlockTables
 from vtoken.vllm.cpu.data_path import CPUDataPath
 from vtoken.vllm.cpu.drafter import VTokenDrafterMixin
-from vtoken.vllm.cpu.host_executor import DrafterStore, HostExecutor
+from vtoken.vllm.cpu.host_executor import HostExecutor, KVStore
 from vtoken.vllm.cpu.layout import learn_layout
 from vtoken.vllm.drafts import NO_DRAFTS, num_drafts, num_rejected
 from vtoken.vllm.spec import ManagedGroup
@@ -94,24 +94,23 @@ class VTokenCPURunner(CPUModelRunner):
         SelfTest(CPUDataPath(layer, first.get_metadata_builder(), caches[0], layout)).run()
         self._vtoken_make_room()
         return HostExecutor(
-            caches,
-            layout,
+            KVStore(caches, layout),
             layer.impl.num_heads,
             first_layer=self.vtoken_stages.first_layer,
             ranks=Ranks.of_this_worker(),
             stages=self.vtoken_stages,
             zero=self._vtoken_zero if len(self.kv_cache_config.kv_cache_groups) > 1 else None,
-            drafter=self._vtoken_store_of(drafter_layers) if drafter_layers else None,
+            drafter=self._vtoken_drafter(drafter_layers) if drafter_layers else None,
+            lookahead=self.vllm_config.num_lookahead_tokens,
         )
 
-    def _vtoken_store_of(self, layers: dict[str, Any]) -> DrafterStore:
+    def _vtoken_drafter(self, layers: dict[str, Any]) -> KVStore:
         """The caches of the drafter's `layers`; runs the self-test on them too."""
         layer = next(iter(layers.values()))
         layout = learn_layout(layer.kv_cache, layer.isa)
         builder = self.drafter.draft_attn_groups[0].get_metadata_builder()
         SelfTest(CPUDataPath(layer, builder, layer.kv_cache, layout)).run()
-        caches = [layer.kv_cache for layer in layers.values()]
-        return DrafterStore(caches, layout, self.vllm_config.num_lookahead_tokens)
+        return KVStore([layer.kv_cache for layer in layers.values()], layout)
 
     def _vtoken_make_room(self) -> None:
         """Make the tensors into which a later stage of a pipeline takes hidden states.
