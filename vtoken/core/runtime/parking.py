@@ -271,7 +271,9 @@ class Parking:
         """Whether `num_tokens` host slots are free for the request of `row`, which is preempted,
         once clean copies of others are given up. If not, none is.
         """
-        missing = max(0, num_tokens - self.slots.num_free)
+        missing = num_tokens - self.slots.num_free
+        if missing <= 0:
+            return True
         hosts = self._droppable(row, live=True)
         hosts = hosts[self.slots.row[hosts] != row]  # it would need them again
         if missing > len(hosts):
