@@ -301,8 +301,8 @@ def _of_traffic(status: Status) -> Iterator[Advice]:
 
 def _of_drafts(status: Status) -> Iterator[Advice]:
     """Drafts that are rejected more often since the newest revision, or mostly."""
-    newest, before = next(iter(status.drafts), None), accepted_before(status.drafts)
-    if newest is None or newest.share is None or newest.revision != status.config_revision:
+    newest, before = status.drafts_in_force, accepted_before(status.drafts)
+    if newest is None or newest.share is None:
         return
     if before is not None and newest.share < before - FEWER_ACCEPTED:
         text = f"drafts: {drafts_text(status.drafts)}: slower, not wrong"

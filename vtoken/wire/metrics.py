@@ -147,8 +147,8 @@ def _goodput(status: wire.Status) -> float | None:
 
 def _acceptance(status: wire.Status) -> float | None:
     """Of the revision in force; None while too few drafts were verified under it."""
-    newest = next(iter(status.drafts), None)
-    return newest.share if newest and newest.revision == status.config_revision else None
+    drafts = status.drafts_in_force
+    return None if drafts is None else drafts.share
 
 
 def _prices(status: wire.Status) -> Values:

@@ -528,6 +528,12 @@ class Status(OfEngine, kw_only=True):
     peaks: list[Peak] = []  # filled in by the API process that answers, as what follows
     advice: list[Advice] = []  # worst first; []: there is nothing to do
 
+    @property
+    def drafts_in_force(self) -> DraftFigures | None:
+        """Of the revision in force; None before a step under it has verified one."""
+        newest = next(iter(self.drafts), None)
+        return newest if newest and newest.revision == self.config_revision else None
+
 
 class Point(msgspec.Struct, array_like=True, frozen=True):
     """What a chart needs of one status; an array on the wire, in this order.
