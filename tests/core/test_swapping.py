@@ -54,6 +54,17 @@ def swap_out(config: dict[str, Any] = NONE, **arguments: Any) -> CoreEngine:
     return engine
 
 
+def preempt_again(engine: CoreEngine) -> None:
+    """`new` runs alone and is preempted for a third request."""
+    engine.add("third", 13)
+    engine.run(1)
+    engine.running.reverse()  # so that `new` is preempted
+    for _ in range(20):
+        engine.run(1)
+        if engine.num_preemptions > 1:
+            break
+
+
 def events(engine: CoreEngine, kind: str) -> list[Any]:
     return [event for event in engine.runtime.events.page(None, 1000).events if event.kind == kind]
 
@@ -104,13 +115,7 @@ def test_a_second_swap_copies_only_what_is_new() -> None:
     first = engine.runtime.swapper.requests["new"].num_tokens
     engine.remove("old")
     engine.run(2)
-    engine.add("third", 13)
-    engine.run(1)
-    engine.running.reverse()  # so that `new` is preempted
-    for _ in range(20):
-        engine.run(1)
-        if engine.num_preemptions > 1:
-            break
+    preempt_again(engine)
     counters = engine.runtime.counters.parking
     second = engine.runtime.swapper.requests["new"].num_tokens
     assert first < second
@@ -128,13 +133,7 @@ def test_no_swap_gives_up_copies_of_the_request_itself() -> None:
     engine.run(2)
     assert runtime.parking.num_clean == first
     configure(engine, park_bytes=first * runtime.geometry.bytes_per_token)  # full of its copies
-    engine.add("third", 13)
-    engine.run(1)
-    engine.running.reverse()  # so that `new` is preempted
-    for _ in range(20):
-        engine.run(1)
-        if engine.num_preemptions > 1:
-            break
+    preempt_again(engine)
     assert runtime.counters.parking.swaps_refused == {"memory": 1}
     assert runtime.counters.invariants.violations == 0
     assert not runtime.swapper.requests

@@ -15,20 +15,6 @@ from tests.support import models
 AUX_LAYERS = [1, 2, 3]  # whose hidden states EAGLE-3 reads
 
 
-def first_layers(target: Path, folder: Path, num_layers: int) -> Path:
-    """The model `target` in `folder`, without its layers from `num_layers` on."""
-    copytree(target, folder)
-    _write_config(folder, num_hidden_layers=num_layers)
-    (weights,) = folder.glob("*.safetensors")
-    kept = {
-        name: weight
-        for name, weight in load_file(weights).items()
-        if not name.startswith("model.layers.") or int(name.split(".")[2]) < num_layers
-    }
-    save_file(kept, weights, metadata={"format": "pt"})
-    return folder
-
-
 def more_kv_heads(target: Path, folder: Path) -> Path:
     """The Llama `target` in `folder` with each KV head twice: it computes the same."""
     copytree(target, folder)

@@ -304,6 +304,11 @@ def write_config(recipe: Recipe, folder: Path) -> Any:
     return config
 
 
+def recipe_of(family: str) -> Recipe:
+    """That of a family that is served."""
+    return (SERVED | MIXED | HYBRID)[family]
+
+
 def make(recipe: Recipe, folder: Path) -> Path:
     """The model of `recipe` in `folder`, float32."""
     import torch

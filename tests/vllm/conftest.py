@@ -144,6 +144,25 @@ def in_process() -> Iterator[Callable[..., Any]]:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
+@pytest.fixture(scope="module")
+def folder_of(
+    tmp_path_factory: pytest.TempPathFactory, in_process: Callable[..., Any]
+) -> Callable[[str], Path]:
+    """`folder_of(family)`: its tiny model, made at the first call."""
+    from tests.support import models
+
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = in_process(
+                models.make, models.recipe_of(name), tmp_path_factory.mktemp(name)
+            )
+        return made[name]
+
+    return folder
+
+
 @pytest.fixture
 def any_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Model classes are inspected in this process; vLLM uses another to keep CUDA out of it.

@@ -25,6 +25,7 @@ from tests.support.stepping import add, step
 from vtoken.vllm.cpu.ahead_places import AheadPlaces
 from vtoken.vllm.cpu.backend import VTokenCPUMetadataBuilder
 from vtoken.vllm.cpu.host_executor import HostExecutor
+from vtoken_bench.drafters import first_layers
 
 pytestmark = pytest.mark.vllm
 
@@ -94,7 +95,7 @@ def test_what_is_accepted_of_another_models_drafts_is_what_the_reference_predict
     if drafter == "copy with more KV heads":
         folder = drafters.more_kv_heads(demo_model, tmp_path / "drafter")
     if drafter == "one layer":
-        folder = drafters.first_layers(demo_model, tmp_path / "drafter", 1)
+        folder = first_layers(demo_model, tmp_path / "drafter", 1)
         drafts = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     expected = [speculate(hf_model, drafts, prompt, NUM_NEW, EVICT) for prompt in PROMPTS]
     with engine(enable_prefix_caching=False, **args(folder, **VARIANTS[name])) as llm:

@@ -50,37 +50,18 @@ FIXED = {
 MOVED = {"recycle": False, "experiment": {"planner": "pack"}, **EAGER}
 
 
-def recipe_of(family: str) -> models.Recipe:
-    return (models.MIXED | models.HYBRID)[family]
-
-
 def pool_of(family: str) -> dict[str, Any]:
     """Blocks for three requests; vLLM fits them to states, if the model has these."""
     if family in models.MIXED:
         return {"num_gpu_blocks_override": 600, "block_size": 16, "enable_prefix_caching": True}
     pool = {"num_gpu_blocks_override": 128, "block_size": None, "enable_prefix_caching": False}
-    return pool | {"dtype": recipe_of(family).dtype, "kv_cache_memory_bytes": 512 << 20}
+    return pool | {"dtype": models.recipe_of(family).dtype, "kv_cache_memory_bytes": 512 << 20}
 
 
 def arguments(folder: Path, family: str, config: dict[str, Any], **more: Any) -> dict[str, Any]:
     base = {"model": str(folder), "max_model_len": 1024, "skip_tokenizer_init": True}
     base |= {"speculative_config": NGRAM} | pool_of(family) | more
     return base | engine_args(config, check_every_step=True)
-
-
-@pytest.fixture(scope="module")
-def folder_of(
-    tmp_path_factory: pytest.TempPathFactory, in_process: Callable[..., Any]
-) -> Callable[[str], Path]:
-    """`folder_of(family)`: its tiny model, made at the first call."""
-    made: dict[str, Path] = {}
-
-    def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = in_process(models.make, recipe_of(name), tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return folder
 
 
 class Run(NamedTuple):
@@ -166,7 +147,7 @@ class Driver:
 def test_tokens_equal_the_reference(
     engine: Any, folder_of: Any, in_process: Callable[..., Any], family: str
 ) -> None:
-    folder, dtype = folder_of(family), recipe_of(family).dtype
+    folder, dtype = folder_of(family), models.recipe_of(family).dtype
     lengths = (200, 110) if family in WINDOWS else (400, 140)
     prompts = [reference.random_prompt(length, seed) for seed, length in enumerate(lengths)]
     answers = in_process(answers_of, folder, dtype, prompts)
@@ -281,7 +262,7 @@ def with_mtp(folder: Path, made: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def mtp_folder(tmp_path_factory: pytest.TempPathFactory, in_process: Callable[..., Any]) -> Path:
-    made, recipe = tmp_path_factory.mktemp("mtp"), recipe_of("qwen3_next")
+    made, recipe = tmp_path_factory.mktemp("mtp"), models.recipe_of("qwen3_next")
     types = [*["linear_attention"] * 3, "full_attention", "full_attention"]
     longer = {"num_hidden_layers": 5, "layer_types": types}
     folder = in_process(models.make, replace(recipe, config=recipe.config | longer), made)

@@ -44,21 +44,6 @@ RELOCATING = {"recycle": False, "theta_f": 0.0, "low_watermark_blocks": 15, "bat
 
 
 @pytest.fixture(scope="module")
-def folder_of(
-    tmp_path_factory: pytest.TempPathFactory, in_process: Callable[..., Any]
-) -> Callable[[str], Path]:
-    """`folder_of(family)`: its tiny model, made at the first call."""
-    made: dict[str, Path] = {}
-
-    def folder(name: str) -> Path:
-        if name not in made:
-            made[name] = in_process(models.make, FAMILIES[name], tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return folder
-
-
-@pytest.fixture(scope="module")
 def gpt_oss(folder_of: Callable[[str], Path]) -> Path:
     return folder_of("gpt_oss")
 
