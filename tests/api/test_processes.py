@@ -174,6 +174,7 @@ async def test_tokens_and_limits_hold_in_all_processes_together(tmp_path: Path) 
 
 async def test_metrics_are_the_same_from_every_process(three: tuple[Served, LiveEngine]) -> None:
     served, _ = three
+    await until(lambda: served.engine.flight.recording, "not recording")  # it says so in a metric
     async with clients_of(served) as clients:
 
         async def ours(http: httpx.AsyncClient, url: str) -> list[str]:
