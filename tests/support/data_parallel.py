@@ -46,6 +46,8 @@ def server(model: Path, folder: Path, arguments: Sequence[str]) -> Server:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all engines share one core
             "OMP_NUM_THREADS": "1",
             "VLLM_HOST_IP": "127.0.0.1",
+            # vLLM 0.33 binds each engine to a memory node of its own: here they share one.
+            "VLLM_CPU_SIM_MULTI_NUMA": "0",
         },
         startup_timeout_s=480,
     )

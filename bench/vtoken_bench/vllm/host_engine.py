@@ -63,6 +63,9 @@ class Sampled(AsyncModelRunnerOutput):
     def get_output(self) -> ModelRunnerOutput:
         return self.model_runner_output
 
+    def get_kv_connector_output(self) -> None:
+        """Abstract since vLLM 0.33."""
+
 
 class StubModel:
     """Attention of all layers over zeros, without what is between them."""
