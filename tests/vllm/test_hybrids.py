@@ -35,7 +35,9 @@ ALL = bool(os.environ.get("VTOKEN_ALL_MODELS"))
 FAMILIES = models.MIXED | models.HYBRID | {name: models.SERVED[name] for name in models.NAMED}
 CACHED = list(FAMILIES) if ALL else ["gemma4", "falcon_h1"]
 PREEMPTED = list(FAMILIES) if ALL else ["gpt_oss", "granitemoehybrid"]
-PRESSED = list(FAMILIES) if ALL else ["gemma4", "falcon_h1"]
+# Chunks of attention seldom hold their peaks, so a pool of peaks is not tight.
+PRESSED = [name for name in FAMILIES if name != "llama4"] if ALL else ["gemma4", "falcon_h1"]
+SEVERAL_STATES = ("granitemoehybrid", "nemotron_h")
 BUDGET, INTERVAL, SINKS = 40, 12, 4
 NUM_NEW = 48
 POLICY = {"name": "streaming_llm", "params": {"sinks": SINKS}}
@@ -317,7 +319,8 @@ def test_requests_that_give_for_others_are_exact_beside_other_groups(
     family: str,
 ) -> None:
     """As shipped, parking included."""
-    folder, num_new = folder_of(family), 130
+    # Beside several states a short output has too few blocks of full attention to give any.
+    folder, num_new = folder_of(family), 300 if family in SEVERAL_STATES else 130
     pool = cached_pool(family) | {"enable_prefix_caching": False, "base": SHIPPED}
     with engine(**settings(folder, {}, **pool)) as llm:
         size = runtime_of(llm).geometry.block_size
