@@ -16,7 +16,7 @@ BENCHES = {
     "planner": "µs a step of the core alone: nothing due, steady state, full plans",
     "telemetry": "engine time that telemetry takes at 70,000 blocks",
     "stream": "bytes and frames per client, CPU of API server and engine, at 70,000 blocks",
-    "evaluation": "vToken beside native vLLM: memory, causes, floors, pressure, parking",
+    "evaluation": "vToken beside native vLLM: memory, causes, floors, pressure, parking, turns",
     "console": "first paint, key latency, memory, bytes and CPU of the console",
     "overhead": "the plugin against stock vLLM, in paired slices",
     "drafters": "a draft model beside eviction, at half the memory",

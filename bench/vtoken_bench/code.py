@@ -26,7 +26,15 @@ REPORTING = {
     "report.py",
     "tables.py",
 }
-MEASURING = {"bursts.py", "chats.py", "prose.py", "running.py", "variants.py"}  # of the evaluation
+# Of the evaluation.
+MEASURING = {
+    "bursts.py",
+    "chats.py",
+    "conversations.py",
+    "prose.py",
+    "running.py",
+    "variants.py",
+}
 
 
 @cache

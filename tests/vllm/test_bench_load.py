@@ -28,8 +28,9 @@ def engines() -> Iterator[dict[str, Engine]]:
     args = target.engine_args(
         model_folder("demo"), block_size=BLOCK_SIZE, max_model_len=256, num_blocks=BLOCKS
     )
+    cached = args | {"enable_prefix_caching": True}
     found = {
-        "stock": Engine("stock", None, args, threads=1),
+        "stock": Engine("stock", None, cached, threads=1),
         "vtoken": Engine("vtoken", {"policy": {"name": "none"}}, args, threads=1),
     }
     yield found
@@ -81,6 +82,25 @@ def test_latencies_count_from_arrival_on_the_engines_clock(engines: dict[str, En
     assert [count for *_, count in found["requests"]] == [64] * 4
     together = load(engines["stock"], concurrency=4)
     assert together["steps"] < found["steps"] / 3
+
+
+def test_a_turn_takes_the_place_of_the_one_before_it(engines: dict[str, Engine]) -> None:
+    """And finds that one's prompt in the prefix cache."""
+    first, other = (request["prompt"] for request in LOAD.requests(model_folder("demo"), 2, 0))
+    requests = [
+        {"prompt": first, "num_new": 8, "turn": 1},
+        {"prompt": other, "num_new": 9, "turn": 1},
+        {"prompt": first + other[:40], "num_new": 10, "turn": 2, "after": 0},
+    ]
+    found = engines["stock"].ask({"requests": requests, "concurrency": 1})
+    arrivals, firsts, ends, counts = zip(*found["requests"], strict=True)
+    assert counts == (8, 10, 9)
+    assert arrivals == (0, *ends[:-1])
+    assert found["hit_tokens"] == len(first)
+    assert found["prompt_tokens"] == 3 * len(first) + 40
+    ttft_ms = found["turn_ttft_ms"]
+    assert [*ttft_ms] == ["1", "2"]
+    assert ttft_ms["2"]["p95"] == pytest.approx(1e3 * (firsts[1] - arrivals[1]), abs=0.1)
 
 
 def test_an_open_loop_waits_for_arrivals_without_spending_time(engines: dict[str, Engine]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from vtoken_bench.evaluation.chats import FactChats
@@ -62,6 +63,16 @@ def paired_answers(runs: Sequence[Run], one: Labels, other: Labels) -> Pairs:
     shared = {r.repeat for r in both[0]} & {r.repeat for r in both[1]}
     own, others = (found([r for r in side if r.repeat in shared]) for side in both)
     return Pairs.of(own, others)
+
+
+def less_than_native(runs: Sequence[Run], name: str) -> list[float]:
+    """By repeat, the facts found by the variant less those of native, in percentage points."""
+    shares = {
+        variant: {r.repeat: 100 * fmean(r.figures["found"]) for r in pick(runs, variant=variant)}
+        for variant in (name, NATIVE)
+    }
+    both = sorted(shares[name].keys() & shares[NATIVE].keys())
+    return [shares[name][n] - shares[NATIVE][n] for n in both]
 
 
 def points_shown(difference: Interval) -> str:

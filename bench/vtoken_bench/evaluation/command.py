@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from vtoken.demo.trained_model import TrainedModelError
+from vtoken.wire import ConfigValues
 from vtoken_bench import target as targets
 from vtoken_bench.engines import EngineError
-from vtoken_bench.evaluation import causes, curve, floors, loss, parking, pressure
+from vtoken_bench.evaluation import causes, curve, floors, loss, parking, pressure, turns
 from vtoken_bench.evaluation.points import Comparison, Part, Run, Setting, stamp
 from vtoken_bench.evaluation.running import Engines, measure
 from vtoken_bench.log import Log
@@ -24,7 +26,15 @@ from vtoken_bench.output import BULKY, FOLDER, Result, finish, new_result
 
 PARTS: dict[str, Part] = {
     part.name: part
-    for part in (causes.PART, loss.PART, curve.PART, floors.PART, pressure.PART, parking.PART)
+    for part in (
+        causes.PART,
+        loss.PART,
+        curve.PART,
+        floors.PART,
+        pressure.PART,
+        parking.PART,
+        turns.PART,
+    )
 }
 REPEATS = 8  # of every point: an interval of a speed takes them
 MOST_TOGETHER = {"cpu": 9, "cuda": 1}  # 1.5 GiB each with the trained model
@@ -48,8 +58,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "part first says how long it may take: on the trained model and two cores `causes`, "
         "`curve` and `pressure` need hours each)",
     )
+    parser.add_argument(
+        "--also",
+        nargs="+",
+        type=setting_of,
+        default=[],
+        metavar="FIELD=VALUE",
+        help="part `turns`: for each one more arm, `auto` with this value of the configuration",
+    )
     parser.add_argument("--again", action="store_true", help="measure anew what is in the log")
     targets.add_arguments(parser)
+
+
+def setting_of(text: str) -> tuple[str, Any]:
+    """A field of the configuration and its value, which is JSON or else plain text."""
+    name, between, value = text.partition("=")
+    if not between or name not in ConfigValues.__struct_fields__:
+        raise argparse.ArgumentTypeError(f"{text} is not FIELD=VALUE of the configuration")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
             targets.model_folder(model)
     except (targets.TargetError, TrainedModelError) as error:
         print(error, file=sys.stderr)
+        return 1
+    if fixed := [name for name in args.parts if args.also and not PARTS[name].varies]:
+        print(f"--also: {', '.join(fixed)} has no arms of settings", file=sys.stderr)
         return 1
     folder = args.json.parent if args.json else FOLDER
     failed = 0
@@ -115,7 +147,7 @@ def _measure(
     args: argparse.Namespace,
 ) -> None:
     repeats = 1 if args.quick else args.repeats
-    setting = Setting(model, target.stock_block_size, args.quick, repeats)
+    setting = Setting(model, target.stock_block_size, args.quick, repeats, dict(args.also))
     engines = Engines(target, MOST_TOGETHER[target.device])
     title = f"{part.name}, {model}"
     runs = measure(part.comparisons(setting), log, engines, title)

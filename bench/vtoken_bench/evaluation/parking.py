@@ -17,12 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 from vtoken_bench.claims import Claim
 from vtoken_bench.evaluation import columns
-from vtoken_bench.evaluation.answers import BUDGET, CHATS, FIXED, PRESSURE, blocks_each
+from vtoken_bench.evaluation.answers import (
+    BUDGET,
+    CHATS,
+    FIXED,
+    PRESSURE,
+    blocks_each,
+    less_than_native,
+)
 from vtoken_bench.evaluation.bursts import Bursts
 from vtoken_bench.evaluation.chats import FactChats
 from vtoken_bench.evaluation.effects import Effect, Figure, cpu_seconds, speed
@@ -231,7 +237,7 @@ def _claims(model: str, runs: Sequence[Run]) -> list[Claim]:
         )
         for what, situation in (("Bursts", BURSTS), ("Deep", DEEP))
         for name, g in ((FIXED, ""), (PRESSURE, "<= -10"), (PARKING, ">= -3"), (TWICE, ">= -3"))
-        if (values := _facts(pick(runs, situation=situation), name))
+        if (values := less_than_native(pick(runs, situation=situation), name))
     ]
     for what, figure, situation, one, other, goal in RATIOS:
         labels = ({"variant": name} for name in (one, other))
@@ -249,16 +255,6 @@ def _claims(model: str, runs: Sequence[Run]) -> list[Claim]:
         if values:
             found.append(Claim.of("Parking", what, model, values, unit, goal=goal))
     return found
-
-
-def _facts(runs: Sequence[Run], name: str) -> list[float]:
-    """By repeat, the facts found by the variant less those of native, in percentage points."""
-    shares = {
-        variant: {r.repeat: 100 * fmean(r.figures["found"]) for r in pick(runs, variant=variant)}
-        for variant in (name, NATIVE)
-    }
-    both = sorted(shares[name].keys() & shares[NATIVE].keys())
-    return [shares[name][n] - shares[NATIVE][n] for n in both]
 
 
 # What, figure, load, whose, over whose, goal.

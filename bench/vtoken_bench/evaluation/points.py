@@ -115,7 +115,8 @@ class Part:
 
     `report` adds tables, charts and claims for one model to the result. `then`: what is measured
     next, given the runs so far; it is asked again until it names nothing new. `trained`: it needs
-    a trained model, random weights tell nothing.
+    a trained model, random weights tell nothing. `varies`: it has an arm for each of a setting's
+    `also`.
     """
 
     name: str
@@ -123,19 +124,22 @@ class Part:
     report: Callable[[Result, str, list[Run]], None]
     then: Callable[[Setting, list[Run]], list[Comparison]] | None = None
     trained: bool = False
+    varies: bool = False
 
 
 @dataclass(frozen=True)
 class Setting:
     """The model that is measured, and how much of it there is time for.
 
-    `block_size`: what stock vLLM takes. `quick`: to see that it works.
+    `block_size`: what stock vLLM takes. `quick`: to see that it works. `also`: fields of the
+    configuration, each for one more arm of a part that `varies`.
     """
 
     model: str
     block_size: int
     quick: bool
     repeats: int
+    also: Mapping[str, Any] = field(default_factory=dict)
 
     def point(
         self, labels: Labels, workload: Workload, num_requests: int, num_blocks: int, **load: Any

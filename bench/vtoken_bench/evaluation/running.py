@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from vtoken_bench.engines import Engine, ask_in_turns
 from vtoken_bench.evaluation.bursts import Bursts
 from vtoken_bench.evaluation.chats import FactChats
+from vtoken_bench.evaluation.conversations import Conversations
 from vtoken_bench.evaluation.points import Comparison, EngineSpec, Point, Run
 from vtoken_bench.evaluation.prose import Prose, set_arrivals
 from vtoken_bench.evaluation.variants import configuration
@@ -28,7 +29,7 @@ from vtoken_bench.progress import Progress
 from vtoken_bench.target import DEMO, ModelShape, Target, model_folder
 
 WARM_UP = Prose(64, 8)
-JUDGED = (FactChats, Bursts)  # workloads whose outputs are searched for facts
+JUDGED = (FactChats, Bursts, Conversations)  # workloads whose outputs are searched for facts
 STARTS_AT_ONCE = 2  # engines; their loads run one at a time
 # What a load takes, start of its engine included, before one was measured here.
 SECONDS_EACH, SLOW_SECONDS_EACH = {DEMO: 6.0}, 80.0

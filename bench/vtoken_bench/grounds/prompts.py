@@ -14,7 +14,7 @@ beginning of an answer.
 A base model has no chat template. Its prompts are plain text, and in all cases the answer is begun.
 
 `PromptMaker.questions` makes a prompt with several facts, whose questions come one after the other
-at the end of a long output.
+at the end of a long output; `PromptMaker.chat` makes the prompts of a chat of several turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from vtoken_bench.forcing import FREE
-from vtoken_bench.grounds.facts import FACTS, Fact
+from vtoken_bench.grounds.facts import FACTS, Fact, different
 from vtoken_bench.grounds.texts import docstrings
 
 Case = Literal["chat", "prefix", "before", "turns", "later", "long"]
@@ -71,6 +71,17 @@ class Questions:
     forced: list[int]
     facts: list[Fact]
     answers: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """`prompts`: of each turn, the turns before it included, whose answers are the statements of
+    their facts. So each prompt begins with the one before, whatever a model answered. `facts`: what
+    each turn asks for.
+    """
+
+    prompts: list[list[int]]
+    facts: list[Fact]
 
 
 class PromptMaker:
@@ -128,6 +139,27 @@ class PromptMaker:
             forced += [FREE] * num_answer
             whole = longer
         return Questions(ids, forced, facts, answers)
+
+    def chat(self, number: int, sources: Sequence[int]) -> Chat:
+        """Chat `number`: a text in every turn, which states a fact of each kind. Turn `n` asks for
+        one of turn `sources[n]`; no two turns ask for the same kind, nor twice for one fact.
+        """
+        rng, kinds = random.Random(f"chat/{self._seed}/{number}"), [*FACTS]
+        stated = {kind: different(FACTS[kind], rng, len(sources)) for kind in kinds}
+        first, messages = number // len(kinds), list[Message]()
+        prompts, facts = list[list[int]](), list[Fact]()
+        for turn, source in enumerate(sources):
+            here = [stated[kind][turn] for kind in kinds]
+            rng.shuffle(here)
+            text = self._passage(rng, self._num_tokens)
+            for place, fact in enumerate(here):
+                text = _with(text, fact.statement, (place + 0.5) / len(here))
+            asked = stated[kinds[(first + turn) % len(kinds)]][source]
+            messages.append(_user(f"{PART}\n\n{' '.join(text)}\n\n{asked.question}"))
+            prompts.append(self.ids(self._render(messages, "" if self.chats else asked.prefix)))
+            facts.append(asked)
+            messages.append({"role": "assistant", "content": asked.statement})
+        return Chat(prompts, facts)
 
     def answer_text(self, ids: Sequence[int]) -> str:
         """The text of an output up to the end of its turn."""

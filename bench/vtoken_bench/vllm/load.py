@@ -5,8 +5,10 @@ measuring between steps takes no time on it. A request arrives at its arrival ti
 loop, when an earlier one finishes. Latencies count from the arrival and include waiting.
 
     requests          [{"prompt": [ids], "num_new": n, "arguments": {...}, "arrival_s": t,
-                      "priority": n, "computed": n, "natural_end": bool}]; `computed`: the
-                      prompt's newest tokens that no prefix-cache hit replaces
+                      "priority": n, "computed": n, "natural_end": bool, "after": n,
+                      "turn": n}]; `computed`: the prompt's newest tokens that no prefix-cache
+                      hit replaces; `after`, in a closed loop: the number of the request whose
+                      place it takes; `turn`: of its chat, whose times are also given apart
     concurrency       closed loop: requests at a time (default: all); excludes arrival times
     config            a patch of the configuration, applied first
     max_running       most requests that run at once, vLLM's `max_num_active_seqs` for this load
@@ -19,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +39,7 @@ class RequestTimes:
     times: list[float] = field(default_factory=list)  # one per token
     tokens: list[int] = field(default_factory=list)
     finished: float | None = None
+    hit_tokens: int = 0  # of the prompt: found in the prefix cache at the first start
 
 
 class Outlived:
@@ -71,7 +74,9 @@ class Load:
     def __init__(self, engine: Any, spec: dict[str, Any], tag: int) -> None:
         self._engine, self._spec, self._tag = engine, spec, tag
         self._scheduler = engine.engine_core.engine_core.scheduler
-        self._queue = list(enumerate(spec["requests"]))
+        numbered = list(enumerate(spec["requests"]))
+        self._queue = [(n, request) for n, request in numbered if "after" not in request]
+        self._after = {r["after"]: (n, r) for n, r in numbered if "after" in r}
         self._closed = not any("arrival_s" in request for request in spec["requests"])
         self._times: dict[str, RequestTimes] = {}
         self._clock = 0.0
@@ -98,11 +103,11 @@ class Load:
             self._clock += taken
             steps_ms.append(taken * 1e3)
             finished = self._record(outputs)
-            self._count_running(finished, taken)
+            self._count_running(len(finished), taken)
             if self._outlived is not None:
                 self._outlived.note(self._clock)
             if self._closed:
-                self._add(finished)
+                self._replace(finished)
         result = self._result(steps_ms, cpu)
         self._engine.reset_prefix_cache()
         self._scheduler.max_num_active_reqs = most
@@ -120,27 +125,39 @@ class Load:
         return bool(self._engine.has_unfinished_requests())
 
     def _add(self, count: int) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
+        """Of the queue."""
         for number, request in self._queue[:count]:
-            params = SamplingParams(
-                temperature=0,
-                max_tokens=request["num_new"],
-                ignore_eos=not request.get("natural_end"),
-                detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
-                extra_args=request.get("arguments"),
-            )
-            name = f"{self._tag}-{number}"
-            self._times[name] = RequestTimes(request.get("arrival_s", self._clock))
-            prompt, priority = {"prompt_token_ids": request["prompt"]}, request.get("priority", 0)
-            self._engine.add_request(name, prompt, params, priority=priority)
-            if "computed" in request:
-                self._make_unique(name, len(request["prompt"]) - request["computed"])
+            self._send(number, request)
         del self._queue[:count]
         if self._closed and not self._queue and self._busy_s is None:
             self._busy_s = self._clock
+
+    def _replace(self, finished: list[int]) -> None:
+        """By each one's follower, or by the next of the queue."""
+        for number in finished:
+            if number in self._after:
+                self._send(*self._after[number])
+            else:
+                self._add(1)
+
+    def _send(self, number: int, request: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=request["num_new"],
+            ignore_eos=not request.get("natural_end"),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=request.get("arguments"),
+        )
+        name = f"{self._tag}-{number}"
+        self._times[name] = RequestTimes(request.get("arrival_s", self._clock))
+        prompt, priority = {"prompt_token_ids": request["prompt"]}, request.get("priority", 0)
+        self._engine.add_request(name, prompt, params, priority=priority)
+        if "computed" in request:
+            self._make_unique(name, len(request["prompt"]) - request["computed"])
 
     def _make_unique(self, name: str, first_token: int) -> None:
         """Give the prompt's blocks from that of `first_token` on hashes that no other request has.
@@ -153,16 +170,17 @@ class Load:
         for block in range(max(0, first_token) // scheduler.block_size, len(request.block_hashes)):
             request.block_hashes[block] = hashlib.sha256(f"{name}/{block}".encode()).digest()
 
-    def _record(self, outputs: Any) -> int:
-        """Record the tokens of one step; return the number of finished requests."""
-        finished = 0
+    def _record(self, outputs: Any) -> list[int]:
+        """Record the tokens of one step; return the numbers of finished requests."""
+        finished = []
         for output in outputs:
             times, ids = self._times[output.request_id], output.outputs[0].token_ids
             times.tokens += ids
             times.times += [self._clock] * len(ids)
+            times.hit_tokens = output.num_cached_tokens
             if output.finished:
                 times.finished = self._clock
-                finished += 1
+                finished.append(_number(output.request_id))
         return finished
 
     # ------------------------------------------------------------ measuring
@@ -181,7 +199,8 @@ class Load:
         """Times in ms and seconds; `requests`: arrival, first token, end, tokens.
 
         `itl`: between two tokens of a request; `ttft`: to its first token; `e2e`: to its last one.
-        `busy`: the time in which every client of the closed loop had a request.
+        `busy`: the time in which every client of the closed loop had a request. `hit_tokens`: of
+        prompts, found in the prefix cache; what a preempted request finds again does not count.
         """
         all_times = self._times.values()
         done = [times for times in all_times if times.finished is not None]
@@ -193,6 +212,7 @@ class Load:
             "step_ms": _percentiles(steps_ms),
             "tokens": sum(len(times.tokens) for times in all_times),
             "prompt_tokens": sum(len(r["prompt"]) for r in self._spec["requests"]),
+            "hit_tokens": sum(times.hit_tokens for times in all_times),
             "requests": [
                 [
                     round(value, 5)
@@ -201,7 +221,7 @@ class Load:
                 for t in done
             ],
             "itl_ms": _percentiles([gap * 1e3 for gap in gaps]),
-            "ttft_ms": _percentiles([1e3 * (t.times[0] - t.arrived) for t in done]),
+            "ttft_ms": _ttft_ms(done),
             "e2e_ms": _percentiles([1e3 * ((t.finished or 0) - t.arrived) for t in done]),
             "tokens_hash": self._hash(),
             "most_running": self._most_running,
@@ -213,17 +233,37 @@ class Load:
         if self._busy_s:
             before = sum(t <= self._busy_s for times in all_times for t in times.times)
             result["busy"] = {"seconds": self._busy_s, "tokens": before}
+        if turns := self._by_turn():
+            result["turn_ttft_ms"] = {turn: _ttft_ms(times) for turn, times in turns.items()}
         if self._spec.get("keep_tokens"):
             result["output_ids"] = [self._times[name].tokens for name in self._in_order()]
         return result
 
+    def _by_turn(self) -> dict[str, list[RequestTimes]]:
+        found: dict[str, list[RequestTimes]] = {}
+        for number, request in enumerate(self._spec["requests"]):
+            if "turn" in request:
+                found.setdefault(str(request["turn"]), []).append(
+                    self._times[f"{self._tag}-{number}"]
+                )
+        return found
+
     def _in_order(self) -> list[str]:
-        return sorted(self._times, key=lambda name: int(name.split("-")[1]))
+        return sorted(self._times, key=_number)
 
     def _hash(self) -> str:
         """A hash of all tokens of all requests, in the order of the load."""
         text = json.dumps([list(map(int, self._times[name].tokens)) for name in self._in_order()])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _number(request_id: str) -> int:
+    """Of a request in the load, from the name that it was given."""
+    return int(request_id.split("-")[1])
+
+
+def _ttft_ms(requests: Sequence[RequestTimes]) -> dict[str, float] | None:
+    return _percentiles([1e3 * (times.times[0] - times.arrived) for times in requests])
 
 
 def _percentiles(values: list[float]) -> dict[str, float] | None:
