@@ -201,7 +201,7 @@ class Servers:
         if spec.stock:
             return flags
         state = self._folder / f"{file_name(str(point.labels['variant']))}-state"
-        flags += [f"--vtoken-state-dir={state}", "--vtoken-calibration=off"]
+        flags += [f"--vtoken-state-dir={state}"]
         settings = {"evict_when": "always"} | point.config
         settings["policy"] = settings["policy"]["name"]
         flags += [f"--vtoken-{name.replace('_', '-')}={v}" for name, v in settings.items()]

@@ -129,7 +129,7 @@ class Bench:
             {} if variant in (VTOKEN_DRAFTS, EVICTING) else None,
             arguments,
             threads=self._target.threads,
-            settings=self._target.settings() | {"calibration": "off"},
+            settings=self._target.settings(),
         )
         try:
             engine.ask({"requests": requests[:1]})  # warm

@@ -96,7 +96,7 @@ def run(
             "torch_profiler_dir": str(profile),
             "torch_profiler_with_stack": False,
         }
-    settings = on.settings() | {"calibration": "off"}  # not this user's profile
+    settings = on.settings()
     configs = {"stock vLLM": None, "vToken": {"policy": {"name": "none"}}}
     used = {"stock vLLM" if VARIANTS[name] is None else "vToken" for name in variants}
     rows = []

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from vtoken.base.errors import RefusedError
-from vtoken.calibration import prompts as calibration
 from vtoken.demo.model import BOS
 from vtoken.policies import make_policy, policy_names
 from vtoken_bench.evaluation.bursts import BACKGROUND, LONG, NUM_ANSWER, Bursts
@@ -38,7 +37,7 @@ from vtoken_bench.texts import english
 # ---------------------------------------------------------------- grounds
 
 
-def test_no_sentence_is_in_the_texts_of_calibration_too() -> None:
+def test_no_sentence_is_in_the_text_of_other_benchmarks_too() -> None:
     def whole(parts: list[str]) -> str:
         return " ".join(" ".join(parts).lower().split())
 
@@ -46,13 +45,6 @@ def test_no_sentence_is_in_the_texts_of_calibration_too() -> None:
         sentences = {sentence for part in own for sentence in texts.sentences(part)}
         assert len(sentences) > 1000
         assert sentences.isdisjoint(texts.sentences(whole(other)))
-
-
-def test_calibration_asks_in_other_words() -> None:
-    drawn = [draw(random.Random(i)) for draw in FACTS.values() for i in range(60)]
-    words = {word.strip("?.:") for fact in drawn for word in fact.question.lower().split()}
-    common = words & {*calibration.QUESTION.lower().split(), "magic"}
-    assert common <= {"what", "is", "the", "of", "for", "in"}
 
 
 def test_a_fact_is_found_regardless_of_case_and_whole() -> None:

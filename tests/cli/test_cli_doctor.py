@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.cli_harness import run
 from tests.support.core.live import LiveEngine, make_pressed
-from tests.support.profiles import made_up
 from tests.support.served_core import serving
 from tests.support.serving import Served, serve
 from tests.support.waiting import until
@@ -106,21 +105,6 @@ async def test_doctor_notes_many_moves_in_vain(
     if found is not None:
         assert found.found.startswith("30% of 1,000 moved tokens died soon after: raise ")
         assert "interval_tokens=N" in found.command
-
-
-async def test_doctor_notes_a_signal_from_layers_that_nobody_measured_on_these_weights(
-    served: Served, core: LiveEngine
-) -> None:
-    assert (await findings(served))["calibration"].verdict == "ok"  # the policy reads no signal
-    core.configure(policy={"name": "h2o", "params": {}})
-    assert (await findings(served))["calibration"].verdict == "note"
-    core.runtime.ranking.calibration = made_up()
-    core.steps(1)
-    assert (await findings(served))["calibration"].verdict == "ok"
-    core.controller.note_weights("reload_weights", 0)
-    assert (await findings(served))["calibration"].verdict == "note"
-    core.configure(probe={"layers": [1]})
-    assert (await findings(served))["calibration"].verdict == "ok"
 
 
 async def test_dead_recorder_and_audit_log_are_seen_before_they_are_needed(

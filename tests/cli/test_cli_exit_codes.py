@@ -45,7 +45,7 @@ WORKS: dict[str, tuple[str, Any]] = {
     "record": ("{}/run.jsonl --duration 1", Recorded),
 }
 SEVERAL = {"sync"}  # only on a server with several engines
-ELSEWHERE = {"serve", "demo", "bench", "calibrate"}  # with parsers of their own
+ELSEWHERE = {"serve", "demo", "bench"}  # with parsers of their own
 LOCAL = {"console", "completion", "mcp"}  # no document comes back
 
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.profiles import made_up
 from vtoken.base.errors import UnsupportedError
-from vtoken.calibration import store
 from vtoken.core.config.values import AUTO_PATCH, default_config, merge_patch
 from vtoken.vllm import serve
 from vtoken.vllm.launch import refusals, server_arguments
@@ -53,29 +51,6 @@ def test_bad_token_file_ends_with_2_and_names_the_file(
     said = capsys.readouterr().err
     assert str(path) in said
     assert not content or content not in said
-
-
-def test_a_named_calibration_profile_is_read_before_the_model_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    store.write(made_up(), Path("profile.json"))
-
-    def passed_on(*flags: str) -> str | None:
-        command = server_command(["m", *flags])
-        config = json.loads(command[command.index("--additional-config") + 1])
-        setting: str | None = config["vtoken"].get("calibration")
-        return setting
-
-    assert passed_on("--vtoken-calibration", "profile.json") == str(tmp_path / "profile.json")
-    assert passed_on("--vtoken-calibration", "off") == "off"
-    assert passed_on() is None
-    (tmp_path / "profile.json").write_text("{}")
-    for name in ("profile.json", "missing.json"):
-        with pytest.raises(SystemExit) as ended:
-            server_command(["m", "--vtoken-calibration", name])
-        assert ended.value.code == 2
-        assert name in capsys.readouterr().err
 
 
 def test_every_setting_has_a_flag_of_its_type() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.console_harness import make_busy, running, screen_text, until
 from tests.support.documents import ROW
-from tests.support.profiles import made_up
 from tests.support.served_core import serving
 from tests.support.serving import Served
 from vtoken import wire
@@ -18,10 +17,6 @@ from vtoken_console.changes.fields import EXPERIMENTS, GROUPS, Field
 from vtoken_console.changes.policies import facts_text, kept_share, measured_text, probe_text
 from vtoken_console.widgets.form import Form
 
-QUALITY = [
-    wire.Recall(keep=keep, recall=recall, samples=24)
-    for keep, recall in ((0.5, 0.96), (0.25, 0.75), (0.125, 0.25))
-]
 INFOS = {info.name: info for info in describe_policies()}
 ON_SMALL = "on SmolLM2-135M-Instruct, 50% of the prompt kept"
 
@@ -49,23 +44,7 @@ def test_the_edited_floor_is_a_share_of_a_prompt(
     assert kept_share(values, running) == share
 
 
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (0.6, "96% of 24 needles at 50%"),
-        (0.5, "96% of 24 needles at 50%"),
-        (0.49, "75% of 24 needles at 25%"),
-        (0.01, "25% of 24 needles at 12%"),
-        (None, "96% of 24 needles at 50%"),
-    ],
-)
-def test_quality_is_that_of_the_next_smaller_measured_budget(
-    share: float | None, text: str
-) -> None:
-    assert facts_text(msgspec.structs.replace(INFOS["h2o"], quality=QUALITY), share) == text
-
-
-def test_facts_of_a_small_model_stand_in_for_what_was_not_measured() -> None:
+def test_facts_are_those_of_the_next_smaller_measured_budget() -> None:
     half, third, sixth = INFOS["keydiff"].facts
     for share, point in ((0.5, half), (0.4, third), (0.1, sixth), (None, half)):
         text = facts_text(INFOS["keydiff"], share)
@@ -73,11 +52,7 @@ def test_facts_of_a_small_model_stand_in_for_what_was_not_measured() -> None:
     assert INFOS["h2o"].facts[0].later is None
     assert len(facts_text(INFOS["h2o"], 0.5).split()[1]) == 1  # a dash
     assert facts_text(msgspec.structs.replace(INFOS["h2o"], facts=[]), 0.5) == "not measured"
-    assert measured_text(INFOS.values(), 0.5, "a/b") == f"{ON_SMALL}; yours: vtoken calibrate a/b"
-    measured = msgspec.structs.replace(INFOS["h2o"], quality=QUALITY)
-    assert measured_text([measured, INFOS["tova"]], 0.5, "a/b") == (
-        f"needles: on this model; facts: {ON_SMALL}"
-    )
+    assert measured_text(INFOS.values(), 0.5) == ON_SMALL
 
 
 def test_price_of_a_probe_is_shown_where_it_was_measured() -> None:
@@ -123,16 +98,13 @@ async def test_every_bound_choice_and_policy_can_be_read(
         assert seen == names
 
 
-async def test_policies_are_listed_with_their_quality_at_the_current_budget() -> None:
-    core = make_busy()
-    core.runtime.ranking.calibration = made_up(policies={"h2o": QUALITY})
-    async with serving(core) as served, running(served.url, size=(120, 36)) as (app, _):
+async def test_policies_are_listed_with_their_facts_at_the_current_budget() -> None:
+    async with serving(make_busy()) as served, running(served.url, size=(120, 36)) as (app, _):
         await app.dashboard.action_settings("policy")
         await until(lambda: "probe of a request" in screen_text(app), "no table")
         lines = screen_text(app).splitlines()
-        (row,) = (line for line in lines if "needles at" in line)
-        assert "h2o" in row
-        assert "in force" in row
-        (row,) = (line for line in lines if " tova " in line)
-        assert facts_text(INFOS["tova"], 0.5) in row
-        assert "needles: on this model" in screen_text(app)
+        for name, is_in_force in (("h2o", True), ("tova", False)):
+            facts = facts_text(INFOS[name], 0.5)
+            (row,) = (line for line in lines if f" {name} " in line and facts in line)
+            assert ("in force" in row) == is_in_force
+        assert "on SmolLM2-135M-Instruct, " in screen_text(app)

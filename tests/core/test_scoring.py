@@ -14,18 +14,12 @@ import pytest
 
 from tests.support.core.harness import CoreEngine, SimulatedWorker
 from tests.support.core.live import controller_of
-from vtoken.core.config.calibration import (
-    FORMAT,
-    CalibrationProfile,
-    SignalProfile,
-    default_layer,
-)
 from vtoken.core.config.request_rules import request_rules
 from vtoken.core.protocol.step import StepPlan
 from vtoken.core.runtime.held_request import SignalState
 from vtoken.policies.base import Policy, check_declared
 from vtoken.policies.knorm import KNorm
-from vtoken.policies.signals import Signal
+from vtoken.policies.signals import Signal, kind_of
 from vtoken.wire import PatchResult
 from vtoken.wire.commands import PatchConfig
 
@@ -118,10 +112,6 @@ def test_each_request_keeps_the_signal_of_its_own_policy() -> None:
 # ---------------------------------------------------------------- layers and heads
 
 
-def profile(**signals: SignalProfile) -> CalibrationProfile:
-    return CalibrationProfile(FORMAT, "m", "f", 4, 4, "0", 0.0, signals)
-
-
 def signals_of(engine: CoreEngine) -> tuple[Signal, ...]:
     """The signals that the worker keeps for one request."""
     engine.add("a", 12)
@@ -129,7 +119,7 @@ def signals_of(engine: CoreEngine) -> tuple[Signal, ...]:
 
 
 @pytest.mark.parametrize(("num_layers", "layer"), [(1, 0), (2, 1), (4, 2), (10, 7), (30, 21)])
-def test_without_settings_and_profile_signals_come_from_a_layer_at_0_7_of_the_depth(
+def test_without_settings_signals_come_from_a_layer_at_0_7_of_the_depth(
     num_layers: int, layer: int
 ) -> None:
     engine = CoreEngine(config=TOVA, num_layers=num_layers)
@@ -141,33 +131,22 @@ def test_without_settings_and_profile_signals_come_from_a_layer_at_0_7_of_the_de
     [("attention_window", 21), ("attention_sum", 21), ("key_norm", 18), ("key_difference", 14)],
 )
 def test_the_default_depth_is_that_of_the_kind_of_signal(kind: str, layer: int) -> None:
-    assert default_layer(30, kind) == layer
-    assert default_layer(1, kind) == 0
-
-
-def test_a_profile_says_where_each_kind_of_signal_comes_from() -> None:
-    measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
-    config = TOVA | {"shadow": choice("h2o")}
-    engine = CoreEngine(config=config, calibration=measured)
-    here = Signal("attention_last", pool_radius=3, layers=(1, 3), heads=(0, 2))
-    assert signals_of(engine) == (here, SUM)  # of another kind, which was not measured
+    assert kind_of(kind).default_layer(30) == layer
+    assert kind_of(kind).default_layer(1) == 0
 
 
 @pytest.mark.parametrize(
     ("probe", "layers", "heads"),
     [
-        ({"layers": [0]}, (0,), ()),  # the profile's heads are those of its own layers
-        ({"heads": [1]}, (1, 3), (1,)),
-        ({"layers": [2, 0], "heads": [3]}, (0, 2), (3,)),
-        ({}, (1, 3), (0, 2)),
+        ({"layers": [0]}, (0,), ()),
+        ({"heads": [1]}, (2,), (1,)),
+        ({"layers": [2, 0], "heads": [3, 1]}, (0, 2), (1, 3)),
     ],
 )
-def test_settings_come_before_the_profile(
+def test_settings_come_before_the_default_depth(
     probe: dict[str, Any], layers: tuple[int, ...], heads: tuple[int, ...]
 ) -> None:
-    measured = profile(attention_last=SignalProfile([3, 1], [2, 0]))
-    config = TOVA | {"probe": probe}
-    engine = CoreEngine(config=config, calibration=measured)
+    engine = CoreEngine(config=TOVA | {"probe": probe})
     assert signals_of(engine) == (
         Signal("attention_last", pool_radius=3, layers=layers, heads=heads),
     )

@@ -1,8 +1,8 @@
 """The built-in kinds of signals written out a second time, in plain Python, and what a request's
 signal is made of.
 
-Tests compare definitions, workers and calibration with these. Of the product's code nothing is used
-but the parameters of a signal.
+Tests compare definitions and workers with these. Of the product's code nothing is used but the
+parameters of a signal.
 """
 
 from __future__ import annotations

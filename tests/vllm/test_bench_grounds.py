@@ -42,7 +42,7 @@ def maker(model: Path) -> PromptMaker:
 
 @pytest.fixture(scope="module")
 def engines(model: Path) -> Iterator[Engines]:
-    started = Engines(model, Target(threads=1), count=1, num_tokens=3000, config={}, profile=None)
+    started = Engines(model, Target(threads=1), count=1, num_tokens=3000, config={})
     with closing(started) as found:
         yield found
 

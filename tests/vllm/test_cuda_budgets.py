@@ -209,7 +209,7 @@ class Runner(VTokenV2Mixin, V2):
         for layer, cache in zip(self.layers, self.caches, strict=True):
             layer.vtoken_signals = AttentionLayer.of(layer, cache)
         signals = [layer.vtoken_signals for layer in self.layers]
-        for number in layers_in_graphs(LAYERS, {}, None):
+        for number in layers_in_graphs(LAYERS, {}):
             signals[number].hold(REQUESTS, torch.float32, in_graphs=True)
         half = DeviceExecutor(
             *(self.caches, signals, self.vtoken_tables), ranks=Ranks(), streams=Streams()

@@ -18,11 +18,7 @@ from vllm.v1.worker.gpu.spec_decode import init_speculator
 from tests.support import models, reference
 from tests.support.engines import H2O, RELOCATING, engine_args
 from tests.support.observe import Observer, scheduler_of
-from tests.support.profiles import made_up
 from vtoken.base.errors import UnsupportedError
-from vtoken.calibration import store
-from vtoken.calibration.model_files import fingerprint
-from vtoken.core.config.calibration import SignalProfile
 from vtoken.vllm.startup import support
 from vtoken.wire.commands import Command, PatchConfig
 
@@ -294,20 +290,6 @@ def test_vllm_itself_plans_no_step_of_drafts_before_the_report_of_the_last(
         configuration(demo_model, speculative_config=NGRAM, async_scheduling=True)
     config = configuration(demo_model, speculative_config=NGRAM)
     assert config.scheduler_config.async_scheduling is False
-
-
-def test_a_calibration_profile_that_cannot_be_used_is_refused_without_weights(
-    demo_model: Path, tmp_path: Path
-) -> None:
-    """A layer that the model does not have would give every token the same score."""
-    path = tmp_path / "profile.json"
-    layers = {"attention_last": SignalProfile([50])}
-    deep = made_up(fingerprint=fingerprint(demo_model), num_layers=51, signals=layers)
-    store.write(deep, path)
-    with pytest.raises(UnsupportedError, match=r"--vtoken-calibration: .* profile of 51 layers"):
-        support.check_config(configuration(demo_model, **engine_args(calibration=str(path))))
-    store.write(made_up(fingerprint=fingerprint(demo_model)), path)
-    support.check_config(configuration(demo_model, **engine_args(calibration=str(path))))
 
 
 def test_a_window_that_is_disabled_is_served_up_to_its_length(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ VTokenError
 ├── MirrorMismatchError     worker and scheduler disagree about a request
 ├── SelfTestError           the data path computes wrong results on this machine
 ├── UnsupportedError        a model, flag or vLLM version that vToken does not support
-├── ProfileError            a calibration profile that cannot be used
 └── MalformedError          bytes that are not the expected document, see `vtoken.base.documents`
 """
 
@@ -122,7 +121,3 @@ class SelfTestError(VTokenError):
 
 class UnsupportedError(VTokenError):
     """vToken does not support this model or these flags; the message lists every reason."""
-
-
-class ProfileError(VTokenError):
-    """An unusable calibration profile; the message states the reason and the fix."""

@@ -18,13 +18,11 @@ from vtoken.cli.options import (
     EVERY,
     FLEET,
     IF_REVISION,
-    JSON,
     NEWEST,
     POSITIVE,
     SERVER,
     argument,
     duration_s,
-    even_prompts,
     flag,
     fps,
     interval_s,
@@ -355,33 +353,6 @@ RECORD = [
 RUN = [
     Program(
         "serve", "vtoken.vllm.serve", "vLLM's server with vToken: every vLLM flag, and --vtoken-…"
-    ),
-    Command(
-        "calibrate",
-        "calibrate.calibrate",
-        "find the layers of a model that rank tokens best, for `serve`",
-        argument("model", "MODEL", "a Hugging Face model id or folder, as `serve` takes it"),
-        option(
-            "--prompts num_prompts",
-            "N",
-            "prompts with a needle: half to choose layers and heads, half to report recall (48)",
-            type=even_prompts,
-            default="48",
-        ),
-        option("--tokens num_tokens", "N", "length of a prompt (900)", type=int, default=900),
-        option("--device", "DEVICE", "cpu, cuda or cuda:N (cpu)", default="cpu"),
-        Option(
-            ["--dtype"],
-            type=Choice(("auto", "float32", "bfloat16", "float16")),
-            default="auto",
-            help="type of the weights (auto: the model's own)",
-        ),
-        option(
-            "--output",
-            "FILE",
-            "the profile (default: in $XDG_CACHE_HOME/vtoken/calibration, where `serve` finds it)",
-        ),
-        JSON,
     ),
     Program("demo", "vtoken.demo.run", "start a server, traffic and the console"),
     Program("bench", "vtoken_bench", "run benchmarks, in a checkout of the repository"),

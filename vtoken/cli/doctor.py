@@ -19,7 +19,7 @@ from vtoken.cli.printing import coloured
 from vtoken.cli.remote import Remote
 from vtoken.cli.show import part_text, pressure_line
 from vtoken.client import Client, ProblemError
-from vtoken.sentences import budget_text, calibration_text, counted
+from vtoken.sentences import budget_text, counted
 from vtoken.sentences.parking import parking_text
 from vtoken.sentences.situation import level, missing_blocks, waiting_text
 
@@ -99,7 +99,6 @@ def _examine_engine(client: Client) -> Iterator[Finding]:
     yield _reclamation(status)
     if status.parking is not None:  # what is wrong with it is among the advice
         yield Finding("parking", parking_text(status.parking))
-    yield from _calibration(status)
 
 
 def _failed(check: str, error: ProblemError) -> Finding:
@@ -241,16 +240,3 @@ def _reclamation(status: wire.Status) -> Finding:
         )
         return Finding("reclamation", found, "note", why)
     return Finding("reclamation", f"{done.state}: {found}")
-
-
-def _calibration(status: wire.Status) -> Iterator[Finding]:
-    """A note if the policy reads its signal at the default depth without a calibration, or by one
-    of weights that may have changed.
-    """
-    found = status.calibration
-    if found is None:
-        return
-    guessed = found.signal is not None and found.source == "default depth"
-    is_outdated = found.source == "profile" and found.outdated_by
-    verdict = "note" if is_outdated or (guessed and not found.fingerprint) else "ok"
-    yield Finding("calibration", calibration_text(found), verdict)

@@ -64,14 +64,6 @@ def size(text: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def even_prompts(text: str) -> int:
-    """The prompts of a calibration, of which a half measures and a half reports."""
-    number = int(text) if text.isdigit() else 0
-    if number % 2 or not 16 <= number <= 1000:
-        raise ValueError(f"{text!r} is not an even number in 16..1000")
-    return number
-
-
 def guard(text: str) -> Guard:
     """`preemptions>0`, `canary_agreement{group=evicting}<0.9 over 30`; the engine checks it."""
     from vtoken.wire.guards import parse_guard  # here, so that `--help` does not load the table

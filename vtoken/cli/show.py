@@ -10,7 +10,6 @@ from vtoken import wire
 from vtoken.base.quantities import time_text
 from vtoken.cli.printing import Part, Table, coloured, facts, plain
 from vtoken.sentences import (
-    calibration_text,
     clock,
     counted,
     data_size,
@@ -21,6 +20,7 @@ from vtoken.sentences import (
     policy_text,
     prices_text,
     sessions_text,
+    signal_text,
     since_text,
     slo_text,
     when,
@@ -81,7 +81,7 @@ def status_parts(status: wire.Status) -> list[Part]:
             f"{_bad(seen.violations, 'full')} violations{'' if seen.strict else ' (not strict)'}",
         ),
         ("prices", prices_text(status.prices) if status.prices else ""),
-        ("calibration", calibration_text(status.calibration) if status.calibration else ""),
+        ("signal", signal_text(status.calibration) if status.calibration else ""),
         ("shadow", _shadow(status.shadow) if status.shadow else ""),
         ("canary", canary_line(status.canary) if status.canary else ""),
         ("health", _health(status.health)),
@@ -346,17 +346,14 @@ def policy_parts(policies: list[wire.PolicyInfo], in_force: Set[str]) -> list[Pa
 
 
 def policy_detail_parts(policies: list[wire.PolicyInfo]) -> list[Part]:
-    """One policy with its measured quality, if any, and its parameters."""
+    """One policy with the facts that answers contained, if measured, and its parameters."""
     (policy,) = policies
-    points = sorted(policy.quality, key=lambda point: -point.keep)
-    found = ", ".join(f"{point.recall:.0%} at {point.keep:.0%}" for point in points)
     answered = ", ".join(f"{point.found:.0%} at {point.keep:.0%}" for point in policy.facts)
     about = facts(
         (policy.name, policy.summary),
         ("cannot be loaded", coloured(policy.error, "full") if policy.error else ""),
         ("source", policy.source),
         ("reads", ", ".join(policy.needs)),
-        ("measured", f"needles kept intact: {found} of the prompt" if found else ""),
         ("facts found", f"{answered} of the prompt kept, on SmolLM2-135M" if answered else ""),
     )
     rows = []

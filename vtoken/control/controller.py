@@ -33,7 +33,6 @@ from vtoken.wire import (
     Operation,
     PatchResult,
     Point,
-    PolicyInfo,
     Problem,
     Reply,
     Status,
@@ -88,7 +87,6 @@ class Controller:
         `num_dropped`: how many outputs the canary does not check because of it.
         """
         runtime = self.runtime
-        self.reporter.engine_status.weights_changed(call)
         if num_dropped or self._weights_step != runtime.step:
             self._weights_step = runtime.step
             summary = f"{call} may have changed the weights"
@@ -155,7 +153,7 @@ class Controller:
             case commands.Config():
                 return self.revisions.document()
             case commands.Policies():
-                return [*self._policies(), *describe_broken()]
+                return [*describe_policies(), *describe_broken()]
             case commands.Frame():
                 return self.frame(max_age_s=0.0)
             case commands.Blocks():
@@ -212,18 +210,9 @@ class Controller:
             device=facts.device,
             geometry=self.runtime.geometry,
             telemetry_endpoint=self.telemetry_endpoint,
-            policies=self._policies(),
+            policies=describe_policies(),
             started_ts=self.started_ts,
         )
-
-    def _policies(self) -> list[PolicyInfo]:
-        """The available policies, each with its measured quality on this model."""
-        profile = self.runtime.ranking.calibration
-        offered = describe_policies()
-        if profile is not None:
-            for policy in offered:
-                policy.quality = profile.policies.get(policy.name, [])
-        return offered
 
     def status(self) -> Status:
         """The status now, with the guards of a trial."""

@@ -14,13 +14,10 @@ class EngineFacts:
     vllm_version: str
     model: str
     device: str
-    calibration_file: str = ""
-    calibration_detail: str = "none was looked for"  # why no profile is loaded
     group_index: int = 0  # of the managed group
     running: int = 0
     waiting: int = 0
     withheld_blocks: int = 0
-    weights_changed_by: str = ""  # the newest call that may have changed them; "": none
     block_bytes: int = 0  # of a block of the pool, on one rank; 0: not known
     reclamation_by: str = ""  # who changed the mode of reclamation last
     reclamation_since_ts: float | None = None

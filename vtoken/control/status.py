@@ -28,13 +28,13 @@ from vtoken.wire import (
     SCHEMA_VERSION,
     BlockCounts,
     CacheGroup,
-    Calibration,
     CanaryStatus,
     Fragmentation,
     Invariants,
     Reclamation,
     RequestCounts,
     RoundPrices,
+    SignalLayers,
     Status,
     TokenCounts,
 )
@@ -57,7 +57,6 @@ class _Slow:
 
     finding: Finding
     prices: RoundPrices
-    calibration: Calibration
     step_ms: float
     config: VTokenConfig
     version: tuple[int, ...]
@@ -112,7 +111,7 @@ class EngineStatus:
             scheduling=self.scheduling.state,
             paused_since_ts=self.scheduling.since_ts,
             prices=slow.prices,
-            calibration=slow.calibration,
+            calibration=self._signal_layers(),
             budget_ratio=config.budget_ratio,
             budget_floor_tokens=config.budget_floor_tokens if config.budget_ratio else 0,
             canary=self._canary(),
@@ -125,10 +124,6 @@ class EngineStatus:
             drafts=runtime.drafts.document(),
         )
 
-    def weights_changed(self, call: str) -> None:
-        """What was measured of the model may not fit it from now on."""
-        self.facts.weights_changed_by, self._newest = call, None
-
     def _slow(self, outlook: Outlook, max_age_s: float) -> _Slow:
         runtime, newest, now = self.runtime, self._newest, time.monotonic()
         if newest is not None and newest.config is runtime.config:
@@ -139,7 +134,6 @@ class EngineStatus:
         self._newest = _Slow(
             finding=self._diagnosis.find(outlook, self.facts.block_bytes),
             prices=self._prices(),
-            calibration=self._calibration(),
             step_ms=self.facts.step_times.median_ms,
             config=runtime.config,
             version=runtime.version,
@@ -270,28 +264,12 @@ class EngineStatus:
             requests=estimate.num_requests,
         )
 
-    def _calibration(self) -> Calibration:
-        """Which layers and heads the current policy's signal uses, and why those."""
-        runtime, facts = self.runtime, self.facts
-        config, profile = runtime.config, runtime.ranking.calibration
-        document = Calibration(source="default depth", detail=facts.calibration_detail)
-        if profile is not None:
-            document = Calibration(
-                source="default depth",
-                file=facts.calibration_file,
-                fingerprint=profile.fingerprint,
-                model=profile.model,
-                created_ts=profile.created_ts,
-                outdated_by=facts.weights_changed_by,
-            )
-        reads = config.policy.reads
-        if config.probe.layers:
-            document.source = "configured"
-        elif reads is not None and profile is not None:
-            of_kind = profile.of(reads.kind)
-            document.source = "profile" if of_kind and of_kind.layers else "default depth"
-        if reads is not None:
-            signal = runtime.ranking.resolve(reads, config)
-            document.signal = signal.kind
-            document.layers, document.heads = [*signal.layers], [*signal.heads]
-        return document
+    def _signal_layers(self) -> SignalLayers:
+        """Which layers and heads the current policy's signal comes from."""
+        config = self.runtime.config
+        found = SignalLayers(source="configured" if config.probe.layers else "default depth")
+        if config.policy.reads is not None:
+            signal = self.runtime.ranking.resolve(config.policy.reads, config)
+            found.signal = signal.kind
+            found.layers, found.heads = [*signal.layers], [*signal.heads]
+        return found

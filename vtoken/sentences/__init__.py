@@ -279,22 +279,15 @@ def accepted_before(drafts: Sequence[wire.DraftFigures]) -> float | None:
     return next((one.share for one in drafts[1:] if one.share is not None), None)
 
 
-def calibration_text(found: wire.Calibration) -> str:
-    """The layers and heads of the policy's signal, and the profile or why there is none."""
-    if found.fingerprint:
-        date = "" if found.created_ts is None else f", of {when(found.created_ts)}"
-        profile = f"profile {found.fingerprint[:12]}{date} ({found.file})"
-        if found.outdated_by:
-            profile += f"; {found.outdated_by} may have changed the weights since: calibrate again"
-    else:
-        profile = f"no profile: {found.detail}"
+def signal_text(found: wire.SignalLayers) -> str:
+    """`key_difference from layer 14 (default depth)`; "" if the policy has no signal."""
     if found.signal is None:
-        return f"the policy reads no signal; {profile}"
+        return ""
     layers, heads = ", ".join(map(str, found.layers)), ", ".join(map(str, found.heads))
     where = f"layer{'s' * (len(found.layers) > 1)} {layers}"
     if heads:
         where += f", head{'s' * (len(found.heads) > 1)} {heads}"
-    return f"{found.signal} from {where} ({found.source}); {profile}"
+    return f"{found.signal} from {where} ({found.source})"
 
 
 # ---------------------------------------------------------------- several engines

@@ -18,14 +18,12 @@ from typing import Any
 from msgspec import structs
 
 from vtoken.base.credentials import CredentialError, read_token_file
-from vtoken.base.errors import ProfileError, RefusedError
+from vtoken.base.errors import RefusedError
 from vtoken.base.quantities import size_bytes
-from vtoken.calibration import store
 from vtoken.core.config.values import AUTO_PATCH, VTokenConfig
 from vtoken.policies import make_policy
 from vtoken.vllm import engine_args
 from vtoken.vllm.startup import startup_error
-from vtoken.vllm.startup.calibration import OFF
 from vtoken.wire import Bound, Configuration, Experiment, pool_limits
 from vtoken.wire.bounds import bounds_of, read_json, span
 from vtoken.wire.objectives import parse_objectives
@@ -79,12 +77,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--vtoken-experimental-cuda",
         action="store_true",
         help="serve on CUDA, which is experimental: docs/gpu.md says what has run on a GPU",
-    )
-    trust(
-        "--vtoken-calibration",
-        metavar="FILE|off",
-        help="the model's calibration profile (default: the one that `vtoken calibrate` wrote, if "
-        "any); off: use a layer at 0.7 of the depth, for key norms at 0.6",
     )
     access = parser.add_argument_group("vToken, access control (docs/security.md)").add_argument
     access(
@@ -203,14 +195,6 @@ def api_part(args: argparse.Namespace) -> dict[str, Any]:
     return part
 
 
-def calibration_part(choice: str | None) -> dict[str, Any]:
-    """The setting `calibration`; a bad file raises ProfileError before the model loads."""
-    if choice is None or choice == OFF:
-        return {} if choice is None else {"calibration": OFF}
-    store.read(Path(choice))
-    return {"calibration": str(Path(choice).absolute())}
-
-
 def server_command(argv: list[str]) -> list[str]:
     """The command line of vLLM's server; exits with 2 and a message on bad arguments."""
     parser = build_parser()
@@ -228,15 +212,13 @@ def server_command(argv: list[str]) -> list[str]:
     try:
         patch = initial_patch(args)
         api = api_part(args)
-        calibration = calibration_part(args.vtoken_calibration)
     except RefusedError as error:
         parser.error(f"{error.field}: {error.detail} (allowed: {error.bound})")
-    except (CredentialError, ProfileError, ValueError) as error:
+    except (CredentialError, ValueError) as error:
         parser.error(str(error))
     settings: dict[str, Any] = {
         "strict": args.vtoken_strict,
         "check_every_step": args.vtoken_check_every_step,
-        **calibration,
     }
     if args.vtoken_experimental_cuda:
         settings["experimental_cuda"] = True

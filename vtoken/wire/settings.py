@@ -28,17 +28,6 @@ class PolicyChoice(Doc):
     params: dict[str, Any] = {}
 
 
-class Recall(Doc):
-    """Share of needles whose tokens all rank among the best `keep` share of a prompt's tokens.
-
-    Measured on this model by `vtoken calibrate`, over `samples` prompts with one needle each.
-    """
-
-    keep: float
-    recall: float
-    samples: int
-
-
 class FactsFound(Doc):
     """Share of facts that answers contain, where requests keep the share `keep` of their prompt.
 
@@ -57,7 +46,7 @@ class PolicyInfo(Doc):
     needs: list[str]  # of "attention", "keys", "token_ids"
     params_schema: dict[str, Any]  # JSON schema of `policy.params`
     error: str | None = None  # why this policy of another package cannot be loaded
-    quality: list[Recall] = []  # with its default parameters; []: not measured
+    quality: list[dict[str, Any]] = []  # of older servers, which measured their model
     facts: list[FactsFound] = []  # of a small model that is not this one; []: not measured
 
 
@@ -83,11 +72,11 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
     layers: Annotated[
         list[Annotated[int, Meta(ge=0)]],
-        Meta(description="[]: the profile's, else one at 0.7 of the depth (key norms: 0.6)"),
+        Meta(description="[]: the one at the default depth of the signal"),
     ] = []
     heads: Annotated[
         list[Annotated[int, Meta(ge=0)]],
-        Meta(description="query heads, the same in each layer; []: the profile's, else all"),
+        Meta(description="query heads, the same in each layer; []: all"),
     ] = []
     every_steps: Annotated[int, Meta(ge=1, le=1024, description="probe every k-th step")] = 1
 
@@ -184,7 +173,7 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
         Probe,
         Meta(
             description="{layers: [0..L-1], heads: [0..H-1], every_steps: 1..1024}; "
-            "[]: the calibration profile's, else at 0.7 of the depth (key norms: 0.6), all heads"
+            "[]: the layer at the default depth of the signal, all heads"
         ),
     ] = Probe()
     evict_during: Annotated[

@@ -15,10 +15,10 @@ SchedulingState = Literal[
     "paused_new",  # vLLM starts no new request
     "paused",  # vLLM schedules nothing
 ]
-CalibrationSource = Literal[
+LayersFrom = Literal[
     "configured",  # `probe.layers`
-    "profile",
-    "default depth",  # the profile has no layer for this signal, or there is no profile
+    "default depth",  # of this kind of signal
+    "profile",  # an older server, which had measured them
 ]
 GroupKind = Literal[
     "full",  # full attention
@@ -249,20 +249,20 @@ class Shadow(Doc):
     error: str | None = None  # the shadow failed and is not called any more
 
 
-class Calibration(Doc):
-    """The layers and heads of the current policy's signal, and the profile of this model."""
+class SignalLayers(Doc):
+    """The layers and heads that the current policy's signal comes from."""
 
-    source: CalibrationSource
+    source: LayersFrom
     signal: str | None = None  # its kind; None: the current policy has no signal
     layers: list[int] = []
     heads: list[int] = []  # query heads, of each of the layers; []: all
-    detail: str = ""  # why no profile is loaded; "" while one is
-    # Of the loaded profile, empty without one.
+    # Of the profile of older servers, which measured their model.
+    detail: str = ""
     file: str = ""
     fingerprint: str = ""
-    model: str = ""  # the argument of `vtoken calibrate`
+    model: str = ""
     created_ts: float | None = None
-    outdated_by: str = ""  # the newest call that may have changed the weights since
+    outdated_by: str = ""
 
 
 class CanaryFigures(Doc):
@@ -511,7 +511,7 @@ class Status(OfEngine, kw_only=True):
     scheduling: SchedulingState = "running"
     paused_since_ts: float | None = None  # of `scheduling`; None while it is "running"
     prices: RoundPrices | None = None  # None: an older server
-    calibration: Calibration | None = None  # None: an older server
+    calibration: SignalLayers | None = None  # None: an older server
     health: list[Health] = []  # filled in by the API process that answers
     budget_ratio: float = 0.0
     budget_floor_tokens: int = 0

@@ -72,7 +72,7 @@ class Engines:
             num_blocks=spec.num_blocks,
             **spec.others,
         )
-        settings = self._target.settings() | {"calibration": "off"}  # not this user's profile
+        settings = self._target.settings()
         config = None if spec.stock else {"policy": {"name": "none"}}
         engine = Engine(name, config, args, threads=self._target.threads, settings=settings)
         engine.ask({"requests": WARM_UP.requests(folder, 2, 0)})

@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import convert
 
 import vtoken
-from vtoken.base.errors import ProfileError, RefusedError
+from vtoken.base.errors import RefusedError
 from vtoken.demo.trained_model import TrainedModelError
 from vtoken_bench import target
 from vtoken_bench.engines import EngineError
@@ -48,14 +48,7 @@ from vtoken_bench.target import GEMMA, MODELS, TRAINED
 KEEP = ("1/2", "1/3", "1/6")  # of the prompt
 NEW_TOKENS = 32  # of an answer
 BATCH = 48  # requests of a group
-FAILURES = (
-    TrainedModelError,
-    ProfileError,
-    RefusedError,
-    EngineError,
-    OSError,
-    ValueError,
-)
+FAILURES = (TrainedModelError, RefusedError, EngineError, OSError, ValueError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--samples", type=int, default=200, help="per case (default: 200)")
     add("--seed", type=int, default=0, help="other prompts (default: 0)")
     add("--tokens", type=int, default=500, help="of the text in a prompt (default: 500)")
-    add("--probe-layers", nargs="+", type=int, help="(default: the profile's, or by depth)")
-    add("--calibration", type=Path, help="the model's profile (default: none)")
+    add("--probe-layers", nargs="+", type=int, help="(default: by depth)")
     add("--against", type=Path, metavar="JSON", help="pair the rows with those of another run, too")
     add("--engines", type=int, default=2, help="processes of one thread (default: 2)")
     names = ", ".join((*MODELS, GEMMA))
@@ -134,9 +126,6 @@ class Bench:
             **numbers_key(self.where),
         }
         self._evicting: Key = {"layers": args.probe_layers or []}
-        if args.calibration is not None:
-            profile = args.calibration.read_bytes()
-            self._evicting["calibration"] = sha256(profile).hexdigest()[:16]
 
     def key(self, case: Case, number: int, setting: Setting) -> Key:
         evicting = {} if setting.full else self._evicting
@@ -161,7 +150,6 @@ class Bench:
             count=min(self.args.engines, len(samples)),
             num_tokens=max(self.args.tokens + 400, turns),
             config={"probe": {"layers": self.args.probe_layers or []}},
-            profile=self.args.calibration,
         )
         try:
             with closing(engines):
@@ -226,7 +214,6 @@ class Bench:
             "text tokens": args.tokens,
             "interval": INTERVAL_TOKENS,
             "probed layers": args.probe_layers or "the default",
-            "profile": "none" if args.calibration is None else args.calibration.name,
         }
         if not self.maker.chats:
             setup["prompts"] = "completions: every answer is begun"

@@ -36,9 +36,8 @@ class Engines:
         count: int,
         num_tokens: int,
         config: dict[str, Any],
-        profile: Path | None,
     ) -> None:
-        """`num_tokens`: of the longest request, output included. `profile`: of a calibration."""
+        """`num_tokens`: of the longest request, output included."""
         arguments = target.engine_args(
             model,
             block_size=BLOCK_SIZE,
@@ -49,7 +48,7 @@ class Engines:
             enable_prefix_caching=True,
             logits_processors=[forcing.PROCESSOR],
         )
-        settings = target.settings() | {"calibration": str(profile or "off")}
+        settings = target.settings()
 
         def start(number: int) -> Engine:
             name = f"engine {number}"

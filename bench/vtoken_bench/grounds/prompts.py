@@ -1,8 +1,7 @@
 """Prompts: a fact in a text, and the question, as a chat asks it.
 
-They share no text, no kind of fact and no phrasing with those of `vtoken calibrate`, nor with those
-on which parameters of policies were tuned. No prompt but those of the case `prefix` contains the
-beginning of an answer.
+They share no text, no kind of fact and no phrasing with those on which parameters of policies were
+tuned. No prompt but those of the case `prefix` contains the beginning of an answer.
 
     chat     text and question in one user turn
     prefix   the same, and the beginning of the answer

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtoken.calibration.model_files import fingerprint
 from vtoken.policies import Policy, make_policy, policy_names
+from vtoken_bench.grounds.model_files import fingerprint
 from vtoken_bench.target import Target
 
 INTERVAL_TOKENS = 8
@@ -105,7 +105,7 @@ def settings(policies: list[tuple[str, Policy]], keeps: list[float]) -> list[Set
 def model_key(model: Path) -> dict[str, str]:
     """The parts of a model that answers depend on: weights, tokenizer, template.
 
-    Raises ProfileError if the folder has no model.
+    Raises ValueError if the folder has no model.
     """
     digest = hashlib.sha256()
     for name in TOKENIZER_FILES:

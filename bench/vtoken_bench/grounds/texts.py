@@ -1,7 +1,7 @@
 """The source text of the grounds: paragraphs of the docstrings of Python's standard library.
 
-The calibration's own text, Python's reference, is `vtoken_bench.texts.english`. No sentence is in
-both. Paragraphs are plain prose: they end with a full stop, and most characters are letters.
+No sentence is also in Python's reference, the text of other benchmarks (`vtoken_bench.texts`).
+Paragraphs are plain prose: they end with a full stop, and most characters are letters.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class HostEngine:
         self.spec, self.blocks = spec, spec["blocks"]
         longest = spec["prompt_tokens"] + spec["new_tokens"] + 1
         (folder / "config.json").write_text(json.dumps(MODEL))
-        args = engine_args({"policy": {"name": "none"}}, calibration="off")
+        args = engine_args({"policy": {"name": "none"}})
         args["worker_cls"] = f"{__name__}.Worker"
         attend_with_triton()
         self.engine = LLMEngine.from_engine_args(

@@ -76,8 +76,8 @@ PARTS: dict[str, type[msgspec.Struct]] = {
     "experiment": wire.Experiment,
 }
 SUMMARIES: dict[Path, str] = {  # that say more here than the server's
-    ("probe", "layers"): "probed layers, comma separated; empty: calibrated, or 0.7 deep",
-    ("probe", "heads"): "probed query heads, comma separated; empty: calibrated, or all",
+    ("probe", "layers"): "probed layers, comma separated; empty: at the default depth",
+    ("probe", "heads"): "probed query heads, comma separated; empty: all",
 }
 
 

@@ -1,21 +1,15 @@
-"""Compares policies: what answers contained at the current floor, and what a probe costs.
-
-What `vtoken calibrate` measured on the server's own model wins over the project's evaluation, which
-is of a small model.
-"""
+"""Compares policies: what answers contained at the current floor, and what a probe costs."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vtoken.base.quantities import time_text
 
 if TYPE_CHECKING:
     from vtoken import wire
-
-    Point = TypeVar("Point", wire.Recall, wire.FactsFound)
 
 PROBED = frozenset({"attention", "keys"})  # needs that cost a probe of the model
 FACTS_OF = "SmolLM2-135M-Instruct"  # the model of `PolicyInfo.facts`
@@ -36,7 +30,7 @@ def kept_share(values: Mapping[str, Any], requests: Iterable[wire.RequestRow]) -
     return min(1.0, tokens / statistics.median(lengths))
 
 
-def _at(points: Iterable[Point], kept: float | None) -> Point:
+def _at(points: Iterable[wire.FactsFound], kept: float | None) -> wire.FactsFound:
     """The point at the largest measured share that is at most `kept`, else at the smallest: what
     less is kept does not overstate quality. If `kept` is None: at the largest.
     """
@@ -46,12 +40,7 @@ def _at(points: Iterable[Point], kept: float | None) -> Point:
 
 
 def facts_text(info: wire.PolicyInfo, kept: float | None) -> str:
-    """Share of facts found in answers, and where the question comes later; or of needles kept on
-    the server's own model.
-    """
-    if info.quality:
-        own = _at(info.quality, kept)
-        return f"{own.recall:.0%} of {own.samples} needles at {own.keep:.0%}"
+    """Share of facts found in answers, and where the question comes later."""
     if not info.facts:
         return "not measured"
     point = _at(info.facts, kept)
@@ -59,15 +48,10 @@ def facts_text(info: wire.PolicyInfo, kept: float | None) -> str:
     return f"{point.found:.0%}".rjust(7) + later.rjust(14)
 
 
-def measured_text(infos: Iterable[wire.PolicyInfo], kept: float | None, model: str) -> str:
-    """Where the figures are from, and how to measure those of `model`."""
-    infos = [*infos]
-    found = [info.facts for info in infos if len(info.facts) > 1 and not info.quality]
-    shares = {_at(points, kept).keep for points in found}
-    of_small = f"on {FACTS_OF}, {min(shares):.0%} of the prompt kept" if shares else ""
-    if any(info.quality for info in infos):
-        return f"needles: on this model{of_small and '; facts: '}{of_small}"
-    return "; ".join(filter(None, [of_small, f"yours: vtoken calibrate {model}"]))
+def measured_text(infos: Iterable[wire.PolicyInfo], kept: float | None) -> str:
+    """Where the figures are from; "" if none has several."""
+    shares = {_at(info.facts, kept).keep for info in infos if len(info.facts) > 1}
+    return f"on {FACTS_OF}, {min(shares):.0%} of the prompt kept" if shares else ""
 
 
 def probe_text(

@@ -96,5 +96,4 @@ def _policies(
                 ("  in force" if in_force else "", palette.GOOD_STYLE),
             ]
         )
-    model_name = status.model if status else "MODEL"
-    return [*rows, [(f" {measured_text(infos.values(), kept, model_name)}", faint)]]
+    return [*rows, [(f" {measured_text(infos.values(), kept)}", faint)]]

@@ -19,7 +19,6 @@ from tests.support.core.store import SimpleStore
 from tests.support.core.windows import Windows
 from tests.support.core.worker import Content, SimulatedWorker, StepMessage
 from tests.support.shipped import PARK_BYTES, shipped
-from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import VTokenConfig, default_config, merge_patch
 from vtoken.core.planning.engine_shape import EngineShape
@@ -78,7 +77,6 @@ class CoreEngine:
         strict: bool = True,
         check_every_step: bool = True,
         worker: SimulatedWorker | None = None,
-        calibration: CalibrationProfile | None = None,
         window: int | None = None,
         max_drafts: int = 0,
         lookahead: int = 0,
@@ -118,7 +116,6 @@ class CoreEngine:
             config,
             strict=strict,
             check_every_step=check_every_step,
-            calibration=calibration,
             other_groups=self.other_groups,
             num_sampled=self._num_sampled,
         )

@@ -18,7 +18,7 @@ that are missing then. Its view has no forgotten token, and the budget less the 
 without any. The newest token and protected ones are not forgotten.
 
 A request's signals are those that its policy and the shadow read, with layers and heads from the
-configuration, the calibration profile or the model's depth, in this order. Invariants:
+configuration, else from the model's depth. Invariants:
 1. scores are used only for the signal they were requested for, layers and heads included; a signal
    that no policy read before starts from zero, and evicts nothing before its first report
 2. scores of attention are used only if they were requested in every step since, so none predates an
@@ -39,7 +39,6 @@ import numpy as np
 
 from vtoken.base.arrays import Bools, Floats, Ints, Ragged
 from vtoken.base.errors import InvariantViolation, RefusedError, refused
-from vtoken.core.config.calibration import CalibrationProfile, default_layer
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.protocol.step import NO_IDS, StepPlan, WorkerReport
@@ -64,8 +63,7 @@ NO_SCORES: Floats = np.empty(0, dtype=np.float32)
 class Ranking:
     """Requests the signals of one runtime's policies, and runs the policies on their scores.
 
-    `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`: the layers and heads of
-    this model's signals, if measured.
+    `vocabulary`: the engine's tokens, if it has a tokenizer.
     """
 
     _shape: EngineShape
@@ -74,7 +72,6 @@ class Ranking:
     _current: CurrentStep
     _shadow: ShadowTally
     vocabulary: Vocabulary | None
-    calibration: CalibrationProfile | None
 
     def __post_init__(self) -> None:
         self._reads = False  # some policy read a signal in the newest committed step
@@ -517,17 +514,10 @@ class Ranking:
         return found
 
     def _resolve(self, signal: Signal, probe: Probe) -> Signal:
-        """Layers come from the settings, else the calibration profile, else a share of the depth.
-
-        The profile's heads belong to its layers and are ignored if other layers are set.
-        """
-        profile = None if self.calibration is None else self.calibration.of(signal.kind)
-        layers, heads = [default_layer(self._shape.geometry.num_layers, signal.kind)], probe.heads
-        if probe.layers:
-            layers = probe.layers
-        elif profile is not None and profile.layers:
-            layers, heads = profile.layers, probe.heads or profile.heads
-        return replace(signal, layers=tuple(sorted({*layers})), heads=tuple(sorted({*heads})))
+        """Layers come from the settings, else one from the depth of this kind of signal."""
+        num_layers = self._shape.geometry.num_layers
+        layers = probe.layers or [signal.definition.default_layer(num_layers)]
+        return replace(signal, layers=tuple(sorted({*layers})), heads=tuple(sorted({*probe.heads})))
 
     # ------------------------------------------------------------ scores
 

@@ -33,7 +33,6 @@ import numpy as np
 
 from vtoken.base.errors import InvariantViolation
 from vtoken.base.request_ids import short_id
-from vtoken.core.config.calibration import CalibrationProfile
 from vtoken.core.config.request_rules import Prompt, RequestRules
 from vtoken.core.config.values import VTokenConfig
 from vtoken.core.planning.engine_shape import EngineShape
@@ -72,9 +71,8 @@ class Runtime:
     """Token-level virtualization of one block pool.
 
     Three parts own state that others read: `requests`, the step being planned `current`, and the
-    configuration `active`. `vocabulary`: the engine's tokens, if it has a tokenizer. `calibration`:
-    the layers and heads of this model's signals, if measured. `num_sampled`: how many tokens a
-    request that holds blocks has given its client.
+    configuration `active`. `vocabulary`: the engine's tokens, if it has a tokenizer. `num_sampled`:
+    how many tokens a request that holds blocks has given its client.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class Runtime:
         strict: bool = True,
         check_every_step: bool = False,
         vocabulary: Vocabulary | None = None,
-        calibration: CalibrationProfile | None = None,
         other_groups: OtherGroups = (),
         num_sampled: Callable[[str], int] = lambda _: 0,
     ) -> None:
@@ -116,9 +113,7 @@ class Runtime:
         )
         self.appender = TokenAppender(shape, store, requests, active, current, self.swapper)
         self.required_extent = self.appender.required_extent
-        self.ranking = Ranking(
-            shape, requests, active, current, self.shadow, vocabulary, calibration
-        )
+        self.ranking = Ranking(shape, requests, active, current, self.shadow, vocabulary)
         self.demand = DemandBook(shape, store, requests, active, other_groups)
         self.admission = Admission(shape, store, requests, active, current, self.demand)
         self.shortages = ShortageMonitor(

@@ -3,7 +3,7 @@
 A kind is one class in one file of `vtoken.policies.signals.kinds`, or of another package, which
 declares it through the entry point group `vtoken.signals`. Its methods are the definition: they run
 on numpy arrays and on torch tensors alike, through `vtoken.base.arrays.namespace`. Workers,
-calibration, self-test and benchmarks take everything about a kind from its class.
+self-test and benchmarks take everything about a kind from its class.
 
 Rows: r[q, t] is what query q gives token t, after heads and layers; 0 for tokens after the query.
 The queries of `rows` [..., k, n] are the newest k of the n live tokens, oldest first.
@@ -28,7 +28,7 @@ class Kind:
     """Base of `AttentionKind` and `KeyKind`.
 
     `summary`: the number in one phrase, for tables. `depth_percent`: the layer that is probed
-    without a profile, as a share of the model's depth. `linear`: the numbers of a sum of rows are
+    by default, as a share of the model's depth. `linear`: the numbers of a sum of rows are
     the sum of their numbers. `keeps`: what an attention kind keeps of a query; one that keeps bools
     counts, and the rounding of a row may change its number by one.
     """
@@ -44,6 +44,14 @@ class Kind:
     @property
     def counts(self) -> bool:
         return self.keeps == "bool"
+
+    def default_layer(self, num_layers: int) -> int:
+        """The layer at `depth_percent` in a model of `num_layers` layers.
+
+        The shares of built-in kinds are those that kept the most facts in the one model that was
+        examined (docs/quality.md).
+        """
+        return num_layers * self.depth_percent // 100
 
     def numbers(self, values: Array) -> Array:
         """The numbers [..., n] of rows [..., k, n] or of keys [..., n, D]."""

@@ -37,7 +37,6 @@ from vtoken.vllm.cuda.signals.layers import AttentionLayer, layers_in_graphs
 from vtoken.vllm.cuda.support import layer_reasons
 from vtoken.vllm.spec import ManagedGroup
 from vtoken.vllm.startup import startup_error, support
-from vtoken.vllm.startup.calibration import load_calibration
 from vtoken.vllm.startup.cuda_rules import graph_reasons
 from vtoken.vllm.startup.settings import read_settings
 from vtoken.vllm.worker.executor import Batch, restarted
@@ -100,8 +99,7 @@ class VTokenV2Mixin:
         signals = [AttentionLayer.of(managed.impl, managed.kv_cache) for managed in layers.values()]
         for managed, own in zip(layers.values(), signals, strict=True):
             managed.impl.vtoken_signals = own
-        profile = load_calibration(settings.calibration, runner.vllm_config).profile
-        for number in layers_in_graphs(len(signals), settings.config, profile):
+        for number in layers_in_graphs(len(signals), settings.config):
             signals[number].hold(runner.max_num_reqs, runner.dtype, in_graphs=True)
         return DeviceExecutor(
             caches,

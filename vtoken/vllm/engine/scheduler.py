@@ -44,7 +44,6 @@ from vtoken.vllm.engine.queue import SchedulerQueue, is_idle
 from vtoken.vllm.engine.tokenizer import VLLMChats, VLLMVocabulary
 from vtoken.vllm.spec import ManagedGroup
 from vtoken.vllm.startup import startup_error, support
-from vtoken.vllm.startup.calibration import load_calibration, num_full_layers
 from vtoken.vllm.startup.settings import initial_config, read_settings
 from vtoken.wire import Geometry, SchedulingState
 
@@ -69,7 +68,7 @@ def _geometry(config: Any, kv_cache_config: Any, group: ManagedGroup) -> Geometr
         len(group.layer_names),
     )
     if config.parallel_config.pipeline_parallel_size > 1:
-        layers = num_full_layers(config.model_config)
+        layers = support.num_full_layers(config.model_config)
     block_bytes = (layers + len(group.drafter_names)) * spec.page_size_bytes
     if group.drafter_names and len(kv_cache_config.kv_cache_groups) == 1:
         block_bytes = _block_bytes(config, kv_cache_config)  # its K and V may have another shape
@@ -110,9 +109,6 @@ class VTokenSchedulerMixin(Scheduler):
         settings = read_settings(config.additional_config or {})
         log.info("vToken: %s", selftest.run())
         geometry = _geometry(config, kv_cache_config, group)
-        calibration = load_calibration(settings.calibration, config)
-        if calibration.profile is None:
-            log.info("vToken: no calibration profile: %s", calibration.detail)
         shape = EngineShape(
             geometry,
             report_lag_steps=config.max_concurrent_batches - 1,
@@ -129,7 +125,6 @@ class VTokenSchedulerMixin(Scheduler):
             strict=settings.strict,
             check_every_step=settings.check_every_step,
             vocabulary=VLLMVocabulary(config.model_config, self.requests),
-            calibration=calibration.profile,
             other_groups=others,
             num_sampled=lambda request_id: self.requests[request_id].num_output_tokens,
         )
@@ -143,8 +138,6 @@ class VTokenSchedulerMixin(Scheduler):
             vllm_version=vllm.__version__,
             model=str(config.model_config.served_model_name or config.model_config.model),
             device=str(config.device_config.device_type),
-            calibration_file=calibration.file,
-            calibration_detail=calibration.detail,
             group_index=group.index,
             block_bytes=_block_bytes(config, kv_cache_config),
         )

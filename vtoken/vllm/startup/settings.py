@@ -29,18 +29,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `config`: the initial configuration as a merge patch over the defaults. `strict`: stop the
     engine on a violation. `check_every_step`: recompute all invariants. `experimental_cuda`: serve
     on CUDA, which is experimental (docs/gpu.md). `api`: settings of the API server, which reads
-    them (`vtoken_api.settings`); contains file names, never secrets. `calibration`: the file of the
-    model's calibration profile; "": the one in the user's cache, if any; "off": none.
-    `chat_template`: the API server's `--chat-template`, used to find the parts of prompts; "": the
-    tokenizer's own. `local_engines`: the engines of this server on this host, which share its
-    memory.
+    them (`vtoken_api.settings`); contains file names, never secrets. `chat_template`: the API
+    server's `--chat-template`, used to find the parts of prompts; "": the tokenizer's own.
+    `local_engines`: the engines of this server on this host, which share its memory.
     """
 
     config: dict[str, Any] = {}
     strict: bool = True
     check_every_step: bool = False
     experimental_cuda: bool = False
-    calibration: str = ""
     chat_template: str = ""
     local_engines: int = 1
     api: dict[str, Any] = {}

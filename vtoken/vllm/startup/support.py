@@ -18,7 +18,6 @@ from vtoken.base.errors import UnsupportedError
 from vtoken.core.tables.kernels import MAX_HOLDERS
 from vtoken.core.tables.pool import MAX_BLOCK_SIZE
 from vtoken.vllm.spec import ManagedGroup, VTokenAttentionSpec, spec_of_model
-from vtoken.vllm.startup.calibration import load_calibration, num_full_layers
 from vtoken.vllm.startup.cuda_rules import cuda_reasons
 from vtoken.vllm.startup.settings import read_settings
 
@@ -242,16 +241,12 @@ def _is_quantised(cache_dtype: str) -> bool:
 
 
 def check_config(config: Any) -> None:
-    """Raises UnsupportedError that lists every reason to refuse this vLLM configuration, or says
-    why a calibration profile named by the user cannot be used.
-    """
+    """Raises UnsupportedError that lists every reason to refuse this vLLM configuration."""
     settings = read_settings(config.additional_config or {})
     reasons = [*_reasons(config)]
     if config.device_config.device_type == "cuda":
         reasons += cuda_reasons(config, experimental=settings.experimental_cuda)
     refuse(*reasons)
-    if settings.calibration:
-        load_calibration(settings.calibration, config)
 
 
 def check_scheduler(config: Any, *, is_async: bool) -> None:
@@ -265,6 +260,15 @@ def check_scheduler(config: Any, *, is_async: bool) -> None:
         "a different order from their reports. Set scheduler_cls to "
         "vtoken.vllm.engine.scheduler.make_scheduler, which picks the right class."
     )
+
+
+def num_full_layers(model: Any) -> int:
+    """How many layers of vLLM's `model` configuration have full attention."""
+    text = model.hf_text_config
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    if not kinds:
+        return int(model.get_total_num_hidden_layers())
+    return sum(kind in ("full_attention", "attention") for kind in kinds)
 
 
 def managed_group(kv_cache_config: Any, config: Any) -> ManagedGroup:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from vtoken.core.config.calibration import CalibrationProfile, default_layer
 from vtoken.policies.signals import AttentionKind
 from vtoken.policies.signals.kind import kinds
 from vtoken.vllm.cuda.layout import keys_of
@@ -64,16 +63,11 @@ class AttentionLayer:
         return torch.full((self.num_heads,), float("-inf"), device=self.key.device)
 
 
-def layers_in_graphs(
-    num_layers: int, config: Mapping[str, Any], profile: CalibrationProfile | None
-) -> list[int]:
+def layers_in_graphs(num_layers: int, config: Mapping[str, Any]) -> list[int]:
     """The layers whose queries full graphs save, of `num_layers`: those of attention signals under
-    the initial `config`, a patch, and the calibration `profile`; at most `MAX_IN_GRAPHS`.
+    the initial `config`, a patch; at most `MAX_IN_GRAPHS`.
     """
     chosen = [*config.get("probe", {}).get("layers", ())]
-    for name, kind in kinds().items():
-        if isinstance(kind, AttentionKind):
-            measured = None if profile is None else profile.of(name)
-            chosen += measured.layers if measured is not None else ()
-            chosen.append(default_layer(num_layers, name))
+    of_attention = [kind for kind in kinds().values() if isinstance(kind, AttentionKind)]
+    chosen += [kind.default_layer(num_layers) for kind in of_attention]
     return [number for number in dict.fromkeys(chosen) if 0 <= number < num_layers][:MAX_IN_GRAPHS]

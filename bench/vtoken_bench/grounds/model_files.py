@@ -1,7 +1,6 @@
-"""The files of a model on this machine, and the fingerprint of its weights.
+"""The weight files of a model's folder, and their fingerprint, for the keys of logs.
 
-Hub models are looked up in the hub's local cache and never downloaded here. The fingerprint is the
-SHA-256 of
+The fingerprint is the SHA-256 of
 
 1. `config.json`, without the fields that affect how the model runs but not what it computes
 2. for every weight file that Hugging Face loads: its name, its size, the header of a safetensors
@@ -19,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from vtoken.base.errors import ProfileError
-
 PIECES, PIECE_BYTES = 256, 256
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 RUN_FIELDS = frozenset(
@@ -30,29 +27,8 @@ INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 
 
-def model_folder(model: str, *, revision: str | None = None, cache: str | None = None) -> Path:
-    """The folder `model`, or the snapshot of a hub id in the hub's cache.
-
-    `cache`: the hub's cache folder, None for its default. Raises ProfileError if there is neither.
-    """
-    folder = Path(model)
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(
-            snapshot_download(model, revision=revision, cache_dir=cache, local_files_only=True)
-        )
-    except (HFValidationError, LocalEntryNotFoundError):
-        raise ProfileError(
-            f"{model} is neither a folder nor a model in the Hugging Face cache"
-        ) from None
-
-
 def fingerprint(folder: Path) -> str:
-    """32 hexadecimal digits that identify the weights in `folder`; raises ProfileError."""
+    """32 hexadecimal digits that identify the weights in `folder`; raises ValueError."""
     digest = hashlib.sha256()
     try:
         config = json.loads((folder / "config.json").read_bytes())
@@ -64,12 +40,12 @@ def fingerprint(folder: Path) -> str:
                 for piece in _pieces(file, path):
                     digest.update(piece)
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise ProfileError(f"the model in {folder} has no fingerprint: {error}") from None
+        raise ValueError(f"the model in {folder} has no fingerprint: {error}") from None
     return digest.hexdigest()[:32]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files that Hugging Face loads from `folder`, by name; raises ProfileError."""
+    """The weight files that Hugging Face loads from `folder`, by name; raises ValueError."""
     for index in INDEXES:
         if (folder / index).is_file():
             names = set(json.loads((folder / index).read_bytes())["weight_map"].values())
@@ -79,7 +55,7 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / name]
     found = sorted(folder.glob("*.safetensors"))
     if not found:
-        raise ProfileError(f"{folder} holds no weights: neither *.safetensors nor {SINGLE[1]}")
+        raise ValueError(f"{folder} holds no weights: neither *.safetensors nor {SINGLE[1]}")
     return found
 
 
