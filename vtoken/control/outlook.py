@@ -87,9 +87,9 @@ class Outlook:
         due = [table for table in self._tables if is_due(table, self.config)]
         if not due:
             return self.givable_blocks
-        givers = self._givers(due)
-        limits = givers._replace(floor=givers.floor + self._intervals(due))
-        return self.givable_blocks + int(limits.most_blocks().sum())
+        limits = self._budgets(due) + self._intervals(due)
+        excess = self._givers(due)._replace(floor=limits).most_blocks()
+        return self.givable_blocks + int(excess.sum())
 
     @cached_property
     def standing(self) -> Shortage:
@@ -300,7 +300,7 @@ class Outlook:
             recent_tokens=tokens,
             recent_givers=requests,
             window_s=WINDOW_S,
-            spared_tokens=int(np.maximum(0, self.givers.live - self.givers.floor).sum()),
+            spared_tokens=int(np.maximum(0, self.givers.live - self._floors).sum()),
             kept_shares={
                 f"{bound:g}": n for bound, n in zip(KEPT_SHARES, log.kept_shares, strict=True)
             },
@@ -336,6 +336,11 @@ class Outlook:
     # ------------------------------------------------------------ inside
 
     @property
+    def _floors(self) -> Ints:
+        """The budgets of `rows` [k]."""
+        return self._budgets([self._runtime.tables.at(row) for row in self.rows.tolist()])
+
+    @property
     def _tables(self) -> list[TokenTable]:
         return list(self._runtime.tables)
 
@@ -349,11 +354,13 @@ class Outlook:
 
     def _givers(self, tables: list[TokenTable]) -> Givers:
         rows: Ints = np.array([table.row for table in tables], dtype=np.int64)
+        step_blocks = np.maximum(1, -(-self._intervals(tables) // self._size))
+        givers = self._runtime.demand.givers(rows, self._budgets(tables), self.config)
+        return givers._replace(step_blocks=step_blocks)
+
+    def _budgets(self, tables: list[TokenTable]) -> Ints:
         budgets = [self._rules(table).budget_tokens for table in tables]
-        return self._runtime.demand.givers(rows)._replace(
-            floor=np.array(budgets, dtype=np.int64),
-            step_blocks=np.maximum(1, -(-self._intervals(tables) // self._size)),
-        )
+        return np.array(budgets, dtype=np.int64)
 
     def _intervals(self, tables: list[TokenTable]) -> Ints:
         intervals = [self._rules(table).interval_tokens for table in tables]

@@ -15,10 +15,11 @@ from vtoken.control.outlook import Outlook
 from vtoken.core.config.values import AUTO_PATCH, VTokenConfig
 from vtoken.core.planning.gates import Pressure
 from vtoken.core.runtime.relocation.round_planner import Preview
-from vtoken.wire import Gate, Relief, Remedy
+from vtoken.wire import MAX_TOKENS, Gate, Relief, Remedy
 
 STEP = 2 / 3  # of a floor to the next lower one
 STEPS = 2
+MORE = 4  # times what a request gives for a token that it has left
 HELD = ("patience", "resume")  # what can be given is not, until a setting changes
 
 
@@ -48,6 +49,8 @@ def _ways_out(outlook: Outlook) -> Iterator[Iterator[dict[str, Any]]]:
         if outlook.waits_for == "patience":
             yield iter([{"evict_after_wait_ms": 0}])
         yield _lower_floors(config)
+        more = min(MAX_TOKENS, MORE * config.evict_per_token_left)
+        yield iter([{"evict_per_token_left": more}])
 
 
 def _lower_floors(config: VTokenConfig) -> Iterator[dict[str, Any]]:

@@ -112,6 +112,9 @@ def _remedy(status: Status, remedy: Remedy, urgency: AdviceLevel) -> Advice:
         return Advice("floor", urgency, text, change, _set(change), "floor")
     if "evict_after_wait_ms" in change:
         return Advice("patience", urgency, f"without patience: {result}", change, _set(change))
+    if "evict_per_token_left" in change:
+        text = f"with {_assigned(change)} also of those that end soon: {result}"
+        return Advice("giving", urgency, text, change, _set(change))
     if "policy" in change:
         text = f"with policy {change['policy']['name']}: {result}"
         return Advice("policy", urgency, text, change, _set(change), "policy")

@@ -195,6 +195,15 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
             description="under pressure: how long a request waits before others lose tokens for it",
         ),
     ] = 0
+    evict_per_token_left: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_TOKENS,
+            description="under pressure: the most tokens that a request loses for each token that "
+            "it has left to generate",
+        ),
+    ] = 8
     park_bytes: Annotated[
         int,
         Meta(
@@ -274,6 +283,7 @@ OF_EVICTION = (
     "evict_during",
     "evict_when",
     "evict_after_wait_ms",
+    "evict_per_token_left",
     "protect",
 )
 
@@ -297,9 +307,8 @@ def void_settings(config: Configuration[Any]) -> dict[str, str]:
     else:
         found["budget_floor_tokens"] = "no effect: budget_ratio is 0"
     if config.evict_when == "always":
-        found["evict_after_wait_ms"] = (
-            "only for requests with vtoken_evict_when=pressure, while evict_when is always"
-        )
+        why = "only for requests with vtoken_evict_when=pressure, while evict_when is always"
+        found |= dict.fromkeys(("evict_after_wait_ms", "evict_per_token_left"), why)
     if config.policy.name == "none":
         why = "only for requests with a policy of their own, while policy is none"
         found = dict.fromkeys((*OF_EVICTION, *OF_PARKING), why) | found

@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[Path, str]] = {
         ("budget_floor_tokens",): "floor, at least, tokens",
         ("budget_tokens",): "floor in tokens",
         ("evict_after_wait_ms",): "patience, then others give",
+        ("evict_per_token_left",): "given for a token left",
         ("evict_when",): "when tokens are evicted",
         ("park_bytes",): "park in host memory, bytes",
         ("restore_after_ms",): "wait before they come back",

@@ -250,17 +250,27 @@ class DemandBook:
         """Blocks that running requests can give until each is at its floor."""
         return int(self.givers(self._requests.giving_rows()).most_blocks().sum())
 
-    def givers(self, rows: Ints) -> Givers:
-        """The facts of the `rows` [k] that may give."""
+    def givers(
+        self, rows: Ints, floor: Ints | None = None, config: VTokenConfig | None = None
+    ) -> Givers:
+        """The facts of the `rows` [k] that may give, under `config`; `floor` [k]: other floors.
+
+        A request gives at most `evict_per_token_left` tokens for each token that it is expected to
+        compute until its end, in whole blocks, besides forgotten ones: what has little left returns
+        all its blocks soon. That is enough for its own growth.
+        """
         requests, tables = self._requests, self._requests.tables
         columns, due = tables.columns, requests.due
         forgotten = np.zeros_like(rows)
         for i in np.flatnonzero(requests.are_forgetting(rows)).tolist():
             forgotten[i] = len(requests.forgotten_ids(tables.at(rows[i])))
+        per_token = (config or self._active.config).evict_per_token_left
+        most = self._shape.blocks_of(per_token * requests.expected_left(rows))
+        kept = columns.num_live[rows] - np.maximum(most * self._shape.block_size, forgotten)
         return Givers(
             columns.num_live[rows],
             columns.num_tokens[rows],
-            due.floor[rows],
+            np.maximum(due.floor[rows] if floor is None else floor, kept),
             tables.num_private_blocks(rows),
             due.priority[rows],
             np.maximum(1, self._shape.blocks_of(due.interval[rows])),

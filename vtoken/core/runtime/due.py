@@ -56,6 +56,8 @@ class DueColumns(Rows):
     interval: Ints
     priority: Ints  # vLLM's, lower is more important
     prefill_end: Ints  # tokens to compute before it decodes
+    num_prompt: Ints  # of its prompt, whether or not its output is computed again
+    max_tokens: Ints  # prompt and output at most
     in_flight: Ints  # step of its relocation that is not reported yet; 0: none
     in_prefill: Bools
     in_decode: Bools
@@ -69,11 +71,14 @@ class DueColumns(Rows):
         super()._set(facts)
         self.arrays = DueArrays(self.records)
 
-    def admit(self, row: int, prefill_end: int, priority: int) -> None:
+    def admit(
+        self, row: int, prefill_end: int, *, num_prompt: int, max_tokens: int, priority: int
+    ) -> None:
         """Set the columns of a new request that computes `prefill_end` tokens before it decodes;
         `set_rules` sets the others.
         """
         self.extend(row + 1)
+        self.num_prompt[row], self.max_tokens[row] = num_prompt, max_tokens
         self.prefill_end[row], self.priority[row] = prefill_end, priority
         self.in_flight[row], self.waits[row] = 0, False
 

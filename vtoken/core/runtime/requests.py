@@ -21,10 +21,11 @@ from vtoken.core.protocol.step import NO_IDS
 from vtoken.core.runtime.active_config import ActiveConfig
 from vtoken.core.runtime.due import DueColumns
 from vtoken.core.runtime.held_request import HeldRequest
+from vtoken.core.runtime.output_lengths import OutputLengths
 from vtoken.core.tables.token_table import TokenTable
 from vtoken.core.tables.token_tables import TokenTables
 from vtoken.policies import Policy
-from vtoken.wire import Geometry
+from vtoken.wire import MAX_TOKENS, Geometry
 
 NO_RULES = RequestRules()
 
@@ -70,7 +71,7 @@ class Requests:
     in `due`.
 
     `forgotten`: spans of tokens that die first, of requests that have such; `num_forgets`: changes
-    of it besides arrivals and ends. `own_policies`: of requests with their own policy. `idle`:
+    of it besides arrivals and ends. `output_lengths`: of those that have ended. `own_policies`: of requests with their own policy. `idle`:
     sessions that wait for their clients now. `without_words(request_id, policy)` is called when a
     request evicts nothing because `policy` needs words that its prompt does not have.
     """
@@ -91,6 +92,7 @@ class Requests:
         self.own_policies: dict[str, Policy] = {}
         self.forgotten: dict[str, Spans] = {}
         self.num_forgets = 0
+        self.output_lengths = OutputLengths()
         self.idle: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------ arrival and end
@@ -109,11 +111,17 @@ class Requests:
         table = self.tables.add(request.request_id)
         self.held[request.request_id] = request
         announced = self.announced.get(request.request_id)
-        priority = 0
+        priority, max_tokens = 0, MAX_TOKENS
         if announced is not None:
-            priority = announced.priority
+            priority, max_tokens = announced.priority, announced.max_tokens or MAX_TOKENS
             announced.wait_ends()
-        self.due.admit(table.row, request.prefill_end, priority)
+        self.due.admit(
+            table.row,
+            request.prefill_end,
+            num_prompt=request.num_prompt_tokens,
+            max_tokens=max_tokens,
+            priority=priority,
+        )
         self._set_rules(request.request_id, table.row)
 
     def preempted(self, request_id: str, num_tokens: int) -> None:
@@ -235,6 +243,15 @@ class Requests:
         """The tokens that requests `rows` [k] compute before they decode [k], negative after it."""
         left: Ints = self.due.prefill_end[rows] - self.tables.columns.num_tokens[rows]
         return left
+
+    def expected_left(self, rows: Ints) -> Ints:
+        """The tokens that requests `rows` [k] are expected to compute until their ends [k]: what
+        outputs of the newest requests suggest, and their `max_tokens` at most.
+        """
+        due, num_tokens = self.due, self.tables.columns.num_tokens[rows]
+        expected = self.output_lengths.expected_left(num_tokens - due.num_prompt[rows])
+        left: Ints = np.minimum(expected, due.max_tokens[rows] - num_tokens)
+        return np.maximum(0, left)
 
     def giving_rows(self) -> Ints:
         """The rows that may give tokens under pressure, now or later in their lives."""

@@ -257,6 +257,7 @@ class Runtime:
         num_sampled = 0 if is_check else self.num_sampled(request_id)
         if not preempted and not is_check:
             self._note_end(request_id, num_sampled)
+            requests.output_lengths.add(num_sampled)
         if not preempted or not self._swap(table, settled=settled):
             self.parking.drop_request(table)
         self.relocator.drop(request_id)

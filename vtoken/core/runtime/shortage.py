@@ -198,7 +198,7 @@ class ShortageMonitor:
         """
         if blocks == 0 or len(rows) == 0:
             return self._requests.tables.columns.num_live[rows], rows[:0]
-        givers = self._book.givers(rows)._replace(floor=least)
+        givers = self._book.givers(rows, least)
         kept = share_out(givers, blocks)
         return kept, np.flatnonzero(kept < givers.live)
 
