@@ -15,13 +15,15 @@ from tests.support.core.windows import Windows
 from vtoken.base.arrays import Ints
 from vtoken.base.errors import RefusedError
 from vtoken.control.outlook import Outlook
+from vtoken.control.relief import relief
 from vtoken.core.config.request_rules import RequestRules, request_rules
 from vtoken.core.config.values import merge_patch
 from vtoken.core.planning.engine_shape import EngineShape
 from vtoken.core.planning.giving import Givers, share_out
 from vtoken.core.runtime.demand import DemandBook
+from vtoken.core.runtime.output_lengths import OutputLengths
 from vtoken.core.runtime.shortage import Shortage, ShortageMonitor
-from vtoken.wire import Geometry, MemoryPressure
+from vtoken.wire import MAX_TOKENS, Geometry, MemoryPressure
 
 POLICIES: list[dict[str, Any]] = [
     {"name": "streaming_llm", "params": {"sinks": 2}},
@@ -270,6 +272,89 @@ def test_others_give_for_a_waiting_request_after_its_patience(
     assert engine.runtime.counters.pressure.given_tokens > 0
     assert any(request.id == "late" for request in engine.running)
     finish(engine)
+
+
+# ---------------------------------------------------------------- blocks that come by themselves
+
+
+def with_a_late_one(output: int, steps: int = 8, **config: Any) -> CoreEngine:
+    """Two requests with `output` tokens each, and one that waits for their blocks."""
+    engine = make(**config)
+    for i in range(2):
+        engine.add(f"r{i}", 100, max_tokens=output)
+    engine.step()
+    engine.add("late", 120, max_tokens=20)
+    engine.steps(steps)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("output", "per_token", "gives"), [(12, 2, False), (12, 64, True), (60, 2, True)]
+)
+def test_nobody_gives_who_returns_all_its_blocks_soon(
+    output: int, per_token: int, gives: bool
+) -> None:
+    engine = with_a_late_one(output, evict_per_token_left=per_token)
+    assert (engine.runtime.counters.pressure.given_tokens > 0) is gives
+    assert any(request.id == "late" for request in engine.running) is gives
+    memory = pressure_of(engine)
+    assert memory is not None
+    assert memory.waits_for == ("" if gives else "end")
+    finish(engine)
+    assert engine.runtime.counters.requests.finished == 3
+    assert (engine.runtime.counters.pressure.given_tokens > 0) is gives
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_what_a_request_gives_at_least_is_enough_for_its_own_growth(lag: int) -> None:
+    engine = make(lag=lag, evict_per_token_left=1)
+    load(engine)
+    finish(engine)
+    counters = engine.runtime.counters
+    assert counters.tokens.evicted > 0
+    assert (counters.pressure.preemptions_above_floor, counters.requests.preempted) == (0, 0)
+
+
+def test_a_dry_run_says_what_those_would_give_that_end_soon() -> None:
+    engine = with_a_late_one(12, steps=1, evict_per_token_left=2)
+    now = Outlook(engine.runtime, engine.runtime.config)
+    then = now.under({"evict_per_token_left": 64})
+    assert then is not None
+    assert (now.givable_blocks, then.givable_blocks) == (12, 38)
+    assert (now.startable_requests, then.startable_requests) == (0, 1)
+    remedies = relief(now, [], 0).remedies
+    assert [remedy.change for remedy in remedies] == [{"evict_per_token_left": 8}]
+
+
+def test_forgotten_tokens_are_given_whatever_is_left_to_generate() -> None:
+    engine = with_a_late_one(12, steps=1, evict_per_token_left=2)
+    engine.runtime.requests.forget_tokens("r0", [(10, 60)])
+    givers = engine.runtime.demand.givers(engine.runtime.requests.giving_rows())
+    assert givers.most_blocks().tolist() == [13, 6]
+
+
+def test_what_is_left_is_as_much_as_outputs_that_became_longer_got() -> None:
+    lengths = OutputLengths()
+    sampled = np.array([-5, 0, 10, 11, 30, 99, 100])
+    unknown = [MAX_TOKENS] * len(sampled)
+    for i in range(32):
+        assert lengths.expected_left(sampled).tolist() == unknown
+        lengths.add(10 if i % 2 else 100)
+    assert lengths.expected_left(sampled).tolist() == [60, 55, 90, 89, 70, 1, MAX_TOKENS]
+    for _ in range(300):
+        lengths.add(20)
+    assert lengths.expected_left(sampled).tolist() == [25, 20, 10, 9] + [MAX_TOKENS] * 3
+
+
+def test_a_request_without_a_bound_gives_by_the_lengths_of_others() -> None:
+    engine = make(evict_per_token_left=2)
+    for i in range(32):
+        engine.add(f"r{i}", 8, max_tokens=12)
+    finish(engine)
+    engine.add("open", 100, max_tokens=100)
+    engine.step()
+    row = engine.runtime.tables["open"].row
+    assert engine.runtime.requests.expected_left(np.array([row])).tolist() == [13]
 
 
 def test_what_is_given_for_an_admission_in_one_step_is_bounded() -> None:

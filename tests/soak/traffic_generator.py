@@ -186,6 +186,8 @@ class Chance:
             return rng.choice((0.0, 0.0, 0.0, 0.25, rng.random()))
         if name == "evict_after_wait_ms":
             return rng.choice((0, 0, 50, 1000))
+        if name == "evict_per_token_left":
+            return rng.choice((1, 4, 8, 8, 64, int(bound.maximum or 1)))
         if name == "park_bytes":
             return rng.choice((0, 1 << 16, 1 << 20, 1 << 26, 1 << 26, int(bound.maximum or 0)))
         if name == "restore_after_ms":

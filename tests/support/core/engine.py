@@ -156,7 +156,7 @@ class CoreEngine:
                 request_id,
                 rules,
                 num_prompt_tokens=prompt_tokens,
-                max_tokens=prompt_tokens + (max_tokens or 0),
+                max_tokens=0 if max_tokens is None else prompt_tokens + max_tokens,
                 priority=priority,
                 prompt=prompt,
             )

@@ -9,7 +9,7 @@ from collections import deque
 
 import numpy as np
 
-from vtoken.base.arrays import Floats, Ints
+from vtoken.base.arrays import Ints
 from vtoken.wire import MAX_TOKENS
 
 NEWEST = 256
@@ -22,14 +22,14 @@ class OutputLengths:
     def __init__(self) -> None:
         self._newest: deque[int] = deque(maxlen=NEWEST)
         self._sorted: Ints = np.empty(0, dtype=np.int64)
-        self._mean_from: Floats = np.empty(0)  # the mean of each sorted length and those above it
+        self._mean_from = self._sorted  # the mean of each and of those above it, rounded up
 
     def add(self, num_tokens: int) -> None:
         """An output of `num_tokens` tokens has ended."""
         self._newest.append(num_tokens)
         self._sorted = np.sort(np.fromiter(self._newest, dtype=np.int64))
         sums = np.cumsum(self._sorted[::-1])[::-1]
-        self._mean_from = sums / np.arange(len(sums), 0, -1)
+        self._mean_from = -(-sums // np.arange(len(sums), 0, -1))
 
     def expected_left(self, sampled: Ints) -> Ints:
         """How many more tokens an output that has `sampled` [k] tokens is expected to get [k]: as
@@ -42,6 +42,5 @@ class OutputLengths:
             return left
         first_longer = np.searchsorted(self._sorted, sampled, side="right")
         known = first_longer < len(self._sorted)
-        mean = self._mean_from[first_longer[known]]
-        left[known] = np.ceil(mean).astype(np.int64) - sampled[known]
+        left[known] = self._mean_from[first_longer[known]] - sampled[known]
         return left

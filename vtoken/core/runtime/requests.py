@@ -71,9 +71,10 @@ class Requests:
     in `due`.
 
     `forgotten`: spans of tokens that die first, of requests that have such; `num_forgets`: changes
-    of it besides arrivals and ends. `output_lengths`: of those that have ended. `own_policies`: of requests with their own policy. `idle`:
-    sessions that wait for their clients now. `without_words(request_id, policy)` is called when a
-    request evicts nothing because `policy` needs words that its prompt does not have.
+    of it besides arrivals and ends. `output_lengths`: of requests that have ended. `own_policies`:
+    of requests with their own policy. `idle`: sessions that wait for their clients now.
+    `without_words(request_id, policy)` is called when a request evicts nothing because `policy`
+    needs words that its prompt does not have.
     """
 
     def __init__(
