@@ -419,13 +419,13 @@ async def test_metrics_fit_80x24_without_a_title_alone(short: Served) -> None:
 # ---------------------------------------------------------------- settings
 
 
-async def test_evict_when_is_two_rows_below_the_budget_and_always_is_confirmed() -> None:
+async def test_evict_when_is_three_rows_below_the_budget_and_always_is_confirmed() -> None:
     core = make_busy(400, 3)
     core.configure(evict_when="pressure", park_bytes=0)  # what is parked is no loss
     core.steps()
     async with serving(core) as served, running(served.url, (120, 40)) as (app, pilot):
         await app.dashboard.action_settings("budget_tokens")
-        await pilot.press("down", "down")
+        await pilot.press("down", "down", "down")
         await until(lambda: "down to the budget at most" in screen_text(app), "no help")
         assert "pressure | always" in screen_text(app)
         assert "evict_after_wait_ms" in screen_text(app)
@@ -460,7 +460,8 @@ def test_wait_is_a_bounded_number_that_steps_up_from_zero() -> None:
     fields = make_fields(core.controller.revisions.document(), describe_policies(), "h2o")
     names = [field.path[0] for field in fields]
     at = names.index("budget_tokens")
-    assert names[at : at + 3] == ["budget_tokens", "evict_after_wait_ms", "evict_when"]
+    below = ["evict_after_wait_ms", "evict_per_token_left", "evict_when"]
+    assert names[at : at + 4] == ["budget_tokens", *below]
     wait = fields[at + 1]
     value: Any = 0
     for _ in range(30):
