@@ -1,9 +1,9 @@
 """Chats of several turns that ask for facts of this turn or of an earlier one, as a workload.
 
-Every turn brings a text with a fact of each kind, and asks for one fact. Its prompt has the turns
-before it, with each fact's statement as the answer, whatever the model said. So prompts are the
-same in every run, and each begins with all tokens of the one before it: those are what the prefix
-cache can hit, and the answer's are computed again.
+Every turn brings a text, with the facts that it or a later turn asks for, and asks for one. Its
+prompt has the turns before it, with each fact's statement as the answer, whatever the model said.
+So prompts are the same in every run, and each begins with all tokens of the one before it: those
+are what the prefix cache can hit, and the answer's are computed again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SOURCES = ((0, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 2))
 @dataclass(frozen=True, slots=True)
 class Conversations:
     """In every turn a text of about `text_tokens`, and `num_new` output tokens, also after the
-    answer's end. `around_tokens`: of a turn's facts, question, answer and chat template, at most.
+    answer's end. `around_tokens`: of a turn's fact, question, answer and chat template, at most.
     """
 
     text_tokens: int
     num_new: int
-    around_tokens: int = 110
+    around_tokens: int = 80
 
     @property
     def engine_args(self) -> dict[str, Any]:

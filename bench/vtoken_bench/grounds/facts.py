@@ -113,12 +113,3 @@ def _sum(rng: random.Random) -> Fact:
 
 
 FACTS: Mapping[str, Draw] = {"name": _name, "list": _list, "date": _date, "sum": _sum}
-
-
-def different(draw: Draw, rng: random.Random, count: int) -> list[Fact]:
-    """`count` facts that no two of have the same question; a kind has eight questions."""
-    found: dict[str, Fact] = {}
-    while len(found) < count:
-        fact = draw(rng)
-        found.setdefault(fact.question, fact)
-    return [*found.values()]

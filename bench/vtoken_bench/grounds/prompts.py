@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from vtoken_bench.forcing import FREE
-from vtoken_bench.grounds.facts import FACTS, Fact, different
+from vtoken_bench.grounds.facts import FACTS, Fact
 from vtoken_bench.grounds.texts import docstrings
 
 Case = Literal["chat", "prefix", "before", "turns", "later", "long"]
@@ -140,23 +140,22 @@ class PromptMaker:
         return Questions(ids, forced, facts, answers)
 
     def chat(self, number: int, sources: Sequence[int]) -> Chat:
-        """Chat `number`: a text in every turn, which states a fact of each kind. Turn `n` asks for
-        one of turn `sources[n]`; no two turns ask for the same kind, nor twice for one fact.
+        """Chat `number`: a text in every turn, and a question. What turn `n` asks for is stated in
+        the text of turn `sources[n]`, and nowhere else until it is answered. Every turn asks for
+        another kind of fact, so there are no more turns than kinds.
         """
         rng, kinds = random.Random(f"chat/{self._seed}/{number}"), [*FACTS]
-        stated = {kind: different(FACTS[kind], rng, len(sources)) for kind in kinds}
-        first, messages = number // len(kinds), list[Message]()
-        prompts, facts = list[list[int]](), list[Fact]()
-        for turn, source in enumerate(sources):
-            here = [stated[kind][turn] for kind in kinds]
-            rng.shuffle(here)
+        first = number // len(kinds)
+        facts = [FACTS[kinds[(first + turn) % len(kinds)]](rng) for turn in range(len(sources))]
+        messages, prompts = list[Message](), list[list[int]]()
+        for turn, asked in enumerate(facts):
+            stated = [fact for fact, source in zip(facts, sources, strict=True) if source == turn]
+            rng.shuffle(stated)
             text = self._passage(rng, self._num_tokens)
-            for place, fact in enumerate(here):
-                text = _with(text, fact.statement, (place + 0.5) / len(here))
-            asked = stated[kinds[(first + turn) % len(kinds)]][source]
+            for place, fact in enumerate(stated):
+                text = _with(text, fact.statement, (place + 0.5) / len(stated))
             messages.append(_user(f"{PART}\n\n{' '.join(text)}\n\n{asked.question}"))
             prompts.append(self.ids(self._render(messages, "" if self.chats else asked.prefix)))
-            facts.append(asked)
             messages.append({"role": "assistant", "content": asked.statement})
         return Chat(prompts, facts)
 
