@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from dataclasses import replace
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 
 from vtoken.base.errors import RefusedError
+from vtoken.core.config.prompt_parts import PromptParts
 from vtoken.demo.model import BOS
 from vtoken.policies import make_policy, policy_names
 from vtoken_bench.evaluation.bursts import BACKGROUND, LONG, NUM_ANSWER, Bursts
 from vtoken_bench.evaluation.chats import FactChats, prompt_maker
 from vtoken_bench.forcing import FREE
-from vtoken_bench.grounds import texts
+from vtoken_bench.grounds import add_arguments, run, texts
 from vtoken_bench.grounds.engines import computed_tokens
 from vtoken_bench.grounds.facts import FACTS
 from vtoken_bench.grounds.paired import Pairs, holm, share, verdicts
@@ -28,6 +30,7 @@ from vtoken_bench.grounds.settings import (
     model_key,
     parsed,
     settings,
+    with_tools,
 )
 from vtoken_bench.grounds.tables import FULL_CACHE, Row, against, charts, tables
 from vtoken_bench.log import Log
@@ -82,7 +85,7 @@ def of_base() -> PromptMaker:
     return PromptMaker(tokenizer, seed=0, num_tokens=600)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "tools"])
 def test_a_base_model_gets_plain_text_and_the_beginning_of_the_answer(
     of_base: PromptMaker, case: Case
 ) -> None:
@@ -317,6 +320,46 @@ def test_tables_pair_each_policy_with_the_full_cache_on_the_same_samples() -> No
     assert charts(rows) == []  # one share is no curve
     (chart,) = charts([*rows, *(replace(rows[1], keep=keep) for keep in (0.25, 0.75))])
     assert [line.name for line in chart.panels[0].lines] == [FULL_CACHE, "good", "bad"]
+
+
+def test_tools_may_take_a_share_of_the_budget() -> None:
+    arms = with_tools(settings([parsed("keydiff")], [0.5]), [0.0, 0.75])
+    assert [arm.tools for arm in arms] == [None, 0.0, 0.75]
+    assert len({json.dumps(arm.key()) for arm in arms}) == 3
+    tools = ((10, 300), (400, 700))
+    named = [arm.arguments(1000, tools).get("vtoken_protect") for arm in arms]
+    assert named == [None, None, "[[10, 300], [400, 485]]"]  # 375 of a budget of 500
+    parts = PromptParts(template=((0, 10),), tools=tools)
+    protected = [arm.protection(1000, parts) for arm in arms]
+    quarter = (500 - 16) // 4  # of what the policy's minimum leaves
+    assert [p.num_tokens for p in protected] == [quarter, 10, 375 + 10]
+    assert [p.cut for p in protected] == [("tools",), (), ()]
+    assert FULL.protection(1000, parts).num_tokens == 0
+
+
+def test_protected_tools_are_paired_with_unprotected_ones_and_split_by_what_is_protected() -> None:
+    rows = [
+        Row("tools", FULL_CACHE, 1.0, "1" * 80 + "0" * 20),
+        Row("tools", "a", 0.5, "1" * 60 + "0" * 40, "as shipped", "1" * 50 + "0" * 50, 0.5),
+        Row("tools", "a", 0.5, "0" * 50 + "1" * 5 + "0" * 45, "unprotected", "0" * 100),
+    ]
+    facts, paired = tables(rows)
+    assert [row[0] for row in facts.rows] == [FULL_CACHE, "a; as shipped", "a; unprotected"]
+    (row,) = paired.rows
+    assert row[:4] == ["a, half", "as shipped", "50", 50]
+    assert row[7:9] == [55, 0]
+    assert [str(cell).split()[0] for cell in row[9:]] == ["100.0", "20.0"]
+
+
+def test_the_ground_of_tools_has_a_template_of_its_own_and_runs_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(["--model", "demo", "--cases", "tools", "chat", "--device", "cpu"])
+    args.quick = False
+    assert run(args) == 1
+    assert "run it without others" in capsys.readouterr().err
 
 
 def test_two_runs_are_paired_row_by_row() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -14,16 +15,20 @@ from vllm import SamplingParams
 
 from vtoken_bench import forcing
 from vtoken_bench.engines import Engine
+from vtoken_bench.forcing import FREE
 from vtoken_bench.grounds.engines import Engines
 from vtoken_bench.grounds.facts import FACTS
 from vtoken_bench.grounds.prompts import CASES, Case, Prompt, PromptMaker
-from vtoken_bench.grounds.settings import FULL, Setting, parsed, settings
+from vtoken_bench.grounds.settings import FULL, parsed, settings, with_tools
+from vtoken_bench.grounds.tools import CALL, NUM_ROUNDS, NUM_TOOLS
 from vtoken_bench.target import Target, model_folder
 from vtoken_bench.vllm.forcing import ForcedTokens
 
 pytestmark = pytest.mark.vllm
 
 TOKENS = 1000  # bytes, with the demo model's tokenizer
+TOOLS_TOKENS = 200  # beside the tools
+MOST_TOKENS = 6000  # of a request
 POLICIES = ["tova", "snapkv:window=16,pool_radius=3", "knorm", "h2o", "streaming_llm"]
 
 
@@ -41,6 +46,14 @@ def maker(model: Path) -> PromptMaker:
 
 
 @pytest.fixture(scope="module")
+def tools_maker(model: Path) -> PromptMaker:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return PromptMaker(tokenizer, seed=1, num_tokens=TOOLS_TOKENS)
+
+
+@pytest.fixture(scope="module")
 def engines(model: Path) -> Iterator[Engines]:
     started = Engines(model, Target(threads=1), count=1, num_tokens=3000, config={})
     with closing(started) as found:
@@ -54,7 +67,7 @@ def decoded(maker: PromptMaker, ids: list[int]) -> str:
 # ---------------------------------------------------------------- prompts
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "tools"])
 def test_a_prompt_states_its_fact_and_ends_with_its_question(
     maker: PromptMaker, case: Case
 ) -> None:
@@ -95,34 +108,56 @@ def test_depths_and_kinds_are_spread_over_the_samples(maker: PromptMaker) -> Non
     assert max(b - a for a, b in pairwise(depths)) < 0.2
 
 
+def test_a_call_is_free_where_it_has_names_that_stand_in_its_schema_alone(
+    tools_maker: PromptMaker,
+) -> None:
+    for number in range(8):
+        prompt = tools_maker.prompt("tools", number)
+        assert prompt == tools_maker.prompt("tools", number)
+        text, fact = decoded(tools_maker, prompt.ids), prompt.fact
+        assert text.endswith(f"{fact.question}<|im_end|>\n<|im_start|>assistant\n{fact.prefix}")
+        assert text.count(CALL) == NUM_ROUNDS
+        ((start, end),) = prompt.parts.tools
+        schemas = decoded(tools_maker, prompt.ids[start:end])
+        assert schemas.count('"parameters": {') == NUM_TOOLS
+        assert fact.statement in schemas
+        assert all(text.count(f'"{name}"') == 1 for name in fact.gold)
+        assert decoded(tools_maker, [prompt.ids[at] for at in prompt.answer]) == "".join(fact.gold)
+        assert [at for at, token in enumerate(prompt.forced) if token == FREE] == prompt.free
+        assert len(prompt.free) == len("".join(fact.gold))  # a token is a byte
+        given = decoded(tools_maker, [token for token in prompt.forced if token != FREE])
+        assert given.startswith('", "parameters": {"": ')
+
+
 # ---------------------------------------------------------------- answers
 
 
-def alone(model: Path, questions: list[tuple[Prompt, Setting]], num_new: int) -> list[Any]:
-    """Outputs of an engine without a prefix cache, one request after the other."""
+def alone(model: Path, requests: list[tuple[Prompt, dict[str, Any]]], num_new: int) -> list[Any]:
+    """Outputs of an engine without a prefix cache and without a part of a chat that has tools, one
+    request after the other; each request has a prompt and arguments.
+    """
     args = Target(threads=1).engine_args(
         model,
         block_size=16,
-        max_model_len=3000,
+        max_model_len=MOST_TOKENS,
         num_blocks=400,
         logits_processors=["vtoken_bench.vllm.forcing:ForcedTokens"],
     )
     engine = Engine("alone", {}, args, threads=1)
     try:
-        requests = [
+        load = [
             {
                 "prompt": prompt.ids,
                 "num_new": num_new + len(prompt.forced),
-                "arguments": setting.arguments(len(prompt.ids)) | {"bench_forced": prompt.forced},
+                "arguments": arguments | {"bench_forced": prompt.forced},
             }
-            for prompt, setting in questions
+            for prompt, arguments in requests
         ]
-        spec = {"requests": requests, "keep_tokens": True, "concurrency": 1}
-        found = engine.ask(spec | {"natural_end": False})["output_ids"]
+        spec = {"requests": load, "keep_tokens": True, "concurrency": 1, "natural_end": False}
+        found: list[Any] = engine.ask(spec)["output_ids"]
     finally:
         engine.close()
-    lengths = [len(prompt.forced) for prompt, _ in questions]
-    return [ids[length:] for ids, length in zip(found, lengths, strict=True)]
+    return found
 
 
 def test_answers_with_a_shared_prefix_are_those_without(
@@ -131,10 +166,46 @@ def test_answers_with_a_shared_prefix_are_those_without(
     found = [FULL, *settings([parsed(policy) for policy in POLICIES], [1 / 3])]
     questions = [(maker.prompt(case, 3), s) for case in ("chat", "later") for s in found]
     shared = engines.answers(questions, 24)
-    expected = alone(model, questions, 24)
-    ends = [ids[: len(answer)] for ids, answer in zip(expected, shared, strict=True)]
-    assert shared == ends  # a random model seldom ends its turn, but it may
+    requests = [(prompt, setting.arguments(len(prompt.ids))) for prompt, setting in questions]
+    expected = [
+        output[len(prompt.forced) :][: len(answer)]
+        for output, (prompt, _), answer in zip(
+            alone(model, requests, 24), questions, shared, strict=True
+        )
+    ]
+    assert shared == expected  # a random model seldom ends its turn, but it may
     assert len({tuple(ids) for ids in shared}) > len(found)  # policies differ
+
+
+def test_calls_are_those_of_an_engine_whose_requests_name_what_is_protected(
+    model: Path, tools_maker: PromptMaker
+) -> None:
+    """There no template marks a part, so what a setting says is protected was protected in fact."""
+    prompts = [tools_maker.prompt("tools", number) for number in range(3)]
+    arms = [FULL, *with_tools(settings([parsed("streaming_llm")], [1 / 2]), [0.0, 0.75])]
+    questions = [(prompt, setting) for setting in arms for prompt in prompts]
+    started = Engines(
+        model,
+        Target(threads=1),
+        count=1,
+        num_tokens=MOST_TOKENS,
+        config={},
+        chat_template=tools_maker.tool_template,
+    )
+    with closing(started) as engines:
+        calls = engines.answers(questions, 24)
+    named = []
+    for prompt, setting in questions:
+        arguments = setting.arguments(len(prompt.ids))
+        if spans := setting.protection(len(prompt.ids), prompt.parts).spans():
+            arguments |= {"vtoken_protect": json.dumps(spans)}
+        named.append((prompt, arguments))
+    outputs = alone(model, named, 0)
+    asked = [prompt for prompt, _ in questions]
+    free = [[ids[at] for at in p.free] for p, ids in zip(asked, outputs, strict=True)]
+    assert calls == free
+    by_arm = [str(calls[n : n + len(prompts)]) for n in range(0, len(calls), len(prompts))]
+    assert len({*by_arm}) == len(arms)  # what is protected matters
 
 
 def test_forced_tokens_leave_free_what_is_free() -> None:

@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import convert
 
 import vtoken
@@ -38,6 +39,7 @@ from vtoken_bench.grounds.settings import (
     numbers_key,
     parsed,
     settings,
+    with_tools,
 )
 from vtoken_bench.grounds.texts import docstrings
 from vtoken_bench.log import Entry, Key, Log
@@ -46,6 +48,7 @@ from vtoken_bench.progress import Progress
 from vtoken_bench.target import GEMMA, MODELS, TRAINED
 
 KEEP = ("1/2", "1/3", "1/6")  # of the prompt
+TOOLS = ("0", "1/2", "3/4")  # of the budget, for tools
 NEW_TOKENS = 32  # of an answer
 BATCH = 48  # requests of a group
 FAILURES = (TrainedModelError, RefusedError, EngineError, OSError, ValueError)
@@ -62,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     keep = [target.share(text) for text in KEEP]
     add("--keep", nargs="+", type=target.share, default=keep, help=f"(default: {' '.join(KEEP)})")
+    add(
+        "--tools",
+        nargs="*",
+        type=_share_or_zero,
+        default=[_share_or_zero(text) for text in TOOLS],
+        help=f"of the budget, beside what ships; case tools (default: {' '.join(TOOLS)})",
+    )
     add("--samples", type=int, default=200, help="per case (default: 200)")
     add("--seed", type=int, default=0, help="other prompts (default: 0)")
     add("--tokens", type=int, default=500, help="of the text in a prompt (default: 500)")
@@ -108,11 +118,15 @@ class Bench:
         self.args, self.model = args, model
         where = target.target(args)
         self.where = replace(where, threads=where.threads or 1)
-        self.settings = [FULL, *found]
+        asks_for_tools = args.cases == ["tools"]
+        self.settings = [FULL, *(with_tools(found, args.tools) if asks_for_tools else found)]
         self.maker = PromptMaker(
             AutoTokenizer.from_pretrained(model), seed=args.seed, num_tokens=args.tokens
         )
         args.cases = args.cases or ["chat" if self.maker.chats else "prefix"]
+        if "tools" in args.cases and not asks_for_tools:
+            raise ValueError("the case tools has its own chat template: run it without others")
+        self._template = self.maker.tool_template if asks_for_tools else ""
         folder = args.json.parent if args.json else FOLDER
         self.log = Log(folder / "grounds" / "samples.jsonl")
         text = "\n".join(docstrings())
@@ -143,19 +157,28 @@ class Bench:
         ]
         if not samples:
             return
-        turns = 2 * self.args.tokens + OUTPUT_TOKENS if "long" in self.args.cases else 0
         engines = Engines(
             self.model,
             self.where,
             count=min(self.args.engines, len(samples)),
-            num_tokens=max(self.args.tokens + 400, turns),
+            num_tokens=self._most_tokens(),
             config={"probe": {"layers": self.args.probe_layers or []}},
+            chat_template=self._template,
         )
         try:
             with closing(engines):
                 self._run(engines, samples)
         except KeyboardInterrupt:
             print("interrupted; run the same command to continue", file=sys.stderr)
+
+    def _most_tokens(self) -> int:
+        """Of the longest request, output included."""
+        if self._template:
+            prompts = [self.maker.prompt("tools", number) for number in range(self.args.samples)]
+            return max(len(prompt.ids) + len(prompt.forced) for prompt in prompts) + 1
+        turns = 2 * self.args.tokens + OUTPUT_TOKENS if "long" in self.args.cases else 0
+        tokens: int = max(self.args.tokens + 400, turns)
+        return tokens
 
     def _known(self, case: Case, number: int, setting: Setting) -> bool:
         return self.log.get(self.key(case, number, setting)) is not None
@@ -189,14 +212,20 @@ class Bench:
                 else:
                     values.append((key, {"none": "budget"}))
         outputs = engines.answers([(p, s) for _, p, s in asked], NEW_TOKENS) if asked else []
-        for (key, prompt, _), ids in zip(asked, outputs, strict=True):
-            values.append((key, self._value(prompt, ids)))
+        for (key, prompt, setting), ids in zip(asked, outputs, strict=True):
+            values.append((key, self._value(prompt, setting, ids)))
         seconds = (time.monotonic() - started) / len(values)
         return [(key, value, seconds) for key, value in values]
 
-    def _value(self, prompt: Prompt, ids: list[int]) -> dict[str, Any]:
+    def _value(self, prompt: Prompt, setting: Setting, ids: list[int]) -> dict[str, Any]:
         text, fact = self.maker.answer_text(ids), prompt.fact
-        return {"found": fact.is_in(text), "text": text, "gold": fact.gold, "kind": fact.kind}
+        value = {"found": fact.is_in(text), "text": text, "gold": fact.gold, "kind": fact.kind}
+        if prompt.parts.tools:
+            covers = setting.protection(len(prompt.ids), prompt.parts).covers
+            tools = np.concatenate([np.arange(*span) for span in prompt.parts.tools])
+            value["tools"] = float(covers(tools).mean())
+            value["schema"] = bool(covers(np.array(prompt.answer)).all())
+        return value
 
     # ------------------------------------------------------------ results
 
@@ -245,6 +274,9 @@ class Bench:
                 policy=setting.label,
                 keep=setting.keep,
                 found=_bits([values[i].get("found") for values in whole.values()]),
+                tools="" if case != "tools" else setting.tools_label,
+                schema=_bits([v[i]["schema"] for v in whole.values() if "schema" in v[i]]),
+                protected=_mean([v[i]["tools"] for v in whole.values() if "tools" in v[i]]),
             )
             for i, setting in enumerate(self.settings)
         ]
@@ -256,6 +288,15 @@ class Bench:
                 entry = self.log.entry(self.key(case, number, setting))
                 if entry is not None:
                     yield entry
+
+
+def _share_or_zero(text: str) -> float:
+    """A share of a command line, which may be 0."""
+    return 0.0 if text == "0" else target.share(text)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _bits(found: Sequence[bool | None]) -> str:

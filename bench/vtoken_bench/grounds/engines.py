@@ -36,8 +36,11 @@ class Engines:
         count: int,
         num_tokens: int,
         config: dict[str, Any],
+        chat_template: str = "",
     ) -> None:
-        """`num_tokens`: of the longest request, output included."""
+        """`num_tokens`: of the longest request, output included. `chat_template`: if not the
+        tokenizer's.
+        """
         arguments = target.engine_args(
             model,
             block_size=BLOCK_SIZE,
@@ -48,7 +51,7 @@ class Engines:
             enable_prefix_caching=True,
             logits_processors=[forcing.PROCESSOR],
         )
-        settings = target.settings()
+        settings = target.settings() | {"chat_template": chat_template}
 
         def start(number: int) -> Engine:
             name = f"engine {number}"
@@ -65,32 +68,46 @@ class Engines:
             engine.close()
 
     def answers(self, questions: Sequence[tuple[Prompt, Setting]], num_new: int) -> list[list[int]]:
-        """Greedy tokens after each prompt and its forced tokens, under its setting.
-
-        Raises EngineError.
-        """
-        requests = []
-        for prompt, setting in questions:
-            arguments = setting.arguments(len(prompt.ids))
-            if prompt.forced:
-                arguments = arguments | {forcing.ARGUMENT: prompt.forced}
-            requests.append(
-                {
-                    "prompt": prompt.ids,
-                    "num_new": len(prompt.forced) + num_new,
-                    "arguments": arguments,
-                    "computed": computed_tokens(setting, len(prompt.ids)),
-                    "natural_end": not prompt.forced,  # forced turns contain tokens that end one
-                }
-            )
+        """Greedy tokens of each answer under its setting. Raises EngineError."""
+        found: dict[int, list[int]] = {}
         engine = self._idle.get()
         try:
-            found = engine.ask({"requests": requests, "keep_tokens": True})["output_ids"]
+            for protects in (True, False):
+                own = {n: q for n, q in enumerate(questions) if q[1].protects_tools is protects}
+                if own:
+                    load = {
+                        "requests": _requests([*own.values()], num_new),
+                        "keep_tokens": True,
+                        "keep_prefixes": True,
+                        "config": {"protect": {"tools": protects}},
+                    }
+                    found |= zip(own, engine.ask(load)["output_ids"], strict=True)
         finally:
             self._idle.put(engine)
-        return [
-            ids[len(prompt.forced) :] for (prompt, _), ids in zip(questions, found, strict=True)
-        ]
+        return [_answer(prompt, found[n]) for n, (prompt, _) in enumerate(questions)]
+
+
+def _requests(questions: Sequence[tuple[Prompt, Setting]], num_new: int) -> list[dict[str, Any]]:
+    requests = []
+    for prompt, setting in questions:
+        arguments = setting.arguments(len(prompt.ids), prompt.parts.tools)
+        if prompt.forced:
+            arguments = arguments | {forcing.ARGUMENT: prompt.forced}
+        requests.append(
+            {
+                "prompt": prompt.ids,
+                "num_new": len(prompt.forced) + (0 if prompt.free else num_new),
+                "arguments": arguments,
+                "computed": computed_tokens(setting, len(prompt.ids)),
+                "natural_end": not prompt.forced,  # forced turns contain tokens that end one
+            }
+        )
+    return requests
+
+
+def _answer(prompt: Prompt, output: list[int]) -> list[int]:
+    """What the model answers in its `output`."""
+    return [output[at] for at in prompt.free] if prompt.free else output[len(prompt.forced) :]
 
 
 def computed_tokens(setting: Setting, num_prompt: int) -> int:

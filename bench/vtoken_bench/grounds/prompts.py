@@ -9,6 +9,7 @@ tuned. No prompt but those of the case `prefix` contains the beginning of an ans
     turns    the text in two turns, the question in a third
     later    as `chat`, but the text is evicted before the question comes
     long     a text, 544 tokens of output that continue it, then the question; facts are in both
+    tools    ten schemas, two calls with their results, then the request for a third call
 
 A base model has no chat template. Its prompts are plain text, and in all cases the answer is begun.
 
@@ -20,14 +21,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
+import numpy as np
+
+from vtoken.core.config.prompt_parts import NO_PARTS, ChatTemplate, PromptParts, learn_template
 from vtoken_bench.forcing import FREE
+from vtoken_bench.grounds import tools
 from vtoken_bench.grounds.facts import FACTS, Fact
 from vtoken_bench.grounds.texts import docstrings
 
-Case = Literal["chat", "prefix", "before", "turns", "later", "long"]
+Case = Literal["chat", "prefix", "before", "turns", "later", "long", "tools"]
 CASES: tuple[Case, ...] = get_args(Case)
 OUTPUT_TOKENS = 544  # of the case `long`, before its question
 SPARE_TOKENS = 60  # by which a text may be shorter than it should
@@ -49,13 +55,16 @@ class Prompt:
 
     `ids`: the prompt. `forced`: tokens that are forced after it, the question last. `answer`:
     indices in `ids` of the tokens that spell the gold strings where the fact is stated; none if
-    the fact is in `forced`.
+    the fact is in `forced`. `free`: indices in `forced` of the tokens that are the answer; none if
+    the answer follows `forced`. `parts`: of `ids`, where tools are among them.
     """
 
     ids: list[int]
     forced: list[int]
     fact: Fact
     answer: list[int]
+    free: list[int] = field(default_factory=list)
+    parts: PromptParts = NO_PARTS
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,21 @@ class PromptMaker:
         self._paragraphs = docstrings()
 
     @property
+    def tool_template(self) -> str:
+        """The chat template of the case `tools`."""
+        begin = "" if self.chats else f"{{{{- '{self._tokenizer.bos_token or ''}' }}}}"
+        return begin + tools.TEMPLATE
+
+    @cached_property
+    def _tool_parts(self) -> ChatTemplate:
+        def render(messages: Any, is_prompt: bool, offered: Any) -> list[int]:
+            return self.ids(self._with_tools(messages, offered, is_prompt=is_prompt))
+
+        found = learn_template(render)
+        assert found is not None
+        return found
+
+    @property
     def chats(self) -> bool:
         """Whether the model has a chat template."""
         return self._tokenizer.chat_template is not None
@@ -102,6 +126,8 @@ class PromptMaker:
         kinds = [*FACTS]
         fact = FACTS[kinds[number % len(kinds)]](rng)
         depth = (number * GOLDEN + 0.5 * GOLDEN) % 1.0
+        if case == "tools":
+            return self._tools(random.Random(f"tools/{self._seed}/{number}"))
         if case == "long":
             return self._long(rng, fact, depth, in_output=number // len(kinds) % 2 == 1)
         text = _with(self._passage(rng, self._num_tokens), fact.statement, depth)
@@ -205,6 +231,42 @@ class PromptMaker:
         ids, answer = self._located(start, first)
         return Prompt(ids, self.ids(whole)[len(ids) :], fact, [] if in_output else answer)
 
+    def _tools(self, rng: random.Random) -> Prompt:
+        """The tool that is asked for last was not called before. Its call is begun, and its values
+        are given: free are the names, which stand in its schema alone.
+        """
+        offered = tools.toolbox(rng)
+        asked = rng.sample(offered, tools.NUM_ROUNDS)
+        length = self._num_tokens // (tools.NUM_ROUNDS - 1)
+        results = [" ".join(self._passage(rng, length)) for _ in asked[1:]]
+        schemas = [tool.schema for tool in offered]
+        whole = self._with_tools(tools.rounds(asked, results), schemas, is_prompt=False)
+        tool = asked[-1]
+        begin = whole.rindex(tools.CALL)
+        spans, end = [], begin + len(tools.CALL)
+        for name in tool.names:
+            start = whole.index(name, end)
+            end = start + len(name)
+            spans.append((start, end))
+        ids, called = self._spelled(whole, spans)
+        first, last = called[0], called[-1] + 1
+        fact = Fact("call", tools.line(tool), tool.request, tools.CALL, tool.names)
+        _, stated = self._located(whole, fact)
+        free = [token - first for token in called]
+        forced = [FREE if at in free else token for at, token in enumerate(ids[first:last])]
+        parts = self._tool_parts.find(np.array(ids[:first]))
+        return Prompt(ids[:first], forced, fact, stated, free, parts)
+
+    def _with_tools(self, messages: list[Any], offered: Sequence[Any], *, is_prompt: bool) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            messages,
+            tools=[*offered] or None,
+            chat_template=self.tool_template,
+            tokenize=False,
+            add_generation_prompt=is_prompt,
+        )
+        return text
+
     def _passage(self, rng: random.Random, num_tokens: int) -> list[str]:
         """Consecutive paragraphs of about `num_tokens` tokens in total."""
         place, found, size = rng.randrange(len(self._paragraphs)), [], 0
@@ -222,15 +284,19 @@ class PromptMaker:
 
     def _located(self, whole: str, fact: Fact) -> tuple[list[int], list[int]]:
         """The token ids of `whole`, and the indices of those that spell the gold strings."""
-        encoded = self._encoded(whole)
         start = whole.index(fact.statement)
         spans = [(at := start + fact.statement.index(gold), at + len(gold)) for gold in fact.gold]
-        answer = [
+        return self._spelled(whole, spans)
+
+    def _spelled(self, whole: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """The token ids of `whole`, and the indices of those with characters of `spans`."""
+        encoded = self._encoded(whole)
+        tokens = [
             token
             for token, (begin, end) in enumerate(encoded["offset_mapping"])
             if any(begin < last and end > first for first, last in spans)
         ]
-        return encoded["input_ids"], answer
+        return encoded["input_ids"], tokens
 
     def _render(self, messages: list[Message], answer: str) -> str:
         """`messages` in the chat template, up to where the model's answer begins; without a

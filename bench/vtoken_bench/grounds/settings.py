@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vtoken.core.config.prompt_parts import PromptParts
+from vtoken.core.config.protection import NOTHING, Protection, protection
+from vtoken.core.config.token_sequences import Span, Spans
 from vtoken.policies import Policy, make_policy, policy_names
+from vtoken.wire import Protect
 from vtoken_bench.grounds.model_files import fingerprint
 from vtoken_bench.target import Target
 
@@ -29,15 +34,25 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True)
 class Setting:
-    """`policy` keeps the share `keep` of the prompt; the policy `none` keeps all of it."""
+    """`policy` keeps the share `keep` of the prompt; the policy `none` keeps all of it.
+
+    `tools`: the share of the budget that a prompt's tools may take and are then never evicted;
+    None: as shipped.
+    """
 
     label: str
     policy: Policy
     keep: float
+    tools: float | None = None
 
     @property
     def full(self) -> bool:
         return self.policy.name == "none"
+
+    @property
+    def protects_tools(self) -> bool:
+        """Whether the configuration protects tools; if not, the request names what is protected."""
+        return self.tools is None
 
     def budget_tokens(self, num_prompt: int) -> int:
         return max(1, round(self.keep * num_prompt))
@@ -46,11 +61,45 @@ class Setting:
         """Whether the budget reaches the policy's minimum."""
         return self.full or self.budget_tokens(num_prompt) >= self.policy.min_budget_tokens()
 
-    def arguments(self, num_prompt: int) -> dict[str, Any]:
-        """`vllm_xargs` of a request with a prompt of `num_prompt` tokens."""
+    def protected(self, num_prompt: int, tools: Spans) -> list[Span]:
+        """The first tokens of the `tools` of a prompt, as many as they may take."""
+        left = round((self.tools or 0.0) * self.budget_tokens(num_prompt))
+        found = []
+        for start, end in tools:
+            end = min(end, start + left)
+            if end > start:
+                found.append((start, end))
+                left -= end - start
+        return found
+
+    @property
+    def tools_label(self) -> str:
+        """What tools may take, for tables."""
+        if self.full:
+            return ""
+        if self.tools is None:
+            return "as shipped"
+        return f"{self.tools:.0%} of the budget" if self.tools else "unprotected"
+
+    def protection(self, num_prompt: int, parts: PromptParts) -> Protection:
+        """What of a prompt is never evicted under this setting."""
+        if self.full:
+            return NOTHING
+        return protection(
+            tuple(self.protected(num_prompt, parts.tools)),
+            parts,
+            Protect(tools=self.protects_tools),
+            self.budget_tokens(num_prompt),
+            self.policy.min_budget_tokens(),
+        )
+
+    def arguments(self, num_prompt: int, tools: Spans = ()) -> dict[str, Any]:
+        """`vllm_xargs` of a request whose prompt has `num_prompt` tokens; `tools`: among them."""
         if self.full:
             return {"vtoken_policy": "none"}
-        return {
+        spans = self.protected(num_prompt, tools)
+        named = {"vtoken_protect": json.dumps(spans)} if spans else {}
+        return named | {
             "vtoken_policy": self.policy.name,
             "vtoken_policy_params": json.dumps(self.policy.choice.params),
             "vtoken_budget_tokens": self.budget_tokens(num_prompt),
@@ -62,7 +111,8 @@ class Setting:
         """What an answer depends on besides its prompt."""
         if self.full:
             return {"policy": "none"}
-        return {
+        tools = {} if self.tools is None else {"tools": self.tools}
+        return tools | {
             "policy": self.policy.name,
             "params": self.policy.choice.params,
             "keep": self.keep,
@@ -100,6 +150,11 @@ def every_policy() -> list[tuple[str, Policy]]:
 
 def settings(policies: list[tuple[str, Policy]], keeps: list[float]) -> list[Setting]:
     return [Setting(label, policy, keep) for label, policy in policies for keep in keeps]
+
+
+def with_tools(found: Sequence[Setting], shares: Sequence[float]) -> list[Setting]:
+    """Each of `found` as shipped, and with each of the `shares` of its budget for tools."""
+    return [replace(setting, tools=tools) for setting in found for tools in (None, *shares)]
 
 
 def model_key(model: Path) -> dict[str, str]:

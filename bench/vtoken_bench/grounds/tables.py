@@ -18,6 +18,7 @@ TITLES = {
     "turns": "The text comes in two turns, the question in a third",
     "later": "The text is evicted before the question comes",
     "long": "The question follows 544 tokens of output; the fact is in the prompt or in the output",
+    "tools": "The third of three requests for one of ten tools: names of function and parameters",
 }
 NOTES = (
     "found: share of samples whose answer has every string of the fact [exact 95% interval]",
@@ -29,12 +30,24 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Row:
-    """Answers of one setting. `found`: a character a sample, `1`, `0`, or `-` if it cannot run."""
+    """Answers of one setting. `found`: a character a sample, `1`, `0`, or `-` if it cannot run.
+
+    Of a prompt with tools: `tools`: what its tools may take of the budget. `schema`: a character a
+    sample, whether the schema that is asked for is protected. `protected`: share of the tokens of
+    all tools, the mean.
+    """
 
     case: str
     policy: str
     keep: float
     found: str
+    tools: str = ""
+    schema: str = ""
+    protected: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}; {self.tools}" if self.tools else self.policy
 
     @property
     def flags(self) -> list[bool]:
@@ -56,13 +69,62 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             found.append(_table(case, full, evicting))
     if found:
         found[-1].notes += NOTES
-    return found
+    return found + _of_tools([row for row in rows if row.tools])
+
+
+def _of_tools(rows: Sequence[Row]) -> list[Table]:
+    """What protected tools gain over unprotected ones, and what is protected."""
+    without = {(row.policy, row.keep): row for row in rows if not row.protected}
+    others = [row for row in rows if row.protected and (row.policy, row.keep) in without]
+    if not others:
+        return []
+    table = Table(
+        "The same samples with tools protected and without",
+        [
+            "policy, kept",
+            "tools may take",
+            "protected tokens [%]",
+            "protected schemas",
+            "without [%]",
+            "with [%]",
+            "difference",
+            "gained",
+            "lost",
+            "schema protected [%]",
+            "not [%]",
+        ],
+        [],
+        ["schema protected, not: found of the samples whose schema is protected, of the others"],
+    )
+    for row in others:
+        base = without[row.policy, row.keep]
+        pair = Pairs.of(row.flags, base.flags)
+        schema = [character == "1" for character in row.schema]
+        split = [
+            [f for f, own in zip(row.flags, schema, strict=True) if own is kept]
+            for kept in (True, False)
+        ]
+        table.rows.append(
+            [
+                f"{row.policy}, {_share(row.keep)}",
+                row.tools,
+                f"{100 * row.protected:.0f}",
+                sum(schema),
+                _percent(share(base.flags)),
+                _percent(share(row.flags)),
+                _percent(pair.difference(), signed=True),
+                pair.gained,
+                pair.lost,
+                *("" if not flags else _percent(share(flags)) for flags in split),
+            ]
+        )
+    return [table]
 
 
 def _table(case: str, full: Row, rows: Sequence[Row]) -> Table:
     """By falling share found, over all shares kept."""
     keeps = sorted({row.keep for row in rows}, reverse=True)
-    cells: dict[str, list[str]] = {row.policy: [] for row in rows}
+    cells: dict[str, list[str]] = {row.name: [] for row in rows}
     hits: Counter[str] = Counter()
     for keep in keeps:
         able = [row for row in rows if row.keep == keep and row.ran]
@@ -70,8 +132,8 @@ def _table(case: str, full: Row, rows: Sequence[Row]) -> Table:
         shown = {}
         for row, pair, word in zip(able, pairs, verdicts(pairs), strict=True):
             difference = _percent(pair.difference(), signed=True)
-            shown[row.policy] = [_percent(share(row.flags)), f"{difference} {word}"]
-            hits[row.policy] += sum(row.flags)
+            shown[row.name] = [_percent(share(row.flags)), f"{difference} {word}"]
+            hits[row.name] += sum(row.flags)
         for policy, line in cells.items():
             line += shown.get(policy, ["", "needs a larger budget"])
     columns = [f"{_share(keep)}: {what}" for keep in keeps for what in ("found", "difference")]

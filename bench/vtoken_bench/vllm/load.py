@@ -13,6 +13,7 @@ loop, when an earlier one finishes. Latencies count from the arrival and include
     config            a patch of the configuration, applied first
     max_running       most requests that run at once, vLLM's `max_num_active_seqs` for this load
     keep_tokens       return the tokens of every request too
+    keep_prefixes     leave the prefix cache to the next load
     turn_s            take turns with other engines, see the worker
 """
 
@@ -109,7 +110,8 @@ class Load:
             if self._closed:
                 self._replace(finished)
         result = self._result(steps_ms, cpu)
-        self._engine.reset_prefix_cache()
+        if not self._spec.get("keep_prefixes"):
+            self._engine.reset_prefix_cache()
         self._scheduler.max_num_active_reqs = most
         return result
 
