@@ -108,15 +108,15 @@ def test_depths_and_kinds_are_spread_over_the_samples(maker: PromptMaker) -> Non
     assert max(b - a for a, b in pairwise(depths)) < 0.2
 
 
-def test_a_call_is_free_where_it_has_names_that_stand_in_its_schema_alone(
+def test_a_call_is_free_where_it_names_what_stands_in_its_schema_alone(
     tools_maker: PromptMaker,
 ) -> None:
     for number in range(8):
         prompt = tools_maker.prompt("tools", number)
         assert prompt == tools_maker.prompt("tools", number)
         text, fact = decoded(tools_maker, prompt.ids), prompt.fact
-        assert text.endswith(f"{fact.question}<|im_end|>\n<|im_start|>assistant\n{fact.prefix}")
-        assert text.count(CALL) == NUM_ROUNDS
+        assert text.endswith(f"{fact.question}<|im_end|>\n<|im_start|>assistant\n")
+        assert text.count(f'{CALL}"name": "') == NUM_ROUNDS - 1
         ((start, end),) = prompt.parts.tools
         schemas = decoded(tools_maker, prompt.ids[start:end])
         assert schemas.count('"parameters": {') == NUM_TOOLS
@@ -126,7 +126,9 @@ def test_a_call_is_free_where_it_has_names_that_stand_in_its_schema_alone(
         assert [at for at, token in enumerate(prompt.forced) if token == FREE] == prompt.free
         assert len(prompt.free) == len("".join(fact.gold))  # a token is a byte
         given = decoded(tools_maker, [token for token in prompt.forced if token != FREE])
-        assert given.startswith('", "parameters": {"": ')
+        assert given.startswith(f'{fact.prefix}": ')
+        assert fact.prefix.startswith(f'{CALL}"name": "')
+        assert text.count(fact.prefix.split('"')[3]) == 1  # no call before the last has its name
 
 
 # ---------------------------------------------------------------- answers

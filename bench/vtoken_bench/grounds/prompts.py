@@ -232,8 +232,8 @@ class PromptMaker:
         return Prompt(ids, self.ids(whole)[len(ids) :], fact, [] if in_output else answer)
 
     def _tools(self, rng: random.Random) -> Prompt:
-        """The tool that is asked for last was not called before. Its call is begun, and its values
-        are given: free are the names, which stand in its schema alone.
+        """The tool that is asked for last was not called before. Its call is forced but for the
+        names of its parameters, which stand in its schema alone.
         """
         offered = tools.toolbox(rng)
         asked = rng.sample(offered, tools.NUM_ROUNDS)
@@ -243,16 +243,17 @@ class PromptMaker:
         whole = self._with_tools(tools.rounds(asked, results), schemas, is_prompt=False)
         tool = asked[-1]
         begin = whole.rindex(tools.CALL)
-        spans, end = [], begin + len(tools.CALL)
-        for name in tool.names:
+        spans, end = [], whole.index(tools.PARAMETERS, begin)
+        for name in tool.arguments:
             start = whole.index(name, end)
             end = start + len(name)
             spans.append((start, end))
-        ids, called = self._spelled(whole, spans)
-        first, last = called[0], called[-1] + 1
-        fact = Fact("call", tools.line(tool), tool.request, tools.CALL, tool.names)
+        ids, named = self._spelled(whole, spans)
+        first, last = len(self.ids(whole[:begin])), named[-1] + 1
+        names = tuple(tool.arguments)
+        fact = Fact("call", tools.line(tool), tool.request, whole[begin : spans[0][0]], names)
         _, stated = self._located(whole, fact)
-        free = [token - first for token in called]
+        free = [token - first for token in named]
         forced = [FREE if at in free else token for at, token in enumerate(ids[first:last])]
         parts = self._tool_parts.find(np.array(ids[:first]))
         return Prompt(ids[:first], forced, fact, stated, free, parts)

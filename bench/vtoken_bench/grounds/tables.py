@@ -18,7 +18,7 @@ TITLES = {
     "turns": "The text comes in two turns, the question in a third",
     "later": "The text is evicted before the question comes",
     "long": "The question follows 544 tokens of output; the fact is in the prompt or in the output",
-    "tools": "The third of three requests for one of ten tools: names of function and parameters",
+    "tools": "The third call of one of ten tools: the names of its parameters, from its schema",
 }
 NOTES = (
     "found: share of samples whose answer has every string of the fact [exact 95% interval]",

@@ -1,7 +1,8 @@
 """Tools that a prompt offers: schemas, requests for one of them, and the call that is wanted.
 
-Names of functions and parameters are drawn, and no request contains one: a valid call has to read
-the schemas. A tool's description says in the request's words what the tool does.
+Names of functions and parameters are drawn, and no request contains one: whoever names the
+parameters of a function has read its schema. A description says in the request's words what a tool
+does; yet models of this size often choose another one, so prompts give the name of the function.
 
 The template is written after the published ones: the tools stand in the system turn as with Qwen
 2.5, and a schema has its parameters at the top, as those of Llama 3.1's custom tools.
@@ -17,7 +18,8 @@ from typing import Any
 NUM_TOOLS = 10  # a prompt offers
 NUM_ROUNDS = 3  # of a request and a call; the last call is asked for
 DONE = "It is done."  # the model's turn after a result
-CALL = '<tool_call>\n{"name": "'  # how a call begins
+CALL = "<tool_call>\n{"  # how a call begins
+PARAMETERS = '"parameters": {"'  # in a call, before the first name
 
 TEMPLATE = r"""
 {%- if tools %}
@@ -81,11 +83,6 @@ class Tool:
     schema: dict[str, Any]
     request: str
     arguments: dict[str, Any]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What stands only in the schema: the names of function and parameters."""
-        return self.name, *self.arguments
 
 
 def _text(names: str, description: str, values: str) -> Parameter:
