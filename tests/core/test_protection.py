@@ -354,6 +354,41 @@ def test_a_budget_is_in_tokens_or_a_share_of_the_prompt(
         assert detail.live == min(budget + 1, 102)
 
 
+TOOLS = ((10, 50),)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "budget"),
+    [
+        ({"budget_ratio": 0.5, "budget_floor_tokens": 8}, None, 40 + 30),
+        ({"budget_ratio": 0.5, "budget_floor_tokens": 40}, None, 40 + 40),
+        ({"budget_tokens": 20}, None, 40 + 20),
+        ({"budget_tokens": 60}, {"vtoken_budget_tokens": 9}, 40 + 9),
+        # A span of the client that covers some of them counts once.
+        ({"budget_tokens": 20}, {PROTECT: [0, 20]}, 30 + 25),
+        ({"budget_tokens": 20, "protect": {"tools": False}}, None, 20),
+        ({"budget_tokens": 20, "policy": {"name": "none"}}, None, 20),
+    ],
+)
+def test_tools_are_protected_whole_and_a_budget_is_of_the_rest(
+    config: dict[str, Any], arguments: dict[str, Any] | None, budget: int
+) -> None:
+    parts = PromptParts(((0, 3),), ((3, 10),), TOOLS, ((50, 90),))
+    prompt = Prompt(100, lambda: parts)
+    rules = request_rules(arguments) or RequestRules()
+    rules.prompt = prompt
+    with make_quiet(num_blocks=128) as engine:
+        fixed = {"policy": {"name": "streaming_llm"}, "budget_ratio": 0.0}
+        engine.configure(**fixed | config)
+        own, made = rules.under(engine.runtime.config), rules.protection(engine.runtime.config)
+        assert own.budget_tokens == budget
+        protects = own.protect.tools and own.policy.name != "none"
+        assert made.covers(np.arange(10, 50)).all() == protects
+        assert "tools" not in made.cut
+        # The other parts have a quarter of what the rest leaves.
+        assert made.num_tokens - 40 * protects <= 20 if PROTECT in (arguments or {}) else 10
+
+
 def test_a_floor_below_what_the_policy_needs_is_refused_while_a_share_is_set() -> None:
     with make(budget_floor_tokens=2) as engine:
         for ratio in (0.5, 0.0):

@@ -4,9 +4,11 @@ Protected tokens count against the budget; a policy does not see them. With B th
 policy's minimum budget,
 
 1. the client's spans are always protected completely: B is raised to their tokens + L if it is less
-2. the parts that the configuration selects may take a quarter of B - L - (tokens of those spans),
-   in the order of `Protect`. If a part does not fit, the last user turn loses its beginning, any
-   other part its end
+2. so are the tools that a chat offers, which B comes on top of, and a share of the prompt is one of
+   the rest: half a schema is of no use
+3. the other parts that the configuration selects may take a quarter of B - L - (tokens of the
+   client's spans), in the order of `Protect`. If a part does not fit, the last user turn loses its
+   beginning, any other part its end
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def protection(
 ) -> Protection:
     """The protected tokens of a prompt under a `budget`, of which the policy needs `min_budget`.
 
-    `named`: disjoint spans of the client.
+    `named`: disjoint spans that are protected completely.
     """
     chosen = [(name, part) for name, part in parts._asdict().items() if getattr(enabled, name)]
     ends = [end for spans in (named, *(part for _, part in chosen)) for _, end in spans]

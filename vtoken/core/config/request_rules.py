@@ -17,7 +17,7 @@ from msgspec import structs
 from vtoken.base.errors import RefusedError, refused
 from vtoken.core.config.prompt_parts import NO_PARTS, PromptParts
 from vtoken.core.config.protection import NOTHING, PROTECT, Protection, protection
-from vtoken.core.config.spans import check_apart, check_inside, num_tokens, read_spans
+from vtoken.core.config.spans import check_apart, check_inside, merged, num_tokens, read_spans
 from vtoken.core.config.token_sequences import Spans
 from vtoken.core.config.values import VTokenConfig
 from vtoken.policies import Policy, make_policy
@@ -121,12 +121,16 @@ class RequestRules:
         interval = config.interval_tokens if self.interval_tokens is None else self.interval_tokens
         when = config.evict_when if self.evict_when is None else self.evict_when
         min_budget, named = policy.min_budget_tokens(), num_tokens(self.protect)
-        budget = max(self._budget(config), named + min_budget)
+        parts = NO_PARTS
+        if policy.name != "none" and any(structs.astuple(config.protect)):
+            parts = self.prompt.find_parts()
+        whole = merged(self.protect, parts.tools) if config.protect.tools else self.protect
+        num_tools = num_tokens(whole) - named
+        budget = max(self._budget(config, num_tools), named + min_budget) + num_tools
         protected = NOTHING
         if policy.name != "none":
-            any_part = any(structs.astuple(config.protect))
-            parts = self.prompt.find_parts() if any_part else NO_PARTS
-            protected = protection(self.protect, parts, config.protect, budget, min_budget)
+            others = parts._replace(tools=())
+            protected = protection(whole, others, config.protect, budget, min_budget)
         own = {
             "policy": policy,
             "budget_tokens": budget,
@@ -138,13 +142,16 @@ class RequestRules:
             return config, protected
         return structs.replace(config, **own), protected
 
-    def _budget(self, config: VTokenConfig) -> int:
-        """The request's own budget in tokens, its own as a share, or the configuration's."""
+    def _budget(self, config: VTokenConfig, num_tools: int) -> int:
+        """The request's own budget in tokens, its own as a share, or the configuration's; a share
+        is of what the prompt has besides `num_tools` protected tokens.
+        """
         ratio = config.budget_ratio if self.budget_ratio is None else self.budget_ratio
         if self.budget_tokens is not None:
             return self.budget_tokens
         if ratio > 0:
-            return max(config.budget_floor_tokens, int(ratio * self.prompt.num_tokens))
+            share = int(ratio * (self.prompt.num_tokens - num_tools))
+            return max(config.budget_floor_tokens, share)
         return config.budget_tokens
 
 
