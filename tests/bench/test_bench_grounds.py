@@ -13,6 +13,8 @@ import pytest
 
 from vtoken.base.errors import RefusedError
 from vtoken.core.config.prompt_parts import PromptParts
+from vtoken.core.config.request_rules import Prompt, request_rules
+from vtoken.core.config.values import VTokenConfig
 from vtoken.demo.model import BOS
 from vtoken.policies import make_policy, policy_names
 from vtoken_bench.evaluation.bursts import BACKGROUND, LONG, NUM_ANSWER, Bursts
@@ -24,6 +26,7 @@ from vtoken_bench.grounds.facts import FACTS
 from vtoken_bench.grounds.paired import Pairs, holm, share, verdicts
 from vtoken_bench.grounds.prompts import CASES, Case, PromptMaker
 from vtoken_bench.grounds.settings import (
+    ARMS,
     FULL,
     Setting,
     every_policy,
@@ -322,33 +325,28 @@ def test_tables_pair_each_policy_with_the_full_cache_on_the_same_samples() -> No
     assert [line.name for line in chart.panels[0].lines] == [FULL_CACHE, "good", "bad"]
 
 
-def test_tools_may_take_a_share_of_the_budget() -> None:
-    arms = with_tools(settings([parsed("keydiff")], [0.5]), [0.0, 0.75])
-    assert [arm.tools for arm in arms] == [None, 0.0, 0.75]
+def test_unprotected_tools_have_the_same_share_or_as_many_tokens() -> None:
+    arms = with_tools(settings([parsed("keydiff")], [0.5]))
+    assert [arm.tools for arm in arms] == [*ARMS]
     assert len({json.dumps(arm.key()) for arm in arms}) == 3
-    tools = ((10, 300), (400, 700))
-    named = [arm.arguments(1000, tools).get("vtoken_protect") for arm in arms]
-    assert named == [None, None, "[[10, 300], [400, 485]]"]  # 375 of a budget of 500
-    parts = PromptParts(template=((0, 10),), tools=tools)
-    protected = [arm.protection(1000, parts) for arm in arms]
-    quarter = (500 - 16) // 4  # of what the policy's minimum leaves
-    assert [p.num_tokens for p in protected] == [quarter, 10, 375 + 10]
-    assert [p.cut for p in protected] == [("tools",), (), ()]
-    assert FULL.protection(1000, parts).num_tokens == 0
+    assert [arm.budget_tokens(1000, 600) for arm in arms] == [200, 500, 200 + 600]
+    rules = request_rules(arms[0].arguments(1000, 600))
+    assert rules is not None
+    rules.prompt = Prompt(1000, lambda: PromptParts(tools=((10, 610),)))
+    assert rules.under(VTokenConfig()).budget_tokens == 800
 
 
-def test_protected_tools_are_paired_with_unprotected_ones_and_split_by_what_is_protected() -> None:
+def test_protected_tools_are_paired_with_unprotected_ones() -> None:
     rows = [
         Row("tools", FULL_CACHE, 1.0, "1" * 80 + "0" * 20),
-        Row("tools", "a", 0.5, "1" * 60 + "0" * 40, "as shipped", "1" * 50 + "0" * 50, 0.5),
-        Row("tools", "a", 0.5, "0" * 50 + "1" * 5 + "0" * 45, "unprotected", "0" * 100),
+        Row("tools", "a", 0.5, "1" * 60 + "0" * 40, ARMS[0]),
+        Row("tools", "a", 0.5, "0" * 50 + "1" * 5 + "0" * 45, ARMS[1]),
     ]
     facts, paired = tables(rows)
-    assert [row[0] for row in facts.rows] == [FULL_CACHE, "a; as shipped", "a; unprotected"]
+    assert [row[0] for row in facts.rows] == [FULL_CACHE, "a; protected", "a; unprotected"]
     (row,) = paired.rows
-    assert row[:4] == ["a, half", "as shipped", "50", 50]
-    assert row[7:9] == [55, 0]
-    assert [str(cell).split()[0] for cell in row[9:]] == ["100.0", "20.0"]
+    assert row[:2] == ["a, half", "unprotected"]
+    assert row[5:] == [55, 0]
 
 
 def test_the_ground_of_tools_has_a_template_of_its_own_and_runs_alone(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,10 @@ import pytest
 import torch
 from vllm import SamplingParams
 
+from vtoken.core.config import request_rules
+from vtoken.core.config.spans import num_tokens
+from vtoken.core.config.values import VTokenConfig
+from vtoken.wire import Protect
 from vtoken_bench import forcing
 from vtoken_bench.engines import Engine
 from vtoken_bench.forcing import FREE
@@ -184,7 +189,7 @@ def test_calls_are_those_of_an_engine_whose_requests_name_what_is_protected(
 ) -> None:
     """There no template marks a part, so what a setting says is protected was protected in fact."""
     prompts = [tools_maker.prompt("tools", number) for number in range(3)]
-    arms = [FULL, *with_tools(settings([parsed("streaming_llm")], [1 / 2]), [0.0, 0.75])]
+    arms = [FULL, *with_tools(settings([parsed("streaming_llm")], [1 / 2]))]
     questions = [(prompt, setting) for setting in arms for prompt in prompts]
     started = Engines(
         model,
@@ -198,9 +203,14 @@ def test_calls_are_those_of_an_engine_whose_requests_name_what_is_protected(
         calls = engines.answers(questions, 24)
     named = []
     for prompt, setting in questions:
-        arguments = setting.arguments(len(prompt.ids))
-        if spans := setting.protection(len(prompt.ids), prompt.parts).spans():
-            arguments |= {"vtoken_protect": json.dumps(spans)}
+        arguments = setting.arguments(len(prompt.ids), num_tokens(prompt.parts.tools))
+        config = VTokenConfig(protect=Protect(tools=setting.protects_tools))
+        rules = request_rules.request_rules(arguments)
+        assert rules is not None
+        rules.prompt = request_rules.Prompt(len(prompt.ids), partial(getattr, prompt, "parts"))
+        if spans := rules.protection(config).spans():
+            arguments["vtoken_budget_tokens"] = rules.under(config).budget_tokens
+            arguments["vtoken_protect"] = json.dumps(spans)
         named.append((prompt, arguments))
     outputs = alone(model, named, 0)
     asked = [prompt for prompt, _ in questions]

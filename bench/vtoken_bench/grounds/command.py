@@ -19,7 +19,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec import convert
 
 import vtoken
@@ -48,7 +47,6 @@ from vtoken_bench.progress import Progress
 from vtoken_bench.target import GEMMA, MODELS, TRAINED
 
 KEEP = ("1/2", "1/3", "1/6")  # of the prompt
-TOOLS = ("0", "1/2", "3/4")  # of the budget, for tools
 NEW_TOKENS = 32  # of an answer
 BATCH = 48  # requests of a group
 FAILURES = (TrainedModelError, RefusedError, EngineError, OSError, ValueError)
@@ -65,13 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     keep = [target.share(text) for text in KEEP]
     add("--keep", nargs="+", type=target.share, default=keep, help=f"(default: {' '.join(KEEP)})")
-    add(
-        "--tools",
-        nargs="*",
-        type=_share_or_zero,
-        default=[_share_or_zero(text) for text in TOOLS],
-        help=f"of the budget, beside what ships; case tools (default: {' '.join(TOOLS)})",
-    )
     add("--samples", type=int, default=200, help="per case (default: 200)")
     add("--seed", type=int, default=0, help="other prompts (default: 0)")
     add("--tokens", type=int, default=500, help="of the text in a prompt (default: 500)")
@@ -119,7 +110,7 @@ class Bench:
         where = target.target(args)
         self.where = replace(where, threads=where.threads or 1)
         asks_for_tools = args.cases == ["tools"]
-        self.settings = [FULL, *(with_tools(found, args.tools) if asks_for_tools else found)]
+        self.settings = [FULL, *(with_tools(found) if asks_for_tools else found)]
         self.maker = PromptMaker(
             AutoTokenizer.from_pretrained(model), seed=args.seed, num_tokens=args.tokens
         )
@@ -212,20 +203,14 @@ class Bench:
                 else:
                     values.append((key, {"none": "budget"}))
         outputs = engines.answers([(p, s) for _, p, s in asked], NEW_TOKENS) if asked else []
-        for (key, prompt, setting), ids in zip(asked, outputs, strict=True):
-            values.append((key, self._value(prompt, setting, ids)))
+        for (key, prompt, _), ids in zip(asked, outputs, strict=True):
+            values.append((key, self._value(prompt, ids)))
         seconds = (time.monotonic() - started) / len(values)
         return [(key, value, seconds) for key, value in values]
 
-    def _value(self, prompt: Prompt, setting: Setting, ids: list[int]) -> dict[str, Any]:
+    def _value(self, prompt: Prompt, ids: list[int]) -> dict[str, Any]:
         text, fact = self.maker.answer_text(ids), prompt.fact
-        value = {"found": fact.is_in(text), "text": text, "gold": fact.gold, "kind": fact.kind}
-        if prompt.parts.tools:
-            covers = setting.protection(len(prompt.ids), prompt.parts).covers
-            tools = np.concatenate([np.arange(*span) for span in prompt.parts.tools])
-            value["tools"] = float(covers(tools).mean())
-            value["schema"] = bool(covers(np.array(prompt.answer)).all())
-        return value
+        return {"found": fact.is_in(text), "text": text, "gold": fact.gold, "kind": fact.kind}
 
     # ------------------------------------------------------------ results
 
@@ -274,9 +259,7 @@ class Bench:
                 policy=setting.label,
                 keep=setting.keep,
                 found=_bits([values[i].get("found") for values in whole.values()]),
-                tools="" if case != "tools" else setting.tools_label,
-                schema=_bits([v[i]["schema"] for v in whole.values() if "schema" in v[i]]),
-                protected=_mean([v[i]["tools"] for v in whole.values() if "tools" in v[i]]),
+                tools=setting.tools,
             )
             for i, setting in enumerate(self.settings)
         ]
@@ -288,15 +271,6 @@ class Bench:
                 entry = self.log.entry(self.key(case, number, setting))
                 if entry is not None:
                     yield entry
-
-
-def _share_or_zero(text: str) -> float:
-    """A share of a command line, which may be 0."""
-    return 0.0 if text == "0" else target.share(text)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _bits(found: Sequence[bool | None]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from vtoken.core.config.spans import num_tokens
 from vtoken_bench import forcing
 from vtoken_bench.engines import Engine
 from vtoken_bench.grounds.prompts import Prompt
@@ -90,7 +91,7 @@ class Engines:
 def _requests(questions: Sequence[tuple[Prompt, Setting]], num_new: int) -> list[dict[str, Any]]:
     requests = []
     for prompt, setting in questions:
-        arguments = setting.arguments(len(prompt.ids), prompt.parts.tools)
+        arguments = setting.arguments(len(prompt.ids), num_tokens(prompt.parts.tools))
         if prompt.forced:
             arguments = arguments | {forcing.ARGUMENT: prompt.forced}
         requests.append(

@@ -7,13 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from vtoken.core.config.prompt_parts import PromptParts
-from vtoken.core.config.protection import NOTHING, Protection, protection
-from vtoken.core.config.token_sequences import Span, Spans
 from vtoken.policies import Policy, make_policy, policy_names
-from vtoken.wire import Protect
 from vtoken_bench.grounds.model_files import fingerprint
 from vtoken_bench.target import Target
 
@@ -32,18 +28,22 @@ PAPER_PARAMS: dict[str, dict[str, Any]] = {
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
+Tools = Literal["", "protected", "unprotected", "unprotected, as many tokens"]
+ARMS: tuple[Tools, ...] = get_args(Tools)[1:]
+
+
 @dataclass(frozen=True)
 class Setting:
     """`policy` keeps the share `keep` of the prompt; the policy `none` keeps all of it.
 
-    `tools`: the share of the budget that a prompt's tools may take and are then never evicted;
-    None: as shipped.
+    `tools`, of prompts that offer some: protected as shipped, or not, with the budget of that share
+    or with as many tokens as protected ones keep.
     """
 
     label: str
     policy: Policy
     keep: float
-    tools: float | None = None
+    tools: Tools = ""
 
     @property
     def full(self) -> bool:
@@ -51,58 +51,30 @@ class Setting:
 
     @property
     def protects_tools(self) -> bool:
-        """Whether the configuration protects tools; if not, the request names what is protected."""
-        return self.tools is None
+        return self.tools in ("", "protected")
 
-    def budget_tokens(self, num_prompt: int) -> int:
-        return max(1, round(self.keep * num_prompt))
+    def budget_tokens(self, num_prompt: int, num_tools: int = 0) -> int:
+        """What a prompt of `num_prompt` tokens keeps beside protected tools; `num_tools`: how many
+        of its tokens are such.
+        """
+        rest = num_prompt if self.tools == "unprotected" else num_prompt - num_tools
+        budget = max(1, round(self.keep * rest))
+        return budget + num_tools if self.tools == "unprotected, as many tokens" else budget
 
     def fits(self, num_prompt: int) -> bool:
         """Whether the budget reaches the policy's minimum."""
         return self.full or self.budget_tokens(num_prompt) >= self.policy.min_budget_tokens()
 
-    def protected(self, num_prompt: int, tools: Spans) -> list[Span]:
-        """The first tokens of the `tools` of a prompt, as many as they may take."""
-        left = round((self.tools or 0.0) * self.budget_tokens(num_prompt))
-        found = []
-        for start, end in tools:
-            end = min(end, start + left)
-            if end > start:
-                found.append((start, end))
-                left -= end - start
-        return found
-
-    @property
-    def tools_label(self) -> str:
-        """What tools may take, for tables."""
-        if self.full:
-            return ""
-        if self.tools is None:
-            return "as shipped"
-        return f"{self.tools:.0%} of the budget" if self.tools else "unprotected"
-
-    def protection(self, num_prompt: int, parts: PromptParts) -> Protection:
-        """What of a prompt is never evicted under this setting."""
-        if self.full:
-            return NOTHING
-        return protection(
-            tuple(self.protected(num_prompt, parts.tools)),
-            parts,
-            Protect(tools=self.protects_tools),
-            self.budget_tokens(num_prompt),
-            self.policy.min_budget_tokens(),
-        )
-
-    def arguments(self, num_prompt: int, tools: Spans = ()) -> dict[str, Any]:
-        """`vllm_xargs` of a request whose prompt has `num_prompt` tokens; `tools`: among them."""
+    def arguments(self, num_prompt: int, num_tools: int = 0) -> dict[str, Any]:
+        """`vllm_xargs` of a request whose prompt has `num_prompt` tokens, `num_tools` of them of
+        tools.
+        """
         if self.full:
             return {"vtoken_policy": "none"}
-        spans = self.protected(num_prompt, tools)
-        named = {"vtoken_protect": json.dumps(spans)} if spans else {}
-        return named | {
+        return {
             "vtoken_policy": self.policy.name,
             "vtoken_policy_params": json.dumps(self.policy.choice.params),
-            "vtoken_budget_tokens": self.budget_tokens(num_prompt),
+            "vtoken_budget_tokens": self.budget_tokens(num_prompt, num_tools),
             "vtoken_interval_tokens": INTERVAL_TOKENS,
             "vtoken_evict_when": "always",
         }
@@ -111,7 +83,7 @@ class Setting:
         """What an answer depends on besides its prompt."""
         if self.full:
             return {"policy": "none"}
-        tools = {} if self.tools is None else {"tools": self.tools}
+        tools = {"tools": self.tools} if self.tools else {}
         return tools | {
             "policy": self.policy.name,
             "params": self.policy.choice.params,
@@ -152,9 +124,9 @@ def settings(policies: list[tuple[str, Policy]], keeps: list[float]) -> list[Set
     return [Setting(label, policy, keep) for label, policy in policies for keep in keeps]
 
 
-def with_tools(found: Sequence[Setting], shares: Sequence[float]) -> list[Setting]:
-    """Each of `found` as shipped, and with each of the `shares` of its budget for tools."""
-    return [replace(setting, tools=tools) for setting in found for tools in (None, *shares)]
+def with_tools(found: Sequence[Setting]) -> list[Setting]:
+    """Each of `found` with tools protected and without."""
+    return [replace(setting, tools=tools) for setting in found for tools in ARMS]
 
 
 def model_key(model: Path) -> dict[str, str]:

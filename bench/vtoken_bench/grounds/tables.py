@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vtoken_bench.charts import Chart, Line, Panel
 from vtoken_bench.grounds.paired import LEVEL, Interval, Pairs, holm, share, verdicts
+from vtoken_bench.grounds.settings import ARMS
 from vtoken_bench.output import Table
 
 FULL_CACHE = "full cache"
@@ -32,9 +33,7 @@ NOTES = (
 class Row:
     """Answers of one setting. `found`: a character a sample, `1`, `0`, or `-` if it cannot run.
 
-    Of a prompt with tools: `tools`: what its tools may take of the budget. `schema`: a character a
-    sample, whether the schema that is asked for is protected. `protected`: share of the tokens of
-    all tools, the mean.
+    `tools`: whether those of a prompt are protected.
     """
 
     case: str
@@ -42,8 +41,6 @@ class Row:
     keep: float
     found: str
     tools: str = ""
-    schema: str = ""
-    protected: float = 0.0
 
     @property
     def name(self) -> str:
@@ -73,49 +70,28 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _of_tools(rows: Sequence[Row]) -> list[Table]:
-    """What protected tools gain over unprotected ones, and what is protected."""
-    without = {(row.policy, row.keep): row for row in rows if not row.protected}
-    others = [row for row in rows if row.protected and (row.policy, row.keep) in without]
+    """What protected tools gain over unprotected ones."""
+    whole = {(row.policy, row.keep): row for row in rows if row.tools == ARMS[0]}
+    others = [row for row in rows if row.tools != ARMS[0]]
     if not others:
         return []
     table = Table(
         "The same samples with tools protected and without",
-        [
-            "policy, kept",
-            "tools may take",
-            "protected tokens [%]",
-            "protected schemas",
-            "without [%]",
-            "with [%]",
-            "difference",
-            "gained",
-            "lost",
-            "schema protected [%]",
-            "not [%]",
-        ],
+        ["policy, kept", "without", "without [%]", "with [%]", "difference", "gained", "lost"],
         [],
-        ["schema protected, not: found of the samples whose schema is protected, of the others"],
     )
     for row in others:
-        base = without[row.policy, row.keep]
-        pair = Pairs.of(row.flags, base.flags)
-        schema = [character == "1" for character in row.schema]
-        split = [
-            [f for f, own in zip(row.flags, schema, strict=True) if own is kept]
-            for kept in (True, False)
-        ]
+        protected = whole[row.policy, row.keep]
+        pair = Pairs.of(protected.flags, row.flags)
         table.rows.append(
             [
                 f"{row.policy}, {_share(row.keep)}",
                 row.tools,
-                f"{100 * row.protected:.0f}",
-                sum(schema),
-                _percent(share(base.flags)),
                 _percent(share(row.flags)),
+                _percent(share(protected.flags)),
                 _percent(pair.difference(), signed=True),
                 pair.gained,
                 pair.lost,
-                *("" if not flags else _percent(share(flags)) for flags in split),
             ]
         )
     return [table]
