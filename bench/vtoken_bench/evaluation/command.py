@@ -147,7 +147,7 @@ def _measure(
     args: argparse.Namespace,
 ) -> None:
     repeats = 1 if args.quick else args.repeats
-    setting = Setting(model, target.stock_block_size, args.quick, repeats, dict(args.also))
+    setting = Setting(model, target.stock_block_size, args.quick, repeats, tuple(args.also))
     engines = Engines(target, MOST_TOGETHER[target.device])
     title = f"{part.name}, {model}"
     runs = measure(part.comparisons(setting), log, engines, title)

@@ -139,7 +139,7 @@ class Setting:
     block_size: int
     quick: bool
     repeats: int
-    also: Mapping[str, Any] = field(default_factory=dict)
+    also: tuple[tuple[str, Any], ...] = ()
 
     def point(
         self, labels: Labels, workload: Workload, num_requests: int, num_blocks: int, **load: Any

@@ -79,7 +79,7 @@ GIVEN = (
 
 def comparisons(setting: Setting) -> list[Comparison]:
     native = _native(setting, NATIVE, MEMORY)
-    also = {f"{AUTO}, {name} {value}": {name: value} for name, value in setting.also.items()}
+    also = {f"{AUTO}, {name} {value}": {name: value} for name, value in setting.also}
     points = [
         native,
         native.configured(AUTO, SHIPPED),
