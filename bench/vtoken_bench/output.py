@@ -32,7 +32,7 @@ from vtoken_bench.claims import Claim
 FOLDER = Path(".bench")
 KEPT = Path("docs") / "results"
 SHOWN_RAW = {"gpu", "grounds"}  # benchmarks whose raw results are published: hard to get, small
-WITH_LOADS = ("causes", "curve", "floors", "client", "pressure", "loss", "parking")
+WITH_LOADS = ("causes", "curve", "floors", "client", "pressure", "loss", "parking", "turns")
 BULKY = ("requests", "output_ids", "reference_ids")  # a number or more for every request or token
 LOADS = "loads"  # the folder in KEPT
 

@@ -50,7 +50,7 @@ GOOD: dict[str, list[Any]] = {
     "evict_during": ["decode", "prefill", "both"],
     "evict_when": ["pressure", "always"],
     "evict_after_wait_ms": [0, 2000, 3_600_000],
-    "evict_per_token_left": [1, 5, 1 << 24],
+    "evict_per_token_left": [1, 8, 1 << 24],
     "park_bytes": [0, 1 << 46],
     "restore_after_ms": [0, 500, 3_600_000],
     "slo": ["", "ttft<2s", "ttft<2s, itl<80ms"],

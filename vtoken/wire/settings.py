@@ -203,7 +203,7 @@ class Configuration(msgspec.Struct, Generic[P], frozen=True, kw_only=True):
             description="under pressure: the most tokens that a request loses for each token that "
             "it has left to generate",
         ),
-    ] = 5
+    ] = 8
     park_bytes: Annotated[
         int,
         Meta(
