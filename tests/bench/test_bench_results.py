@@ -241,9 +241,9 @@ def test_a_change_of_any_package_marks_the_commit(tmp_path: Path) -> None:
 
 
 def test_a_new_result_records_its_commit() -> None:
-    assert new_result("planner", "", {}).commit == commit_of(
-        ROOT / "vtoken", ROOT / "bench/vtoken_bench"
-    )
+    here = commit_of(ROOT / "vtoken", ROOT / "bench/vtoken_bench")
+    # Whether the tree differs is tested above: beside the suite somebody may work in this one.
+    assert new_result("planner", "", {}).commit.removesuffix("+") == here.removesuffix("+") != ""
 
 
 # ---------------------------------------------------------------- claims
