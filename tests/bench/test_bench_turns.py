@@ -28,12 +28,16 @@ PATIENT, LESS = (f"{turns.AUTO}, {name} {value}" for name, value in ALSO)
 ARMS = [NATIVE, turns.AUTO, turns.NO_PARKING, PATIENT, LESS, turns.AMPLE]
 
 
+@pytest.fixture
+def maker(trained_model: Path) -> PromptMaker:
+    return prompt_maker(trained_model, turns.GROUND.text_tokens, 0)
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_each_prompt_of_a_chat_goes_on_from_the_one_before_it(
-    number: int, trained_model: Path
+    number: int, maker: PromptMaker
 ) -> None:
     """All of its tokens, then the statement of its fact in place of an answer."""
-    maker = prompt_maker(trained_model, turns.GROUND.text_tokens, 0)
     chat = maker.chat(number, SOURCES[number])
     for fact, before, after in zip(chat.facts, chat.prompts, chat.prompts[1:], strict=False):
         assert after[: len(before)] == before
@@ -42,9 +46,8 @@ def test_each_prompt_of_a_chat_goes_on_from_the_one_before_it(
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_turn_asks_last_for_a_fact_that_only_its_source_states(
-    number: int, trained_model: Path
+    number: int, maker: PromptMaker
 ) -> None:
-    maker = prompt_maker(trained_model, turns.GROUND.text_tokens, 0)
     chat = maker.chat(number, SOURCES[number])
     texts = [maker.text(ids) for ids in chat.prompts]
     ends = [0, *map(len, texts)]

@@ -338,7 +338,10 @@ class Outlook:
     @property
     def _floors(self) -> Ints:
         """The budgets of `rows` [k]."""
-        return self._budgets([self._runtime.tables.at(row) for row in self.rows.tolist()])
+        runtime = self._runtime
+        if self.config is runtime.effective[0]:
+            return runtime.requests.due.floor[self.rows]
+        return self._budgets([runtime.tables.at(row) for row in self.rows.tolist()])
 
     @property
     def _tables(self) -> list[TokenTable]:
